@@ -1,0 +1,58 @@
+"""Scores every client under its own personal model, all clients' rows in the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from llm_fed.errors import UserError
+from llm_fed.eval.scores import Summary, score, summarize
+from llm_fed.site import Site
+from llm_fed.state import State
+
+Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
+
+
+def evaluate(
+    personal: Personal,
+    clients: Mapping[str, Site],
+    runtime: Any,
+    *,
+    split: str,
+    metric: str,
+    limit: int | None = None,
+) -> Summary | None:
+    """Each client's score (0-100) on its own `split`; None where no client has that split.
+
+    Args:
+        limit: at most this many examples per client.
+
+    Raises:
+        UserError: the metric needs options and an example has none.
+    """
+    asked = {name: client for name, client in clients.items() if client.queries.get(split)}
+    if not asked:
+        return None
+    outcomes = runtime.run(
+        {name: _score(personal, client, split, metric, limit) for name, client in asked.items()}
+    )
+    for outcome in outcomes.values():
+        if isinstance(outcome, Exception):
+            raise outcome
+    return summarize(metric, outcomes)
+
+
+async def _score(personal: Personal, client: Site, split: str, metric: str, limit: int | None) -> float:
+    theta = await personal(client)
+    queries = client.queries[split][:limit]
+    if metric != "option_accuracy":
+        texts = await client.generate(theta, [query.prompt for query in queries])
+        return score(metric, texts, [query.answers for query in queries])
+    for number, query in enumerate(queries):
+        if query.correct < 0:
+            raise UserError(
+                f"client {client.id}: {split} example {number} has no option that equals its answer, so option_accuracy "
+                "cannot be computed; use eval.metric=exact_match, or name the column of options in task.columns.options"
+            )
+    likelihoods = await client.option_scores(theta, queries)
+    return score(metric, likelihoods, [query.correct for query in queries])

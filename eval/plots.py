@@ -1,0 +1,228 @@
+"""Pictures of runs: each function takes plain data, writes one file (.png or .svg) and returns its path.
+
+The colours are Okabe and Ito's and cividis, told apart with any colour vision; sizes suit a README and half
+a page. No pyplot: nothing here changes matplotlib's state, and no display is needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+BLUE, AMBER, GREEN, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#8C8C8C"
+PALETTE = (BLUE, AMBER, GREEN, "#CC79A7", SKY, ORANGE, "#F0E442", GREY)
+LINE = {False: BLUE, True: SKY}  # the main curve, on a light and on a dark page
+INK = {False: "#24292f", True: "#e6edf3"}  # text and axes
+PAGE = {False: "#ffffff", True: "#161b22"}
+MAX_NAMES = 40  # more rows than this are numbered, not named
+MAX_CURVES = 200  # of more clients than this, every n-th is drawn
+MAX_CELLS = 160  # more cells than this are not labelled with their values
+MAX_LETTERS = 24  # longer names are cut
+
+Curve = tuple[Sequence[int], Sequence[float]]
+
+
+def plot_scores(
+    path: Path,
+    rounds: Sequence[int],
+    mean: Sequence[float],
+    worst_half: Sequence[float],
+    *,
+    metric: str,
+    split: str = "validation",
+    test: tuple[int, float] | None = None,
+    dark: bool = False,
+) -> Path:
+    """Mean over the clients and over their worst half (0-100) by round; `test` = (round, mean), a diamond."""
+    figure, axes = _figure(4.8, 3.1, dark)
+    axes.plot(rounds, mean, "-o", color=LINE[dark], markersize=3.5, label="mean")
+    axes.plot(rounds, worst_half, "--s", color=ORANGE, markersize=3.5, label="worst half")
+    if test:
+        axes.plot(*test, "D", color=GREEN, markersize=7, label="test mean", clip_on=False)
+    axes.set(xlabel="round", ylabel=f"{metric}, {split}")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    _legend(figure)
+    return _save(figure, path)
+
+
+def plot_losses(path: Path, clients: Mapping[str, Curve], mean: Curve, *, dark: bool = False) -> Path:
+    """Training loss by round: a thin curve per client and a thick one for the mean, each (rounds, losses).
+
+    Of more than MAX_CURVES clients every n-th is drawn.
+    """
+    figure, axes = _figure(4.8, 3.1, dark)
+    curves = list(clients.values())[:: 1 + len(clients) // (MAX_CURVES + 1)]
+    alpha = max(0.15, min(0.7, 8 / max(1, len(curves))))  # many curves: a cloud that leaves the mean visible
+    for number, (rounds, losses) in enumerate(curves):
+        label = "one client" if number == 0 else None
+        axes.plot(rounds, losses, color=GREY, linewidth=0.8, alpha=alpha, label=label)
+    every = max(1, len(mean[0]) // 12)
+    axes.plot(*mean, "-o", color=LINE[dark], linewidth=2.2, markersize=3.5, markevery=every, label="mean")
+    axes.set(xlabel="round", ylabel="training loss (nats per token)")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    _legend(figure)
+    return _save(figure, path)
+
+
+def plot_bytes(
+    path: Path, rounds: Sequence[int], up: Sequence[int], down: Sequence[int], *, dark: bool = False
+) -> Path:
+    """Bytes on the wire per round, all clients together: to the server above the axis, to clients below."""
+    figure, axes = _figure(4.8, 3.1, dark)
+    largest = max([*up, *down, 1])
+    power = min(int(np.log10(largest)) // 3, 4)
+    width = 1.0 if len(rounds) > 60 else 0.8
+    axes.bar(rounds, np.asarray(up) / 1000**power, width, color=BLUE, label="up, to the server")
+    axes.bar(rounds, -np.asarray(down) / 1000**power, width, color=AMBER, label="down, to the clients")
+    axes.axhline(0, color=INK[dark], linewidth=0.8)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(value):g}"))
+    axes.xaxis.set_major_locator(_whole_numbers())
+    axes.set(xlabel="round", ylabel=f"{('bytes', 'kB', 'MB', 'GB', 'TB')[power]} per round")
+    _legend(figure)
+    return _save(figure, path)
+
+
+def plot_weights(
+    path: Path,
+    clients: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    groups: Sequence[str] | None = None,
+    title: str | None = None,
+    dark: bool = False,
+) -> Path:
+    """Heat map of merging weights (FedMerge, Figure 4): a row per client, a column per soup model.
+
+    Args:
+        clients: m client ids, the rows.
+        values: (m, d) weights, each row summing to 1.
+        groups: the group of each row, drawn together in order of first appearance, white dashes between them.
+    """
+    weights = np.asarray(values, dtype=float)
+    members: dict[str, list[int]] = {}
+    for row, group in enumerate(groups or ()):
+        members.setdefault(group, []).append(row)
+    if members:
+        order = [row for rows_of_group in members.values() for row in rows_of_group]
+        clients, weights = [clients[row] for row in order], weights[order]
+    rows, columns = weights.shape
+    height = max(rows * 0.27, 1.6) if rows <= MAX_NAMES else 6.0
+    figure, axes = _figure(6.2 if members else 5.4, height + 1.3, dark)
+    axes.grid(False)
+    # at least twice the uniform weight, so that uniform weights get a middling colour and not the brightest
+    top = min(1.0, max(weights.max(), 2 / columns))
+    image = axes.imshow(weights, cmap="cividis", vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+    axes.set(xlabel="soup model")
+    axes.xaxis.set_major_locator(FixedLocator(range(columns)) if columns <= 20 else _whole_numbers())
+    if rows <= MAX_NAMES:
+        _names(axes, range(rows), clients)
+    else:
+        axes.set(ylabel="client")
+    axes.tick_params(length=0)
+    if rows * columns <= MAX_CELLS and columns <= 12:
+        for (row, column), weight in np.ndenumerate(weights):
+            colour = "#ffffff" if weight < 0.5 * top else "#111111"
+            axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
+    if members:
+        sizes = np.array([len(rows_of_group) for rows_of_group in members.values()])
+        ends = np.cumsum(sizes)
+        for end in ends[:-1]:
+            axes.axhline(end - 0.5, color="white", linestyle=(0, (4, 3)), linewidth=1.6)
+        right = axes.secondary_yaxis("right")
+        right.tick_params(length=0, colors=INK[dark])
+        right.spines["right"].set_visible(False)
+        _names(right, ends - sizes / 2 - 0.5, list(members))
+    bar = figure.colorbar(image, ax=axes, orientation="horizontal", aspect=40, pad=0.02, fraction=0.06)
+    bar.set_label(f"merging weight (uniform: {1 / columns:.3g})", color=INK[dark])
+    bar.ax.tick_params(colors=INK[dark])
+    bar.outline.set_visible(False)
+    if title:
+        axes.set_title(title, parse_math=False, color=INK[dark], fontsize="medium")
+    return _save(figure, path)
+
+
+def plot_methods(
+    path: Path, scores: Mapping[str, Mapping[str, Sequence[float]]], *, metric: str, dark: bool = False
+) -> Path:
+    """Bars per client, one per method, and the mean over the clients as the last group.
+
+    `scores[method][client]` holds one score (0-100) per seed, for the same clients in every method. The bar
+    is their mean, the error bar the standard deviation of the sample (divided by n - 1; none for one seed). A
+    method's mean over the clients is taken per seed.
+    """
+    clients = list(next(iter(scores.values())))
+    height = 0.8 / len(scores)
+    figure, axes = _figure(6.4, 1.1 + (len(clients) + 1) * (0.12 + 0.11 * len(scores)), dark)
+    axes.grid(False, axis="y")
+    for number, (method, by_client) in enumerate(scores.items()):
+        means = [fmean(values) for values in zip(*by_client.values(), strict=True)]
+        groups = [*(by_client[client] for client in clients), means]
+        axes.barh(
+            [row + (number - (len(scores) - 1) / 2) * height for row in range(len(groups))],
+            [fmean(values) for values in groups],
+            height,
+            xerr=[stdev(values) if len(values) > 1 else np.nan for values in groups],
+            color=PALETTE[number % len(PALETTE)],
+            hatch="//" if number >= len(PALETTE) else None,
+            error_kw={"ecolor": INK[dark], "elinewidth": 1, "capsize": 1.5},
+            label=method,
+        )
+    axes.axhline(len(clients) - 0.5, color=INK[dark], linewidth=0.8)
+    axes.set_ylim(len(clients) + 0.5, -0.5)
+    axes.set(xlabel=metric)
+    axes.set_xlim(left=0)
+    _names(axes, range(len(clients) + 1), [*clients, "mean"])
+    _legend(figure)
+    return _save(figure, path)
+
+
+def _figure(width: float, height: float, dark: bool) -> tuple[Figure, Axes]:
+    """A figure of that size in inches with one plain set of axes."""
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAGE[dark])
+    axes = figure.add_subplot(facecolor=PAGE[dark])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK[dark])
+    axes.tick_params(colors=INK[dark])
+    axes.xaxis.label.set_color(INK[dark])
+    axes.yaxis.label.set_color(INK[dark])
+    axes.grid(True, axis="both", color=GREY, alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _whole_numbers() -> MaxNLocator:
+    return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+
+
+def _names(axes: Any, positions: Any, names: Sequence[str]) -> None:
+    """Names on the y axis as they stand: cut when long, and `$` is no formula."""
+    short = [name if len(name) <= MAX_LETTERS else name[: MAX_LETTERS - 1] + "…" for name in names]
+    axes.set_yticks(positions, short, parse_math=False)
+
+
+def _legend(figure: Figure) -> None:
+    axes = figure.axes[0]
+    handles, _ = axes.get_legend_handles_labels()
+    figure.legend(
+        loc="outside upper left",
+        ncols=min(3, len(handles)),
+        frameon=False,
+        labelcolor=axes.xaxis.label.get_color(),
+    )
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    with mpl.rc_context({"svg.hashsalt": "llm_fed"}), warnings.catch_warnings():
+        # a name in a script that no installed font has is drawn as boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return path

@@ -1,0 +1,139 @@
+"""Evaluation and export after training: of a finished run's personal adapters, or of one PEFT adapter on a task or a file."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_fed import adapters
+from llm_fed.config import BaseConfig, ColumnsConfig, Config, from_dict
+from llm_fed.errors import UserError
+from llm_fed.eval.scores import Summary
+from llm_fed.experiment import Experiment, choose_device, prepare
+from llm_fed.models.loading import load_base
+from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.tasks.common import ClientData, TaskData
+from llm_fed.tasks.rows import find_columns, read_rows, to_example
+from llm_fed.tracking import Reporter
+
+SPLITS = ("test", "validation")
+
+
+def evaluate_run(folder: Path, *, split: str = "test", metric: str | None = None, limit: int | None = None) -> Summary:
+    """The personal adapters of a finished run, each on its own client's `split`.
+
+    Raises:
+        UserError: the folder is no finished run, or the split has no example.
+    """
+    config = read_config(folder)
+    adapter_folders(folder)
+    evaluation = replace(config.eval, metric=metric or config.eval.metric, limit=limit or config.eval.limit)
+    experiment = prepare(replace(config, eval=evaluation), Reporter())
+    states = {
+        id: adapters.read(folder / "adapters" / id, experiment.base, site.structure)[0]
+        for id, site in experiment.clients.items()
+    }
+    return _score(experiment, states, split)
+
+
+def evaluate_adapter(
+    base_name: str,
+    adapter: Path,
+    *,
+    task: str | None = None,
+    data: Path | None = None,
+    split: str = "test",
+    metric: str | None = None,
+    template: str = "alpaca-short",
+    dtype: str = "float32",
+    limit: int | None = None,
+) -> Summary:
+    """One PEFT adapter on every client of a task, or on the examples of one file.
+
+    Raises:
+        UserError: the adapter is not one of this base, or there is nothing to score.
+    """
+    settings = {"name": task or "files", "template": template, "path": str(data) if data else None}
+    given = TaskData("files", "rouge1", {data.stem: _examples(data)}) if data and task is None else None
+    base = load_base(BaseConfig(name=base_name, dtype=dtype), choose_device("auto"))
+    state, structure = adapters.read(adapter, base)
+    config = from_dict(
+        {
+            "base": {"name": base_name, "dtype": dtype},
+            "adapter": {"rank": structure.rank, "alpha": structure.alpha, "target_modules": structure.target_modules},
+            "task": settings,
+            "method": {"name": "local"},
+            "eval": {"metric": metric, "limit": limit},
+        }
+    )
+    experiment = prepare(config, Reporter(), base=base, task=given)
+    return _score(experiment, dict.fromkeys(experiment.clients, state), "test" if given else split)
+
+
+def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
+    """Copy the personal adapters of a finished run to `out/<client>`, all clients or only those named.
+
+    Raises:
+        UserError: the folder is no finished run, or a client is not among its clients.
+    """
+    found = adapter_folders(folder)
+    for client in clients:
+        if client not in found:
+            close = difflib.get_close_matches(client, found, n=1, cutoff=0)[0]
+            raise UserError(f"{folder} has no client {client!r}; the closest of its {len(found)} clients is {close!r}")
+    written = []
+    for client in clients or found:
+        target = out / client
+        partial = out / f".{client}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(found[client], partial)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        written.append(target)
+    return written
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration that a run folder holds."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{folder} is no run folder: it has no config.yaml; give the --out of a llm-fed run")
+    return from_dict(yaml.safe_load(path.read_text()))
+
+
+def adapter_folders(folder: Path) -> dict[str, Path]:
+    """The exported adapter of each client of a finished run."""
+    read_config(folder)
+    if not (folder / "summary.json").is_file():
+        raise UserError(f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first")
+    return {path.name: path for path in sorted((folder / "adapters").iterdir()) if not path.name.startswith(".")}
+
+
+def _examples(path: Path) -> ClientData:
+    rows = read_rows(path)
+    if not rows:
+        raise UserError(f"{path} holds no example")
+    columns = find_columns(ColumnsConfig(), rows, str(path))
+    return ClientData(path.stem, (), (), tuple(to_example(row, columns, "") for row in rows))
+
+
+def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:
+    if split not in SPLITS:
+        raise UserError(f"there is no split {split!r}; it is test or validation")
+
+    async def personal(site: Site) -> Any:
+        return states[site.id]
+
+    summary = experiment.score(personal, split)
+    if summary is None:
+        raise UserError(f"no client has a {split} split; with task.validation above 0 a validation split is held out")
+    return summary
+
+

@@ -1,0 +1,109 @@
+"""Scores, 0-100: one number for a client's predictions, and the summary of a score over the clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from llm_fed.errors import UserError
+
+# metric -> the folder in metrics/ that computes it
+METRICS = {
+    "rouge1": "rouge",
+    "rouge2": "rouge",
+    "rougeL": "rouge",
+    "exact_match": "exact_match",
+    "option_accuracy": "option_accuracy",
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One metric over the clients.
+
+    `std` is the population's (divided by n: the clients are all there are), so one client has std 0.
+    `worst_half` is the mean of the ceil(n / 2) lowest clients.
+    """
+
+    metric: str
+    clients: dict[str, float]  # client id -> score, 0-100
+    mean: float  # every client counts once, whatever its number of examples
+    std: float
+    worst_half: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields by name: metric, clients, mean, std, worst_half."""
+        return dataclasses.asdict(self)
+
+
+def summarize(metric: str, clients: dict[str, float]) -> Summary:
+    """The summary of one score per client, the same bits in any order of clients; UserError without any."""
+    if not clients:
+        raise UserError(
+            f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?"
+        )
+    values = sorted(clients.values())
+    mean = fmean(values)
+    std = math.sqrt(fmean((value - mean) ** 2 for value in values))
+    return Summary(metric, dict(clients), mean, std, fmean(values[: (len(values) + 1) // 2]))
+
+
+def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
+    """The score of one metric, 0-100: `score_all` for a single metric."""
+    return score_all([metric], predictions, references)[metric]
+
+
+def score_all(
+    metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]
+) -> dict[str, float]:
+    """Several metrics of the same predictions, 0-100 each; the ROUGE types share one pass over the texts.
+
+    Args:
+        metrics: names in METRICS.
+        predictions: one text per example. option_accuracy takes the log-likelihoods of the example's options,
+            or the text of the chosen option.
+        references: a tuple of right texts per example; with log-likelihoods, the index of the right option.
+
+    Raises:
+        UserError: unknown metric, no example, or an example without a reference.
+        ValueError: not as many references as predictions.
+    """
+    wanted: dict[str, list[str]] = {}
+    for metric in metrics:
+        wanted.setdefault(_module(metric), []).append(metric)
+    if not predictions:
+        raise UserError("There are no predictions to score: the split holds no example for this client.")
+    if len(references) != len(predictions):
+        raise ValueError(f"{len(predictions)} predictions but {len(references)} references")
+    for number, texts in enumerate(references):
+        if not isinstance(texts, int) and not texts:
+            raise UserError(
+                f"Example {number} has no reference answer, so it cannot be scored. Remove it from the split."
+            )
+    results: dict[str, float] = {}
+    for module, names in wanted.items():
+        settings = {"rouge_types": names} if module == "rouge" else {}
+        results |= _load(module).compute(predictions=predictions, references=references, **settings)
+    return results
+
+
+def _module(metric: str) -> str:
+    if metric not in METRICS:
+        nearest = difflib.get_close_matches(metric, METRICS, n=1, cutoff=0)[0]
+        raise UserError(
+            f"Unknown metric {metric!r}; the closest is {nearest!r}. Metrics: {', '.join(METRICS)}."
+        )
+    return METRICS[metric]
+
+
+def _load(module: str) -> Any:
+    """A fresh instance each time (2 ms): one whose `compute` failed would keep what it was given."""
+    import evaluate  # here, because the import takes seconds and most commands score nothing
+
+    return evaluate.load(str(Path(__file__).parent / "metrics" / module), keep_in_memory=True)

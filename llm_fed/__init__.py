@@ -1,0 +1,1 @@
+"""llm_fed: federated LoRA fine-tuning with personal models by merging."""

@@ -1,0 +1,195 @@
+"""The command line `llm-fed`: thin commands over the library, errors in one or two lines, results on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llm_fed.errors import RunError, UserError
+
+app = typer.Typer(
+    name="llm-fed",
+    help="Federated LoRA fine-tuning with personal models by merging.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+out = Console(highlight=False, soft_wrap=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command. Exit code 0: done; 2: a mistake in what was given; 1: a failure; 130: interrupted."""
+    try:
+        app(arguments, standalone_mode=True)
+    except UserError as error:
+        _stop(error, 2)
+    except RunError as error:
+        _stop(error, 1)
+    except KeyboardInterrupt:
+        _stop("interrupted; the same command continues from the last checkpoint", 130)
+
+
+def _stop(message: object, code: int) -> None:
+    print(f"llm-fed: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A YAML file, e.g. scripts/runs/flan_cpu.yaml.")],
+    settings: Annotated[list[str] | None, typer.Argument(help="key=value words laid over it, e.g. local.lr=1e-4.")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="The run folder (default: runs/<config>-<method>-seed<n>).")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what an earlier run left in the folder.")] = False,
+) -> None:
+    """Train a federation, or continue it: the same command goes on where it stopped."""
+    train_command(config, settings or [], out_dir, fresh)
+
+
+def train_command(config: Path, settings: list[str], out_dir: Path | None, fresh: bool) -> None:
+    """What `llm-fed run` and `scripts/train.py` do."""
+    from llm_fed import config as configuration
+    from llm_fed import experiment
+
+    resolved = configuration.load(config, settings)
+    folder = out_dir or Path("runs") / f"{config.stem}-{resolved.method['name']}-seed{resolved.seed}"
+    experiment.quiet()
+    result = experiment.train(resolved, folder, fresh=fresh)
+    _print_scores({str(result["method"]): result["scores"]})
+    out.print(f"adapters, metrics and report.html are in {folder}")
+
+
+@app.command()
+def quickstart(
+    out_dir: Annotated[Path, typer.Option("--out", help="Where the runs go.")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Seed of the data, the adapters and the training.")] = 0,
+) -> None:
+    """Train local, FedIT and FedMerge on a small planted federation with the tiny base that llm_fed ships; no download."""
+    from llm_fed import quickstart as demo
+
+    results = demo.run(out_dir, seed)
+    _print_scores({method: result["scores"] for method, result in results.items()})
+    out.print(f"merging weights: {out_dir / 'merging_weights.png'}; personal adapters: {out_dir / 'fedmerge' / 'adapters'}")
+
+
+@app.command("eval")
+def evaluate(
+    run_dir: Annotated[Path | None, typer.Argument(help="A finished run folder.")] = None,
+    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
+    adapter: Annotated[Path | None, typer.Option(help="With --base: a PEFT adapter folder.")] = None,
+    task: Annotated[str | None, typer.Option(help="With --base: a task by name (see llm-fed tasks).")] = None,
+    data: Annotated[Path | None, typer.Option(help="With --base: a file of examples, or --task's local folder.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Instead of the run's or the task's own.")] = None,
+    template: Annotated[str, typer.Option(help="With --base: the prompt template.")] = "alpaca-short",
+    dtype: Annotated[str, typer.Option(help="With --base: float32, bfloat16 or float16.")] = "float32",
+    limit: Annotated[int | None, typer.Option(help="At most this many examples per client.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score the personal adapters of a run, or one adapter on a task or file. Scores are 0-100."""
+    from llm_fed import experiment
+    from llm_fed.eval import runs
+
+    experiment.quiet()
+    if (run_dir is None) == (base is None):
+        raise UserError("give either a run folder, or --base with --adapter; see llm-fed eval --help")
+    if run_dir is not None:
+        summary = runs.evaluate_run(run_dir, split=split, metric=metric, limit=limit)
+    else:
+        if adapter is None or (task is None and data is None):
+            raise UserError("--base needs --adapter DIR, and --task NAME or --data FILE")
+        summary = runs.evaluate_adapter(
+            str(base), adapter, task=task, data=data, split=split, metric=metric, template=template, dtype=dtype, limit=limit
+        )
+    if as_json:
+        print(json.dumps(summary.as_json()))
+    else:
+        _print_scores({summary.metric: summary.as_json()})
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    out_dir: Annotated[Path, typer.Argument(help="Where the PEFT folders go, one per client.")],
+    client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
+) -> None:
+    """Copy the personal adapters of a run: PEFT folders that `PeftModel.from_pretrained` loads."""
+    from llm_fed.eval import runs
+
+    for folder in runs.export(run_dir, out_dir, client or []):
+        out.print(str(folder))
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List the methods with their papers and settings."""
+    from llm_fed.methods import describe
+
+    _print_list(describe(), as_json)
+
+
+@app.command()
+def tasks(as_json: Json = False) -> None:
+    """List the tasks with their metrics and sources."""
+    from llm_fed.tasks import describe
+
+    _print_list(describe(), as_json)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine has, and check that the pieces work: a fused training step, a 4-bit layer, the metrics."""
+    from llm_fed.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print(json.dumps(findings))
+    else:
+        for finding in findings:
+            out.print(f"{'ok  ' if finding['ok'] else 'FAIL'} {finding['what']}: {finding['found']}", markup=False)
+    if not all(finding["ok"] for finding in findings):
+        raise RunError("something does not work here; see the lines marked FAIL")
+
+
+def _print_scores(scores: dict[str, dict[str, Any]]) -> None:
+    """A row per client and a column per method (or metric)."""
+    scores = {name: score for name, score in scores.items() if "clients" in score}
+    if not scores:
+        out.print("no client has test examples, so there are no scores")
+        return
+    metric = next(iter(scores.values()))["metric"]
+    table = Table(title=f"{metric} (0-100)", title_justify="left")
+    table.add_column("client")
+    for name in scores:
+        table.add_column(name, justify="right")
+    for client in next(iter(scores.values()))["clients"]:
+        table.add_row(client, *(f"{score['clients'][client]:.1f}" for score in scores.values()))
+    table.add_section()
+    for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
+        table.add_row(label, *(f"{score[key]:.1f}" for score in scores.values()))
+    out.print(table)
+
+
+def _print_list(entries: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(entries))
+        return
+    for entry in entries:
+        out.print(entry["name"], style="bold")
+        for key, value in entry.items():
+            if key != "name" and value not in ([], {}, None, ""):
+                text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
+                out.print(f"  {key}: {', '.join(text) if isinstance(text, list) else text}", markup=False)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()

@@ -1,0 +1,331 @@
+"""The configuration of a run: frozen dataclasses read from YAML plus `key=value` words, and checked before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from llm_fed.errors import UserError
+
+Section = TypeVar("Section")
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """The frozen base model."""
+
+    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder
+    dtype: str = "bfloat16"  # float32 | bfloat16 | float16: the base's weights and the autocast of training
+    quantization: str | None = None  # nf4 | int8 (bitsandbytes)
+    activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
+    revision: str | None = None  # a Hub revision
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The LoRA adapter that clients train (Hu et al. 2022)."""
+
+    rank: int = 8
+    alpha: float = 16  # the adapter's output is scaled by alpha / rank
+    dropout: float = 0.05
+    target_modules: tuple[str, ...] | str = ("q_proj", "v_proj")  # last parts of module names, or one regular expression
+
+
+@dataclass(frozen=True)
+class ColumnsConfig:
+    """Column names of a user's own files; `null` lets the task look for the usual names."""
+
+    prompt: str | None = None  # usual names: instruction, prompt, question, input
+    input: str | None = None  # optional context that is put after the prompt
+    answer: str | None = None  # usual names: output, response, answer, completion, target, generated
+    options: str | None = None  # a list of strings, for option scoring
+    client: str | None = None  # the client id, where one file holds all clients
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    """How examples become clients, where the data does not say it by itself."""
+
+    kind: str = "natural"  # natural (folders, tasks, or columns.client) | split (k clients per natural one) | dirichlet | iid
+    clients: int | None = None  # dirichlet, iid: how many clients; split: how many per natural client
+    alpha: float = 0.5  # dirichlet: concentration
+    label: str | None = None  # dirichlet: the column that holds the label
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Whose examples, and how they become text."""
+
+    name: str = "flan"
+    path: str | None = None  # a folder with one folder per client, one file with a client column, or a Hub data set id
+    clients: int | None = None  # keep only the first so many clients
+    max_length: int = 512  # in tokens, prompt and response together; longer examples are skipped and counted
+    template: str = "alpaca-short"  # alpaca | alpaca-short | plain | chat
+    loss_on: str = "response"  # response | all: which tokens count in the loss
+    validation: float = 0.1  # share of each client's training examples held out, where the data has no validation split
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """One client's training within one round."""
+
+    steps: int | None = 20  # optimizer steps; null: `epochs` counts
+    epochs: int | None = None
+    batch_size: int = 4  # examples per optimizer step and client
+    lr: float = 5e-5  # in the first round
+    lr_end: float = 5e-6  # in the last round; linear in between
+    optimizer: str = "adamw"  # adamw (no weight decay) | adam | sgd
+    clip: float | None = None  # largest gradient norm per client
+    proximal: float = 0.0  # lambda of lambda * ||theta - theta_start||^2
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """When and how clients are scored."""
+
+    every: int = 10  # rounds between validation scores; the last round is always scored; 0: only the last
+    metric: str | None = "rouge1"  # rouge1 | rouge2 | rougeL | exact_match | option_accuracy; null: the task's own
+    limit: int | None = None  # at most this many examples per client and split
+    batch_size: int = 32  # rows per generation batch, of any clients
+    max_new_tokens: int = 128
+    select: str = "best"  # best: test the round with the best validation score | last
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What of a run stays on disk."""
+
+    every: int = 1  # rounds
+    keep: int = 2  # newest checkpoints kept; the best round is kept too
+    keep_rounds: tuple[int, ...] = ()  # rounds kept for ever
+
+
+@dataclass(frozen=True)
+class TrackConfig:
+    """Experiment trackers, through Accelerate."""
+
+    with_: tuple[str, ...] = ()  # tensorboard, wandb
+    project: str = "llm_fed"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run. `llm-fed run CONFIG.yaml key=value` resolves to one of these and saves it with the run."""
+
+    seed: int = 0
+    rounds: int = 50
+    participation: float = 1.0  # share of the clients asked each round
+    clients_per_pass: int | str = "auto"  # how many clients are trained in one fused pass; 1: one after another
+    device: str = "auto"  # auto | cpu | cuda
+    base: BaseConfig = field(default_factory=BaseConfig)
+    adapter: AdapterConfig | None = field(default_factory=AdapterConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})
+    local: LocalConfig = field(default_factory=LocalConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+
+
+def load(path: str | Path, words: list[str] | None = None) -> Config:
+    """The configuration in a YAML file with `key=value` words (dotted keys) laid over it, checked.
+
+    Raises:
+        UserError: the file cannot be read, a key is unknown (the closest one is named), or a value is out of range.
+    """
+    path = Path(path)
+    try:
+        given = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no configuration file {path}") from error
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    for word in words or []:
+        if "=" not in word:
+            raise UserError(f"got {word!r} after the configuration file; settings look like local.lr=1e-4")
+    try:
+        merged = OmegaConf.to_container(OmegaConf.merge(given, OmegaConf.from_dotlist(words or [])), resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot lay {words} over {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(merged, dict):
+        raise UserError(f"{path} holds {type(merged).__name__}, not a mapping of settings")
+    return from_dict(merged)
+
+
+def from_dict(tree: dict[str, Any]) -> Config:
+    """A checked configuration from nested plain values.
+
+    Raises:
+        UserError: see `load`.
+    """
+    config = _build(Config, tree, "")
+    _check(config)
+    return config
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The configuration as nested plain values, as YAML and JSON want them."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {_key(f.name): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+    return plain(config)
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    items: dict[str, Any] = {}
+    for key, value in tree.items():
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return items
+
+
+def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
+    """Refuse keys that are not `known`, naming the closest one."""
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0)
+            raise UserError(f"unknown key {where}{key}; the closest is {where}{close[0]}, of {', '.join(known)}")
+
+
+def coerce(value: Any, kind: Any, where: str) -> Any:
+    """`value` as a dataclass field annotated `kind` wants it.
+
+    Raises:
+        UserError: it is of another type.
+    """
+    wanted = set(str(kind).replace(" ", "").split("|"))
+    if value is None:
+        if "None" in wanted:
+            return None
+    elif isinstance(value, bool):
+        if "bool" in wanted:
+            return value
+    elif isinstance(value, int):
+        if "int" in wanted:
+            return value
+        if "float" in wanted:
+            return float(value)
+    elif isinstance(value, float):
+        if "float" in wanted:
+            return value
+    elif isinstance(value, str):
+        if "float" in wanted and _is_number(value):  # YAML 1.1 reads 5e-5 as a string
+            return float(value)
+        if "str" in wanted:
+            return value
+    elif isinstance(value, list | tuple):
+        for element in ("str", "int"):
+            if f"tuple[{element},...]" in wanted and all(type(item).__name__ == element for item in value):
+                return tuple(value)
+    raise UserError(f"{where} is {value!r} ({type(value).__name__}); it takes {' or '.join(sorted(wanted))}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _key(name: str) -> str:
+    return name.removesuffix("_")  # `with` is a word of Python
+
+
+def _build(kind: type[Section], tree: Any, where: str) -> Section:
+    if not isinstance(tree, dict):
+        raise UserError(f"{where.rstrip('.')} is {tree!r}; it takes a mapping of settings")
+    fields = {_key(f.name): f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    check_keys(tree, list(fields), where)
+    values = {}
+    for key, value in tree.items():
+        spec = fields[key]
+        section = _SECTIONS.get(str(spec.type).removesuffix(" | None"))
+        if section is not None:
+            optional = str(spec.type).endswith("| None")
+            values[spec.name] = None if value is None and optional else _build(section, value, f"{where}{key}.")
+        elif str(spec.type).startswith("dict"):
+            if not isinstance(value, dict):
+                raise UserError(f"{where}{key} is {value!r}; it takes a mapping of settings")
+            values[spec.name] = value
+        else:
+            values[spec.name] = coerce(value, spec.type, f"{where}{key}")
+    return kind(**values)
+
+
+_SECTIONS: dict[str, type] = {
+    section.__name__: section
+    for section in (
+        BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, TaskConfig, LocalConfig, EvalConfig, CheckpointConfig,
+        TrackConfig,
+    )
+}  # fmt: skip
+
+
+def _check(config: Config) -> None:
+    def require(good: bool, key: str, what: str) -> None:
+        if not good:
+            value = config
+            for part in key.split("."):
+                value = getattr(value, part)
+            raise UserError(f"{key} is {value!r}; it must be {what}")
+
+    def one_of(key: str, *values: Any) -> None:
+        section, name = key.rsplit(".", 1) if "." in key else ("", key)
+        value = getattr(getattr(config, section) if section else config, name)
+        if value not in values:
+            known = [str(item) for item in values if item is not None]
+            close = difflib.get_close_matches(str(value), known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UserError(f"{key} is {value!r}; it must be one of {', '.join(known)}{hint}")
+
+    require(config.rounds >= 1, "rounds", "at least 1")
+    require(0 < config.participation <= 1, "participation", "above 0 and at most 1")
+    per_pass = config.clients_per_pass
+    require(per_pass == "auto" or (isinstance(per_pass, int) and per_pass >= 1), "clients_per_pass", "auto or at least 1")
+    one_of("device", "auto", "cpu", "cuda")
+    one_of("base.dtype", "float32", "bfloat16", "float16")
+    one_of("base.quantization", None, "nf4", "int8")
+    if config.adapter is None:
+        raise UserError("adapter is null: full models are not supported yet; give adapter.rank and adapter.target_modules")
+    require(config.adapter.rank >= 1, "adapter.rank", "at least 1")
+    require(config.adapter.alpha > 0, "adapter.alpha", "above 0")
+    require(0 <= config.adapter.dropout < 1, "adapter.dropout", "at least 0 and below 1")
+    require(len(config.adapter.target_modules) > 0, "adapter.target_modules", "at least one module name")
+    require(config.task.clients is None or config.task.clients >= 1, "task.clients", "at least 1, or null for all")
+    require(config.task.max_length >= 2, "task.max_length", "at least 2 tokens")
+    require(0 <= config.task.validation < 1, "task.validation", "at least 0 and below 1")
+    one_of("task.template", "alpaca", "alpaca-short", "plain", "chat")
+    one_of("task.loss_on", "response", "all")
+    require((config.local.steps is None) != (config.local.epochs is None), "local.steps",
+            "a number while local.epochs is null, or null while local.epochs is a number")  # fmt: skip
+    require(config.local.steps is None or config.local.steps >= 1, "local.steps", "at least 1")
+    require(config.local.epochs is None or config.local.epochs >= 1, "local.epochs", "at least 1")
+    require(config.local.batch_size >= 1, "local.batch_size", "at least 1")
+    require(config.local.lr > 0, "local.lr", "above 0")
+    require(config.local.lr_end >= 0, "local.lr_end", "at least 0")
+    one_of("local.optimizer", "adamw", "adam", "sgd")
+    require(config.local.clip is None or config.local.clip > 0, "local.clip", "above 0, or null")
+    require(config.local.proximal >= 0, "local.proximal", "at least 0")
+    require(config.eval.every >= 0, "eval.every", "at least 0")
+    require(config.eval.limit is None or config.eval.limit >= 1, "eval.limit", "at least 1, or null")
+    require(config.eval.batch_size >= 1, "eval.batch_size", "at least 1")
+    require(config.eval.max_new_tokens >= 1, "eval.max_new_tokens", "at least 1")
+    one_of("eval.select", "best", "last")
+    require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")
+    require(config.checkpoint.keep >= 1, "checkpoint.keep", "at least 1")
+    require("name" in config.method, "method", "a mapping with the method's name")

@@ -1,0 +1,248 @@
+"""Builds what a configuration names - base, task, clients, method, schedule, runtime - and runs it from start to export."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from llm_fed import adapters, methods, tasks
+from llm_fed.bank import Lora, draw
+from llm_fed.config import Config, TaskConfig
+from llm_fed.errors import RunError, UserError
+from llm_fed.eval.clients import Personal, evaluate
+from llm_fed.eval.report import write_report
+from llm_fed.eval.scores import METRICS, Summary
+from llm_fed.federation import Progress, federate, messages_for, restore
+from llm_fed.method import Message, Method
+from llm_fed.models.loading import Base, load_base
+from llm_fed.run import Run
+from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
+from llm_fed.schedule import Synchronous
+from llm_fed.site import Query, Site
+from llm_fed.tasks.common import Example, encode, encode_continuation, encode_prompt, lookup
+from llm_fed.tracking import Reporter
+from llm_fed.wire import WireError
+
+
+@dataclass
+class Experiment:
+    """Everything that a run needs, in memory."""
+
+    config: Config
+    base: Base
+    metric: str
+    method: Method
+    clients: dict[str, Site]
+    server: Site
+    schedule: Synchronous
+    runtime: LocalRuntime
+
+    def evaluate(self, messages: Mapping[str, Message], split: str) -> Summary | None:
+        """Every client's score under the personal model that the method makes of what the client is sent."""
+        return self.score(lambda site: self.method.personalize(site, messages[site.id]), split)
+
+    def score(self, personal: Personal, split: str) -> Summary | None:
+        """Every client's score under the model that `personal` gives it."""
+        limit = self.config.eval.limit
+        return evaluate(personal, self.clients, self.runtime, split=split, metric=self.metric, limit=limit)
+
+    def lr(self, round: int) -> float:
+        """Linear from `local.lr` in the first round to `local.lr_end` in the last."""
+        local, last = self.config.local, max(1, self.config.rounds - 1)
+        return local.lr + (local.lr_end - local.lr) * (round - 1) / last
+
+
+def prepare(
+    config: Config, reporter: Reporter, *, base: Base | None = None, task: tasks.common.TaskData | None = None
+) -> Experiment:
+    """Load and build everything, the cheap and fallible parts first.
+
+    Args:
+        base, task: instead of what the configuration names; a client of such a task may come without training examples.
+
+    Raises:
+        UserError: anything that the configuration names is not there or does not fit.
+    """
+    method = methods.build(config.method)
+    task = task or tasks.load(config.task, config.seed)
+    metric = config.eval.metric or task.metric
+    lookup("eval.metric", metric, METRICS)
+    assert config.adapter is not None  # checked with the configuration
+    structure = Lora.from_config(config.adapter)
+    base = base or load_base(config.base, choose_device(config.device))
+    skipped = 0
+
+    def site(id: str, data: tasks.common.ClientData | None) -> Site:
+        nonlocal skipped
+        wrapped = method.wrap(structure, None)
+        site = Site(id, wrapped, config.local, config.seed, partial(draw, base.model, wrapped))
+        if data is None:
+            return site
+        encoder = _Encoder(base.tokenizer, config.task)
+        site.train = encoder.training(data.train)
+        skipped += len(data.train) - len(site.train)
+        if data.train and not site.train:
+            raise UserError(
+                f"client {id}: none of its {len(data.train)} training examples fits into task.max_length="
+                f"{config.task.max_length} tokens; raise it, or leave the client out"
+            )
+        limit = config.eval.limit
+        site.queries = {
+            "validation": encoder.queries(data.validation[:limit]),
+            "test": encoder.queries(data.test[:limit]),
+        }
+        site.structure = method.wrap(structure, site)
+        site.draw = partial(draw, base.model, site.structure)
+        return site
+
+    clients = {id: site(id, data) for id, data in task.clients.items()}
+    if skipped:
+        reporter.note(f"{skipped} training examples are longer than {config.task.max_length} tokens and are left out")
+    server = site("server", None)
+    schedule = Synchronous(tuple(clients), config.participation, config.seed)
+    per_pass = choose_clients_per_pass(
+        config.clients_per_pass, max(schedule.cohort_size, 1), server.initial(), base.model.device
+    )
+    runtime = LocalRuntime(base, config.local, config.eval, per_pass)
+    return Experiment(config, base, metric, method, clients, server, schedule, runtime)
+
+
+def train(config: Config, folder: Path, *, fresh: bool = False, reporter: Reporter | None = None) -> dict[str, Any]:
+    """Run a federation, or continue it, to its end: adapters, test scores and report lie in `folder` afterwards.
+
+    Returns:
+        The content of `summary.json`: the test scores, and which round they belong to.
+
+    Raises:
+        UserError, RunError: see `Run`, `prepare` and `federate`.
+    """
+    reporter = reporter or Reporter()
+    with Run(folder, config, fresh, reporter.record) as run:
+        done = run.recall("summary.json")
+        if done is not None:
+            reporter.note(f"{folder} is complete: {config.rounds} rounds; --fresh starts again")
+            return done
+        experiment = prepare(config, reporter)
+        _same_environment(run, experiment, reporter)
+        with reporter.tracking(config, folder):
+            progress = federate(
+                experiment.method, experiment.clients, experiment.server, experiment.schedule, experiment.runtime, run,
+                experiment.evaluate,
+                rounds=config.rounds, lr=experiment.lr, on_resume=reporter.resumed,
+            )  # fmt: skip
+            return _conclude(experiment, run, progress, reporter)
+
+
+def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> dict[str, Any]:
+    """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
+    config = experiment.config
+    if config.eval.select == "best" and progress.best_round not in (0, progress.round):
+        try:
+            progress = restore(run.checkpoints.load(progress.best_round), experiment.clients)
+        except WireError as error:
+            raise RunError(f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last") from error
+    reporter.note(f"testing round {progress.round} of {config.rounds}")
+    messages = messages_for(experiment.method, progress.state, experiment.clients)
+    for site in experiment.clients.values():
+        site.begin(config.rounds + 1, config.local.lr)
+    finishing = {
+        id: experiment.method.finish(site, messages[id]) for id, site in experiment.clients.items()
+    }
+    for outcome in experiment.runtime.run(finishing).values():
+        if isinstance(outcome, Exception):
+            raise outcome
+    summary = experiment.evaluate(messages, "test")
+    record = {"kind": "score", "round": progress.round, "split": "test"} | (summary.as_json() if summary else {})
+    if summary:
+        run.log(record)
+    personal = experiment.runtime.run(
+        {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.clients.items()}
+    )
+    config_text = (run.folder / "config.yaml").read_text()
+    for id, state in personal.items():
+        card = adapters.model_card(
+            client=id, base=config.base.name, method=config.method["name"], paper=experiment.method.paper,
+            metrics={experiment.metric: summary.clients[id]} if summary and id in summary.clients else {},
+            config=config_text,
+        )  # fmt: skip
+        adapters.write(run.folder / "adapters" / id, state, experiment.clients[id].structure, experiment.base, card)
+    result = {"round": progress.round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
+    run.mark()
+    run.remember("summary.json", result)
+    write_report(run.folder)
+    return result
+
+
+class _Encoder:
+    """Examples to tokens, as the task's settings say."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, task: TaskConfig):
+        self.tokenizer, self.task = tokenizer, task
+        self._prompt: Callable[[str], list[int]] = partial(encode_prompt, tokenizer=tokenizer, template=task.template)
+
+    def training(self, examples: Iterable[Example]) -> list[Any]:
+        settings = {"max_length": self.task.max_length, "loss_on": self.task.loss_on, "template": self.task.template}
+        encoded = (encode(example, self.tokenizer, **settings) for example in examples)  # type: ignore[arg-type]
+        return [item for item in encoded if item is not None]
+
+    def queries(self, examples: Iterable[Example]) -> list[Query]:
+        return [self._query(example) for example in examples]
+
+    def _query(self, example: Example) -> Query:
+        prompt = self._prompt(example.prompt)
+        options = tuple(
+            encode_continuation(example.prompt, option, self.tokenizer, template=self.task.template).input_ids[len(prompt) :]
+            for option in example.options
+        )
+        right = [index for index, option in enumerate(example.options) if option in example.answers]
+        return Query(prompt, example.answers, options, right[0] if right else -1)
+
+
+def choose_device(asked: str) -> str:
+    """The device of this process; `accelerate launch` decides where `device` is auto.
+
+    Raises:
+        UserError: cuda is asked for and there is none, or several processes were launched.
+    """
+    state = PartialState(cpu=asked == "cpu")
+    if state.num_processes > 1:
+        raise UserError(f"{state.num_processes} processes were launched; one is supported: use --num_processes 1")
+    if asked == "cuda" and state.device.type != "cuda":
+        raise UserError("device is cuda, but torch finds no GPU; use device=auto or device=cpu")
+    return str(state.device)
+
+
+def _same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
+    """Record what decides the bits of a result beside the configuration; a continued run takes over what it can."""
+    now = {
+        "clients_per_pass": experiment.runtime.clients_per_pass,
+        "threads": torch.get_num_threads(),
+        "device": str(experiment.base.model.device),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+    before = run.recall("environment.json")
+    if before is None:
+        run.remember("environment.json", now)
+        return
+    experiment.runtime.clients_per_pass = before["clients_per_pass"]
+    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key != "clients_per_pass" and before[key] != now[key]]
+    if changed:
+        reporter.note(f"this run began elsewhere ({'; '.join(changed)}): results may differ in the last bits")
+
+
+def quiet() -> None:
+    """Keep transformers' progress bars and notices out of the run's own output, unless the user set its verbosity."""
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()

@@ -1,0 +1,55 @@
+"""The methods by name: one paper, one file. To add one, write its file and a line in this table."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+from llm_fed.config import check_keys, coerce
+from llm_fed.errors import UserError
+from llm_fed.method import Method
+from llm_fed.methods.fedit import FedIT, FedLoRA
+from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed
+from llm_fed.methods.local import Local
+
+METHODS: dict[str, type[Method]] = {
+    "local": Local,
+    "fedit": FedIT,
+    "fedlora": FedLoRA,
+    "fedmerge": FedMerge,
+    "fedmerge-fixed": FedMergeFixed,
+}
+
+ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora"}
+
+
+def build(settings: dict[str, Any]) -> Method:
+    """The method that `{name: ..., hyper-parameter: value, ...}` describes.
+
+    Raises:
+        UserError: an unknown name or hyper-parameter (the closest one is named), or a value that the method refuses.
+    """
+    name = str(settings["name"])
+    kind = METHODS.get(ALIASES.get(name, name))
+    if kind is None:
+        known = [*METHODS, *ALIASES]
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+        raise UserError(f"unknown method {name!r}; did you mean {close}? Known: {', '.join(known)}")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    given = {key: value for key, value in settings.items() if key != "name"}
+    check_keys(given, list(fields), "method.")
+    return kind(**{key: coerce(value, fields[key].type, f"method.{key}") for key, value in given.items()})
+
+
+def describe() -> list[dict[str, Any]]:
+    """Every method with its paper and the defaults of its hyper-parameters, for `llm-fed methods`."""
+    return [
+        {
+            "name": name,
+            "aliases": [alias for alias, target in ALIASES.items() if target == name],
+            "paper": kind.paper,
+            "settings": {f.name: f.default for f in dataclasses.fields(kind)},
+        }
+        for name, kind in METHODS.items()
+    ]

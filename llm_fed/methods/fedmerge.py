@@ -1,0 +1,218 @@
+"""FedMerge: Federated Model Merging for Personalization (Chen, Zhou, Long, Jiang, Zhang; AAAI 2026), Algorithm 1.
+
+The server keeps a soup of d models and, for each of m clients, weights over them. A client is sent one merged model, trains it
+and returns the difference; the server propagates it back to the soup and to that client's weights, as through a linear layer.
+
+Letters: m clients of the federation, k clients that answered, d soup models, P parameters of a model.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from llm_fed.errors import UserError
+from llm_fed.method import Message, Method, Upload
+from llm_fed.rng import generator
+from llm_fed.site import Site
+from llm_fed.state import Layout, State, combine, stack, unstack
+
+
+@dataclass(frozen=True)
+class FedMerge(Method):
+    """One personal model per client, merged from a soup with weights that the server learns.
+
+    Deviation: the soup's step divides by the weights' column sum (`soup_step: normalized`), as the published code does; Eq. 8
+    and 10 as written (`gradient`) move the merged model only 1/d as far (`test_soup_step_gradient`, docs/results.md).
+    Deviation: `weight_lr` is not the paper's 0.01: with it no weight of eight can pass 0.196 within 50 rounds, because a
+    normalised step of 0.01 moves the logits by at most 0.5 (docs/results.md has the sweep).
+    """
+
+    paper: ClassVar[str] = "FedMerge (Chen et al. 2026)"
+
+    num_models: int = 8  # d; the paper tries 2 to 12
+    weight_step: str = "normalized"  # normalized (App. B) | fixed-magnitude (earlier draft, Sec. 4.1) | plain (Eq. 9, 11)
+    weight_lr: float = 0.5  # step of `normalized` and `plain`
+    max_step: float = 0.01  # `fixed-magnitude`: the largest change of any logit in one round
+    soup_step: str = "normalized"  # normalized | gradient
+    soup_init: str = "scaled"  # independent | scaled (each A times sqrt(d)) | shared (one draw + noise)
+    init_noise: float = 0.3  # `shared`: size of the noise relative to the draw's own spread, per entry
+    inner_product: str = "last-layers"  # last-layers | head | all: which coordinates enter Eq. 9
+    last_layers: int | None = None  # null: a quarter of the layers
+    order: str = "together"  # together (both steps see the same weights and soup) | algorithm1 (soup first) | published
+
+    def __post_init__(self) -> None:
+        check_soup(self.num_models, self.soup_step, self.soup_init)
+        one_of("weight_step", self.weight_step, "normalized", "fixed-magnitude", "plain")
+        one_of("inner_product", self.inner_product, "last-layers", "head", "all")
+        one_of("order", self.order, "together", "algorithm1", "published")
+
+    def init(self, server: Site) -> Message:
+        soup = draw_soup(server, self.num_models, self.soup_init, self.init_noise)
+        return {"soup": soup, "logits": {}}  # logits a_i by client, zeros until its first upload
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        return combine(state["soup"], softmax_row(state, client))  # Eq. 4
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        soup, deltas = stack(state["soup"]), stack(upload.content for upload in uploads)  # (d, P), (k, P)
+        sizes = torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64)
+        logits = torch.stack([logit_row(state, upload.client) for upload in uploads])  # (k, d)
+        where = coordinates(state["soup"][0].layout, self.inner_product, self.last_layers)
+
+        def weights_after(soup: Tensor) -> Tensor:
+            gradient = logit_gradient(soup, deltas, logits.softmax(1), where)
+            return logits + self._logit_step(gradient, sizes / sizes.sum())
+
+        if self.order == "published":
+            logits = weights_after(soup)
+            moved = step_soup(soup, deltas, logits.softmax(1), sizes, self.soup_step)
+        else:
+            moved = step_soup(soup, deltas, logits.softmax(1), sizes, self.soup_step)
+            logits = weights_after(moved if self.order == "algorithm1" else soup)
+        rows = {upload.client: row for upload, row in zip(uploads, logits, strict=True)}
+        return {"soup": unstack(moved, state["soup"][0]), "logits": {**state["logits"], **rows}}
+
+    def _logit_step(self, gradient: Tensor, share: Tensor) -> Tensor:
+        if self.weight_step == "normalized":  # App. B: every client's row has the same length
+            return self.weight_lr * torch.nn.functional.normalize(gradient, dim=1, eps=1e-30)
+        gradient = gradient * share[:, None]
+        if self.weight_step == "plain":  # Eq. 9, 11
+            return self.weight_lr * gradient
+        return self.max_step * gradient / gradient.abs().max().clamp_min(1e-30)
+
+    def report(self, state: Message) -> dict[str, Any]:
+        return weights_report({client: softmax_row(state, client) for client in sorted(state["logits"])})
+
+
+@dataclass(frozen=True)
+class FedMergeFixed(Method):
+    """FedMerge with frozen weights: each client draws some soup models once and merges them evenly (Table 2, "Fixed")."""
+
+    paper: ClassVar[str] = "FedMerge with fixed weights (Chen et al. 2026, Table 2)"
+
+    num_models: int = 8  # d
+    models_per_client: int = 4  # of them
+    soup_step: str = "normalized"
+    soup_init: str = "scaled"
+    init_noise: float = 0.3
+    weight_seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_soup(self.num_models, self.soup_step, self.soup_init)
+        if not 1 <= self.models_per_client <= self.num_models:
+            raise UserError(
+                f"method.models_per_client is {self.models_per_client}; it must be 1 to num_models ({self.num_models})"
+            )
+
+    def init(self, server: Site) -> Message:
+        return {"soup": draw_soup(server, self.num_models, self.soup_init, self.init_noise), "seen": []}
+
+    def weights(self, client: str) -> Tensor:
+        """w_i (d,): 1 / models_per_client at the models that this client drew."""
+        draws = generator(self.weight_seed, "fixed weights", client)
+        chosen = torch.randperm(self.num_models, generator=draws)[: self.models_per_client]
+        return torch.zeros(self.num_models, dtype=torch.float64).index_fill_(0, chosen, 1 / self.models_per_client)
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        return combine(state["soup"], self.weights(client))
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        weights = torch.stack([self.weights(upload.client) for upload in uploads])
+        sizes = torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64)
+        deltas = stack(upload.content for upload in uploads)
+        moved = step_soup(stack(state["soup"]), deltas, weights, sizes, self.soup_step)
+        seen = sorted({*state["seen"], *(upload.client for upload in uploads)})
+        return {"soup": unstack(moved, state["soup"][0]), "seen": seen}
+
+    def report(self, state: Message) -> dict[str, Any]:
+        return weights_report({client: self.weights(client) for client in state["seen"]})
+
+
+def draw_soup(server: Site, num_models: int, how: str, noise: float) -> list[State]:
+    """d states that differ (equal ones would keep the weights' gradient at zero for ever); one alone is FedAvg's start."""
+    first = server.initial()
+    if num_models == 1:
+        return [first]
+    others = [server.initial("soup", j) for j in range(1, num_models)]
+    if how == "shared":
+        return [first, *(first + noise * other for other in others)]
+    # A mean of d independent draws is sqrt(d) smaller than one draw, so the merged A would start too small.
+    factor = num_models**0.5 if how == "scaled" else 1.0
+    return [factor * state for state in (first, *others)]
+
+
+def logit_row(state: Message, client: str) -> Tensor:
+    """a_i (d,), float64."""
+    return state["logits"].get(client, torch.zeros(len(state["soup"]), dtype=torch.float64))
+
+
+def softmax_row(state: Message, client: str) -> Tensor:
+    """w_i (d,): the constraint of "Technical Implementations" and App. D."""
+    return logit_row(state, client).softmax(0)
+
+
+def logit_gradient(soup: Tensor, deltas: Tensor, weights: Tensor, where: list[slice]) -> Tensor:
+    """g_ij = w_ij <Theta_j - theta_i, Delta_i> (k, d), App. D, over the chosen coordinates.
+
+    Since theta_i = sum_j w_ij Theta_j, one product of the deltas (k, P) with the soup (d, P) holds all of it.
+    """
+    products = sum((deltas[:, part] @ soup[:, part].T).double() for part in where)
+    return weights * (products - (weights * products).sum(1, keepdim=True))
+
+
+def step_soup(soup: Tensor, deltas: Tensor, weights: Tensor, sizes: Tensor, how: str) -> Tensor:
+    """Theta_j + sum_i c_ij Delta_i (d, P); `sizes` are the n_i (k,).
+
+    `gradient`: c_ij = (n_i / n) w_ij (Eq. 8, 10); `normalized`: c_ij = n_i w_ij / sum_k n_k w_kj, so that each soup model moves
+    by a weighted mean of the updates. A model that no client weighs stays where it is.
+    """
+    mixing = sizes[:, None] * weights  # (k, d)
+    total = sizes.sum() if how == "gradient" else mixing.sum(0)
+    mixing = torch.where(mixing > 0, mixing / total, 0.0)
+    return soup + mixing.T.to(deltas.dtype) @ deltas
+
+
+def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[slice]:
+    """The parts of a row that enter the inner product of Eq. 9 ("Clarification of Merging Weights Gradient")."""
+    if choice == "all":
+        return [slice(0, layout.size)]
+    if choice == "head":
+        return [layout.slices[layout.names[-1].rpartition(".")[0] + end] for end in (".lora_A", ".lora_B")]
+    numbers = {name: int(found[1]) for name in layout.names if (found := re.search(r"\.(\d+)\.", name))}
+    if not numbers:
+        raise UserError(
+            f"method.inner_product is last-layers, but no entry has a layer number, e.g. {layout.names[0]}; use head or all"
+        )
+    layers = sorted(set(numbers.values()))
+    count = max(1, len(layers) // 4) if last_layers is None else last_layers
+    chosen = layers[-count:]
+    return [layout.slices[name] for name, number in numbers.items() if number in chosen]
+
+
+def weights_report(weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Merging weights for metrics.jsonl, four digits each."""
+    if not weights:
+        return {}
+    values = [[round(value, 4) for value in row.tolist()] for row in weights.values()]
+    return {"weights": {"clients": list(weights), "values": values}}
+
+
+def check_soup(num_models: int, soup_step: str, soup_init: str) -> None:
+    if num_models < 1:
+        raise UserError(f"method.num_models is {num_models}; a soup needs at least 1 model")
+    one_of("soup_step", soup_step, "normalized", "gradient")
+    one_of("soup_init", soup_init, "independent", "scaled", "shared")
+
+
+def one_of(name: str, value: str, *values: str) -> None:
+    if value not in values:
+        raise UserError(f"method.{name} is {value!r}; it must be one of {', '.join(values)}")

@@ -1,0 +1,34 @@
+"""Local training: each client alone. The baseline that every federation has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llm_fed.method import Message, Method, Upload
+from llm_fed.site import Site
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Each client trains its own adapter on its own data; nothing is shared (row "Local" of the POTARA paper's tables)."""
+
+    paper: ClassVar[str] = "Local training (no federation)"
+
+    def init(self, server: Site) -> Message:
+        return None
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        client.memory["adapter"] = await client.fit(own(client))
+        return None
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        return None
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return own(client)
+
+
+def own(client: Site) -> Message:
+    """The client's adapter, or the one that all clients start from."""
+    return client.memory.get("adapter") or client.initial()

@@ -1,0 +1,162 @@
+"""A run on disk: one folder with the configuration, metrics, timings and checkpoints, and one writer at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from llm_fed.checkpoint import Checkpoints, write_file
+from llm_fed.config import Config, as_dict, flat
+from llm_fed.errors import RunError, UserError
+
+# What may differ between the commands that start and continue a run, because it changes no number.
+_FREE_KEYS = ("checkpoint.", "track.")
+
+
+class Run:
+    """The run folder, opened for writing. Use as a context manager: it holds the folder's lock.
+
+    Args:
+        fresh: delete what an earlier run left there.
+        listen: is given each line of metrics.jsonl as it is written.
+
+    Raises:
+        UserError: the folder belongs to a run of another configuration, or is no run folder.
+        RunError: another process writes to it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        fresh: bool = False,
+        listen: Callable[[Mapping[str, Any]], None] = lambda record: None,
+    ):
+        self.folder, self.config, self._listen = folder, config, listen
+        self._fresh = fresh
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the run folder {folder}: {error.strerror}") from error
+        self._lock = FileLock(folder / ".lock")
+
+    def __enter__(self) -> Run:
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RunError(f"another process is writing to {self.folder}; wait for it, or give another --out") from error
+        try:
+            self._open()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    def _open(self) -> None:
+        config_file = self.folder / "config.yaml"
+        strangers = [path.name for path in self.folder.iterdir() if path.name not in (".lock", ".config.yaml.partial")]
+        if strangers and not config_file.exists():
+            raise UserError(
+                f"{self.folder} is no run folder: it holds {strangers[0]} but no config.yaml; give another --out"
+            )
+        if self._fresh:
+            for name in strangers:
+                path = self.folder / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if config_file.exists():
+            self._compare(yaml.safe_load(config_file.read_text()))
+        write_file(config_file, yaml.safe_dump(as_dict(self.config), sort_keys=False).encode())
+        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+
+    def _compare(self, saved: dict[str, Any]) -> None:
+        before, now = flat(saved), flat(as_dict(self.config))
+        changed = [
+            f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
+            for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key) and not key.startswith(_FREE_KEYS)
+        ]
+        if changed:
+            raise UserError(
+                f"{self.folder} holds a run of another configuration ({'; '.join(changed)}). "
+                "Give the same configuration to continue it, another --out, or --fresh to start again."
+            )
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl. It holds nothing that differs between equal runs."""
+        self._append(self.metrics_file, record)
+        self._listen(record)
+
+    def log_timing(self, record: Mapping[str, Any]) -> None:
+        """Append one line to timing.jsonl."""
+        self._append(self.folder / "timing.jsonl", record)
+
+    def _append(self, path: Path, record: Mapping[str, Any]) -> None:
+        try:
+            with open(path, "ab") as file:
+                file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def mark(self) -> int:
+        """Bring metrics.jsonl safely to the disk; its length in bytes, which a checkpoint remembers."""
+        if not self.metrics_file.exists():
+            return 0
+        try:
+            with open(self.metrics_file, "rb") as file:
+                os.fsync(file.fileno())
+                return file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise _unwritable(self.metrics_file, error) from error
+
+    def rewind(self, mark: int) -> None:
+        """Cut metrics.jsonl back to what it held at a checkpoint: later lines are written again.
+
+        Raises:
+            RunError: the file is shorter than it was (somebody else changed it).
+        """
+        length = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+        if length < mark:
+            raise RunError(
+                f"{self.metrics_file} has {length} bytes but the checkpoint saw {mark}; it was cut. Start again with --fresh."
+            )
+        if length > mark:
+            os.truncate(self.metrics_file, mark)
+
+    def records(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl."""
+        return read_records(self.metrics_file)
+
+    def remember(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a small JSON file of the run folder, whole or not at all."""
+        write_file(self.folder / name, json.dumps(value, indent=1, ensure_ascii=False).encode())
+
+    def recall(self, name: str) -> dict[str, Any] | None:
+        """What `remember` wrote, or None."""
+        path = self.folder / name
+        return json.loads(path.read_bytes()) if path.exists() else None
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(f"cannot write {path}: {error.strerror or error}. Make room, then give the same command to continue.")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl (an unfinished last line of a killed run is left out)."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1] if line]

@@ -1,0 +1,111 @@
+"""The local runtime: this process, CPU or one GPU. Starts the cohort's coroutines and executes their requests fused."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import psutil
+import torch
+
+from llm_fed import training
+from llm_fed.bank import AdapterBank
+from llm_fed.cohort import Request, drive
+from llm_fed.config import EvalConfig, LocalConfig
+from llm_fed.eval import generation
+from llm_fed.models.loading import Base
+from llm_fed.state import State
+from llm_fed.training import Work
+
+# Row, gradient, start, and AdamW's two moments: five float32 copies of an adapter while its client trains.
+_COPIES = 5
+
+
+class LocalRuntime:
+    """Runs sites' coroutines, up to `clients_per_pass` at a time, against one frozen base.
+
+    Attributes:
+        clients_per_pass: how many clients share a fused pass; it decides the packing, hence the bits of a result.
+        budget: most tokens of a micro-batch, found at the first training; likewise.
+        work: tokens, padding and micro-batches of all training since `take_work`.
+    """
+
+    def __init__(self, base: Base, local: LocalConfig, evaluation: EvalConfig, clients_per_pass: int):
+        self.base, self.local, self.evaluation = base, local, evaluation
+        self.clients_per_pass = clients_per_pass
+        self.work = Work()
+        self.budget: int | None = None
+
+    def run(self, work: Mapping[str, Coroutine[Request, Any, Any]]) -> dict[str, Any]:
+        """Each site's return value, or the exception that ended it, in the order given."""
+        outcomes: dict[str, Any] = {}
+        items = iter(work.items())
+        while chunk := dict(islice(items, self.clients_per_pass)):
+            outcomes.update(drive(chunk, self._execute))
+        return outcomes
+
+    def take_work(self) -> Work:
+        """The training work counted since the last call."""
+        taken, self.work = self.work, Work()
+        return taken
+
+    def _execute(self, requests: Sequence[Request]) -> Sequence[Any]:
+        return {"fit": self._fit, "generate": self._generate, "options": self._options}[requests[0].kind](requests)
+
+    def _fit(self, requests: Sequence[Request]) -> Sequence[Any]:
+        jobs = [request.payload for request in requests]
+        results, work = training.fit(
+            self.base.model, requests[0].key, jobs, self.local, autocast=self.base.autocast, budget=self.budget
+        )
+        self.budget = work.budget or self.budget  # found once, then kept: the packing decides the bits of a result
+        self.work = replace(
+            work,
+            tokens=self.work.tokens + work.tokens,
+            padded=self.work.padded + work.padded,
+            micro_batches=self.work.micro_batches + work.micro_batches,
+        )
+        return results
+
+    def _bank(self, requests: Sequence[Request]) -> AdapterBank:
+        bank = AdapterBank(self.base.model, requests[0].key, len(requests))
+        for row, request in enumerate(requests):
+            bank.load(row, request.payload[0])
+        return bank
+
+    def _generate(self, requests: Sequence[Request]) -> Sequence[list[str]]:
+        prompts = [(row, prompt) for row, request in enumerate(requests) for prompt in request.payload[1]]
+        texts = iter(
+            generation.generate(
+                self.base,
+                self._bank(requests),
+                prompts,
+                max_new_tokens=self.evaluation.max_new_tokens,
+                batch_size=self.evaluation.batch_size,
+            )
+        )
+        return [list(islice(texts, len(request.payload[1]))) for request in requests]
+
+    def _options(self, requests: Sequence[Request]) -> Sequence[list[list[float]]]:
+        queries = [
+            (row, query.prompt, list(query.options)) for row, request in enumerate(requests) for query in request.payload[1]
+        ]
+        scores = iter(
+            generation.option_log_likelihoods(
+                self.base, self._bank(requests), queries, batch_size=self.evaluation.batch_size
+            )
+        )
+        return [list(islice(scores, len(request.payload[1]))) for request in requests]
+
+
+def choose_clients_per_pass(asked: int | str, cohort: int, like: State, device: torch.device) -> int:
+    """`asked` if it is a number; `auto`: the whole cohort, as far as its adapters fill at most a quarter of free memory."""
+    if asked != "auto":
+        return int(asked)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+    else:
+        free = psutil.virtual_memory().available
+    per_client = like.row.numel() * like.row.element_size() * _COPIES
+    return max(1, min(cohort, free // 4 // max(1, per_client)))

@@ -1,0 +1,223 @@
+"""State: named tensors with arithmetic. The float entries lie in one flat row, so K states stack to a (K, P) matrix."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from llm_fed.errors import UserError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named entry lies in a flat row of length P = `size`, in the order of `names`."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """The place of each entry in the row."""
+        places, start = {}, 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            places[name] = slice(start, start + math.prod(shape))
+            start = places[name].stop
+        return places
+
+    @cached_property
+    def shape_of(self) -> dict[str, tuple[int, ...]]:
+        return dict(zip(self.names, self.shapes, strict=True))
+
+    @property
+    def size(self) -> int:
+        """P: the number of parameters in a row."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def matching(self, pattern: str) -> tuple[str, ...]:
+        """The names in which the regular expression `pattern` is found.
+
+        Raises:
+            UserError: nothing matches, or `pattern` is no regular expression.
+        """
+        try:
+            found = tuple(name for name in self.names if re.search(pattern, name))
+        except re.error as error:
+            raise UserError(f"{pattern!r} is not a regular expression: {error}") from error
+        if not found:
+            example = difflib.get_close_matches(pattern, self.names, n=1, cutoff=0) or ["none"]
+            raise UserError(f"{pattern!r} matches none of {len(self.names)} entries, e.g. {example[0]}")
+        return found
+
+    def segments(self, pattern: str) -> list[slice]:
+        """The places of all matching entries, neighbours joined into as few slices as possible."""
+        joined: list[slice] = []
+        for name in self.matching(pattern):
+            place = self.slices[name]
+            if joined and joined[-1].stop == place.start:
+                joined[-1] = slice(joined[-1].start, place.stop)
+            else:
+                joined.append(place)
+        return joined
+
+
+class State:
+    """Named float tensors in one row (P,), and `extras` (integer or running-statistics buffers) beside it.
+
+    A state is a value: operations return new states and never change their operands. Extras ride along: floating ones
+    take part in + - *, others are taken from the left operand; none enters `row`, hence no norm and no inner product.
+    """
+
+    __slots__ = ("layout", "row", "extras")
+
+    def __init__(self, layout: Layout, row: Tensor, extras: Mapping[str, Tensor] | None = None):
+        if row.shape != (layout.size,):
+            raise ValueError(f"a row of shape {tuple(row.shape)} for a layout of {layout.size} parameters")
+        self.layout, self.row, self.extras = layout, row, dict(extras or {})
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], extras: Mapping[str, Tensor] | None = None) -> State:
+        """A state from named tensors, in the order given.
+
+        Raises:
+            ValueError: they are not all of one floating dtype.
+        """
+        dtypes = {tensor.dtype for tensor in tensors.values()}
+        if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+            raise ValueError(f"a state's entries have one floating dtype, got {', '.join(sorted(map(str, dtypes)))}")
+        layout = Layout(tuple(tensors), tuple(tuple(tensor.shape) for tensor in tensors.values()))
+        flat = [tensor.detach().reshape(-1) for tensor in tensors.values()]
+        return cls(layout, torch.cat(flat) if flat else torch.zeros(0), extras)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A view of one entry in its own shape."""
+        return self.row[self.layout.slices[name]].view(self.layout.shape_of[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.names)
+
+    def __len__(self) -> int:
+        return len(self.layout.names)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every entry of the row by name, as views."""
+        return {name: self[name] for name in self}
+
+    def like(self, row: Tensor) -> State:
+        """A state of this layout, and with these extras, around another row (P,)."""
+        return State(self.layout, row, self.extras)
+
+    def select(self, pattern: str) -> State:
+        """The entries whose name contains the regular expression `pattern`, as a smaller state (extras likewise)."""
+        kept = {name: self[name] for name in self.layout.matching(pattern)}
+        return State.of(kept, {name: value for name, value in self.extras.items() if re.search(pattern, name)})
+
+    def updated(self, other: State) -> State:
+        """This state with the entries of `other`, which must be among its own, put in their places."""
+        row = self.row.clone()
+        for name in other:
+            row[self.layout.slices[name]] = other[name].reshape(-1)
+        return State(self.layout, row, {**self.extras, **other.extras})
+
+    def clone(self) -> State:
+        return State(self.layout, self.row.clone(), {name: value.clone() for name, value in self.extras.items()})
+
+    def _plus(self, other: State, sign: int) -> State:
+        if self.layout != other.layout:
+            raise ValueError(f"states of different entries: {_difference(self.layout, other.layout)}")
+        extras = {
+            name: value + sign * other.extras[name] if value.is_floating_point() else value
+            for name, value in self.extras.items()
+        }
+        return State(self.layout, torch.add(self.row, other.row, alpha=sign), extras)
+
+    def __add__(self, other: State) -> State:
+        return self._plus(other, 1)
+
+    def __sub__(self, other: State) -> State:
+        return self._plus(other, -1)
+
+    def __mul__(self, factor: float) -> State:
+        extras = {n: v * factor if v.is_floating_point() else v for n, v in self.extras.items()}
+        return State(self.layout, self.row * factor, extras)
+
+    __rmul__ = __mul__
+
+    def norm(self) -> float:
+        """The Euclidean norm of the row."""
+        return float(torch.linalg.vector_norm(self.row))
+
+    def is_finite(self) -> bool:
+        return bool(torch.isfinite(self.row).all())
+
+    def equal(self, other: State) -> bool:
+        """Bit for bit the same entries, values and extras."""
+        return (
+            self.layout == other.layout
+            and torch.equal(self.row, other.row)
+            and self.extras.keys() == other.extras.keys()
+            and all(torch.equal(value, other.extras[name]) for name, value in self.extras.items())
+        )
+
+    def __repr__(self) -> str:
+        return f"State({len(self)} entries, {self.layout.size:,} parameters, {self.row.dtype})"
+
+
+def stack(states: Iterable[State]) -> Tensor:
+    """The rows of states of one layout as a matrix (K, P): a merge is then one matrix product.
+
+    Rows that already lie one after another in memory (from `unstack`, say) are viewed, not copied.
+
+    Raises:
+        ValueError: no states, or states of different layouts.
+    """
+    states = list(states)
+    if not states:
+        raise ValueError("cannot stack no states")
+    first = states[0].row
+    for state in states[1:]:
+        if state.layout != states[0].layout:
+            raise ValueError(f"states of different entries: {_difference(states[0].layout, state.layout)}")
+    storage, size = first.untyped_storage(), first.numel()
+    adjacent = all(
+        state.row.is_contiguous()
+        and state.row.dtype == first.dtype
+        and state.row.untyped_storage().data_ptr() == storage.data_ptr()
+        and state.row.storage_offset() == first.storage_offset() + k * size
+        for k, state in enumerate(states)
+    )
+    if adjacent:
+        return first.as_strided((len(states), size), (size, 1))
+    return torch.stack([state.row for state in states])
+
+
+def unstack(rows: Tensor, like: State) -> list[State]:
+    """The rows of a (K, P) matrix as K states with the layout of `like`."""
+    return [like.like(row) for row in rows]
+
+
+def combine(states: Sequence[State], weights: Tensor) -> State:
+    """`sum_k weights[k] * states[k]`, weights (K,): one matrix product on the rows, floating extras alike."""
+    row = (weights[None].to(states[0].row.dtype) @ stack(states))[0]
+    extras = {}
+    for name, first in states[0].extras.items():
+        if first.is_floating_point():
+            values = torch.stack([state.extras[name] for state in states])
+            extras[name] = torch.tensordot(weights.to(values.dtype), values, dims=1)
+        else:
+            extras[name] = first
+    return State(states[0].layout, row, extras)
+
+
+def _difference(left: Layout, right: Layout) -> str:
+    for name in left.names + right.names:
+        ours, theirs = left.shape_of.get(name), right.shape_of.get(name)
+        if ours != theirs:
+            return f"{name} is {ours or 'absent'} here and {theirs or 'absent'} there"
+    return "the same entries in another order"

@@ -1,0 +1,316 @@
+"""The one local optimisation loop: trains the adapters of a whole cohort, each as if it were alone.
+
+Shape letters: K clients, N rows of a micro-batch, T tokens, n target tokens.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from llm_fed.bank import AdapterBank, Lora
+from llm_fed.config import LocalConfig
+from llm_fed.errors import ClientError, RunError, UserError
+from llm_fed.packing import Example, MicroBatch, collate, num_targets, padded_tokens, plan
+from llm_fed.rng import derive
+from llm_fed.state import State
+
+Result = TypeVar("Result")
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, weight_decay=0.0),
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one client trains: from `start`, one optimizer step per entry of `batches`."""
+
+    client: str
+    start: State
+    batches: Sequence[Sequence[Example]]
+    lr: float
+    train: str = r".*"  # regular expression of the entries that are trained
+    seed: int = 0  # of dropout
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A client's result: its state, and the mean loss per target token at each step."""
+
+    state: State
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a fit processed: real tokens, tokens with padding, micro-batches, and the token budget of each."""
+
+    tokens: int = 0
+    padded: int = 0
+    micro_batches: int = 0
+    budget: int = 0
+
+    @property
+    def padding(self) -> float:
+        """The share of padding among all tokens processed."""
+        return 1 - self.tokens / self.padded if self.padded else 0.0
+
+
+def fit(
+    model: PreTrainedModel,
+    structure: Lora,
+    jobs: Sequence[Job],
+    local: LocalConfig,
+    *,
+    autocast: torch.dtype | None = None,
+    budget: int | None = None,
+) -> tuple[list[Fitted | ClientError], Work]:
+    """Train all jobs fused: each result is what the client would get alone, up to the rounding of packings.
+
+    A client's loss is the mean over the target tokens of its batch; steps, clipping, loss scale (float16)
+    and dropout masks are its own. Jobs may differ in all but the structure; one with no batch left rests.
+
+    Args:
+        model: a causal language model; it is frozen and its own dropout is off.
+        local: `optimizer`, `clip` and `proximal` are used; steps and learning rates stand in the jobs.
+        autocast: compute in this dtype; the adapters keep theirs.
+        budget: most tokens of a micro-batch (default: by device). Halved until the device's memory suffices;
+            the returned Work says at what, so that the next fit can begin there.
+
+    Returns:
+        One result per job, a ClientError for a client that failed, and the work done.
+
+    Raises:
+        UserError: unknown optimizer, or a pattern or structure that matches nothing.
+        RunError: the device's memory does not suffice.
+    """
+    if local.optimizer not in OPTIMIZERS:
+        close = difflib.get_close_matches(local.optimizer, OPTIMIZERS, n=1, cutoff=0)[0]
+        raise UserError(f"local.optimizer={local.optimizer!r} is unknown; did you mean {close}?")
+    errors = [_unusable(job) for job in jobs]
+    usable = [job for job, error in zip(jobs, errors, strict=True) if error is None]
+    if not usable:
+        return [error for error in errors if error], Work()
+    default, overhead = budget_and_overhead(model.device)
+    results, work = _within_memory(
+        lambda budget: _Fit(model, structure, usable, local, autocast, budget, overhead).run(),
+        budget or default,
+    )
+    remaining = iter(results)
+    return [error or next(remaining) for error in errors], work
+
+
+def budget_and_overhead(device: torch.device) -> tuple[int, int]:
+    """Most tokens of a micro-batch, and what one more micro-batch costs in tokens.
+
+    On the CPU as measured (docs/performance.md); elsewhere reasoned, not measured.
+    """
+    return (1024, 16) if device.type == "cpu" else (16384, 512)
+
+
+def token_losses(model: PreTrainedModel, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
+    """Negative log-likelihood of each target token, (n,), in float32 as transformers computes it.
+
+    Only the hidden states that predict a target token go through the language-model head, which saves most of
+    its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.
+    No attention mask is given: with causal attention, padding on the right reaches no real token.
+    """
+    places, labels = batch.places.to(model.device), batch.labels.to(model.device)
+
+    def keep_predicting(head: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        return inputs[0].flatten(0, 1).index_select(0, places).unsqueeze(0)
+
+    with ExitStack() as stack:
+        if not all_rows:
+            handle = model.get_output_embeddings().register_forward_pre_hook(keep_predicting)
+            stack.callback(handle.remove)
+        logits = model(input_ids=batch.input_ids.to(model.device), use_cache=False).logits.flatten(0, 1)
+    if all_rows:
+        logits = logits.index_select(0, places)
+    return nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+
+
+@contextmanager
+def activation_checkpointing(model: nn.Module) -> Iterator[None]:
+    """Recompute activations in the layers where `model.gradient_checkpointing_enable()` asked for it.
+
+    Transformers itself does so in training mode alone, which would also turn the base's dropout on.
+    """
+    layers = [
+        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing
+    ]
+    before = [layer.__dict__.get("forward") for layer in layers]  # accelerate's device hooks replace it, too
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
+
+
+class _Fit:
+    """One fused training run over usable jobs; client k is row k of the bank."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        structure: Lora,
+        jobs: Sequence[Job],
+        local: LocalConfig,
+        autocast: torch.dtype | None,
+        budget: int,
+        overhead: int,
+    ):
+        self.model, self.jobs, self.local, self.autocast = model, jobs, local, autocast
+        self.device = model.device
+        self.work, self.overhead = Work(budget=budget), overhead
+        trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
+        self.bank = AdapterBank(model, structure, len(jobs), jobs[0].start.row.dtype, trained)
+        self.adapted_head = model.get_output_embeddings() in self.bank.targets.values()
+        self.segments = [self.bank.layout.segments(job.train) for job in jobs]
+        self.optimizers, self.scalers = [], []
+        for k, job in enumerate(jobs):
+            self.bank.load(k, job.start)
+            parameters = [nn.Parameter(self.bank.rows[k, segment]) for segment in self.segments[k]]
+            for parameter, segment in zip(parameters, self.segments[k], strict=True):
+                parameter.grad = self.bank.grads[k, segment]
+            self.optimizers.append(OPTIMIZERS[local.optimizer](parameters, lr=job.lr))
+            self.scalers.append(torch.amp.GradScaler(self.device.type, enabled=autocast == torch.float16))
+        self.start = self.bank.rows.clone() if local.proximal else None
+
+    def run(self) -> tuple[list[Fitted | ClientError], Work]:
+        last = max(len(job.batches) for job in self.jobs)
+        losses = torch.full((last, len(self.jobs)), math.nan, device=self.device)
+        failed: dict[int, int] = {}  # the step at which a client's loss was not finite
+        with activation_checkpointing(self.model):
+            for step in range(last):
+                active = [k for k, job in enumerate(self.jobs) if step < len(job.batches) and k not in failed]
+                if not active:
+                    break
+                self._step(step, active, losses[step])
+                # Looking at losses makes a GPU wait, so it looks seldom: no client feels another's NaN.
+                if self.device.type == "cpu" or step % 10 == 9 or step + 1 == last:
+                    failed = self._failures(losses, step)
+        return [
+            self._result(k, losses[:, k].tolist(), failed.get(k)) for k in range(len(self.jobs))
+        ], self.work
+
+    def _step(self, step: int, active: list[int], losses: Tensor) -> None:
+        """One optimizer step of every active client; their mean losses go to `losses` (K,)."""
+        examples = [(k, n, example) for k in active for n, example in enumerate(self.jobs[k].batches[step])]
+        lengths = [len(example.input_ids) for _, _, example in examples]
+        batches = plan(lengths, self.work.budget, self.overhead)
+        self.work = replace(
+            self.work,
+            tokens=self.work.tokens + sum(lengths),
+            padded=self.work.padded + padded_tokens(lengths, batches),
+            micro_batches=self.work.micro_batches + len(batches),
+        )
+        weights, scales = self._weights(step, active)
+        self.bank.grads.zero_()
+        losses[active] = 0
+        for chosen in batches:
+            rows = [examples[i] for i in chosen]
+            batch = collate([example for _, _, example in rows])
+            index = torch.tensor([k for k, _, _ in rows])
+            seeds = [derive(self.jobs[k].seed, step, n) for k, n, _ in rows]
+            masks = self.bank.draw_masks(seeds, [lengths[i] for i in chosen])
+            owner = index[batch.rows].to(self.device)
+            with self.bank.attached(index, masks):
+                with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+                    loss = token_losses(self.model, batch, all_rows=self.adapted_head) * weights[owner]
+                losses.index_add_(0, owner, loss.detach())
+                (loss * scales[owner]).sum().backward()
+        for k in active:
+            self._update(k)
+
+    def _weights(self, step: int, active: list[int]) -> tuple[Tensor, Tensor]:
+        """Per client (K,): one over the number of its target tokens, and the scale of its loss (float16)."""
+        counts = torch.ones(len(self.jobs))
+        for k in active:
+            counts[k] = num_targets(self.jobs[k].batches[step])
+        one = torch.ones((), device=self.device)
+        return counts.reciprocal().to(self.device), torch.stack(
+            [scaler.scale(one) for scaler in self.scalers]
+        )
+
+    def _update(self, k: int) -> None:
+        """Client k's optimizer step."""
+        optimizer, scaler = self.optimizers[k], self.scalers[k]
+        scaler.unscale_(optimizer)
+        if self.start is not None:
+            for segment in self.segments[k]:
+                drift = self.bank.rows[k, segment] - self.start[k, segment]
+                self.bank.grads[k, segment].add_(drift, alpha=2 * self.local.proximal)
+        if self.local.clip is not None:
+            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.local.clip)
+        scaler.step(optimizer)
+        scaler.update()
+
+    def _failures(self, losses: Tensor, step: int) -> dict[int, int]:
+        """By client the first step up to `step` at which its loss was not finite."""
+        finite = torch.isfinite(losses[: step + 1]).cpu()
+        failures = {}
+        for k, job in enumerate(self.jobs):
+            bad = (~finite[: len(job.batches), k]).nonzero()
+            if len(bad):
+                failures[k] = int(bad[0])
+        return failures
+
+    def _result(self, k: int, losses: list[float], failed: int | None) -> Fitted | ClientError:
+        job = self.jobs[k]
+        hint = f"(lr {job.lr:g}); lower local.lr or set local.clip"
+        if failed is not None:
+            return ClientError(
+                f"client {job.client}: loss is {losses[failed]} at local step {failed + 1} {hint}"
+            )
+        state = job.start.like(self.bank.read(k).row.to(job.start.row.device))
+        if not state.is_finite():
+            return ClientError(f"client {job.client}: not finite after {len(job.batches)} local steps {hint}")
+        return Fitted(state, tuple(losses[: len(job.batches)]))
+
+
+def _within_memory(run: Callable[[int], Result], budget: int) -> Result:
+    """`run(budget)`, again with half the budget as long as the device's memory does not suffice."""
+    while True:
+        try:
+            return run(budget)
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            if budget <= 1:
+                raise RunError(
+                    "the device's memory does not suffice to train on one example; "
+                    "use base.activation_checkpointing, base.quantization or a smaller task.max_length"
+                ) from error
+        clear_device_cache(garbage_collection=True)
+        budget //= 2
+
+
+def _unusable(job: Job) -> ClientError | None:
+    """Why the job cannot be trained, if so."""
+    for step, batch in enumerate(job.batches):
+        if not num_targets(batch):
+            return ClientError(
+                f"client {job.client}: no token counts in the loss at local step {step + 1}; "
+                "give it examples with a response"
+            )
+    return None

@@ -1,0 +1,151 @@
+"""What every task shares: examples, clients, prompt templates, tokens with a loss mask, held-out splits."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from llm_fed.errors import UserError
+from llm_fed.rng import derive
+
+Item = TypeVar("Item")
+
+TEMPLATES: dict[str, str | None] = {
+    "alpaca": (
+        "Below is an instruction that describes a task. "
+        "Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\n{prompt}\n\n### Response:\n"
+    ),
+    "alpaca-short": "### Instruction:\n{prompt}\n\n### Response:\n",
+    "plain": "{prompt}\n",
+    "chat": None,  # the tokenizer's own chat template
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt and its answers: the first is the training target, a metric takes the best of all."""
+
+    prompt: str
+    answers: tuple[str, ...]
+    options: tuple[str, ...] = ()  # what may be answered, for option scoring; empty: free text
+    group: str = ""  # the label that a Dirichlet partition divides by, e.g. the original task
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's examples. Loaders may leave validation and test empty; `llm_fed.tasks.load` fills them."""
+
+    client: str
+    train: tuple[Example, ...]
+    validation: tuple[Example, ...] = ()
+    test: tuple[Example, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """All clients of a task, in an order that depends on the data and the seed alone."""
+
+    name: str
+    metric: str
+    clients: dict[str, ClientData]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of one sequence (T), and for each whether its prediction counts in the loss (T)."""
+
+    input_ids: list[int]
+    target: list[bool]
+
+
+def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase, *, template: str) -> list[int]:
+    """The ids that a response follows; equal in training, generation and option scoring.
+
+    Whether they begin with BOS (once) is the tokenizer's own rule: LLaMA's yes, GPT-2's and Qwen's no. An EOS
+    that a tokenizer appends to every text is removed. With `chat` all special tokens are the template's.
+    """
+    text = lookup("task.template", template, TEMPLATES)
+    if text is None:
+        if not tokenizer.chat_template:
+            raise UserError(
+                f"task.template=chat, but the tokenizer of {tokenizer.name_or_path!r} has no chat template; "
+                "use task.template=alpaca-short, or an instruction-tuned base"
+            )
+        # LLaMA-3.2's template writes today's date unless it is given one; a run must not depend on the day.
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            add_generation_prompt=True,
+            return_dict=False,
+            date_string="26 Jul 2024",
+        )
+        return cast(list[int], chat)
+    ids = list(tokenizer(text.format(prompt=prompt))["input_ids"])
+    return ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
+
+
+def encode_continuation(
+    prompt: str, response: str, tokenizer: PreTrainedTokenizerBase, *, template: str
+) -> Encoded:
+    """Prompt, response and EOS; the response and the EOS are the target.
+
+    Prompt and response are tokenised separately and concatenated, so no token straddles the border and the
+    prompt's tokens are the same whatever the response. The target's log-probabilities add up to the
+    log-likelihood of the answer `response`; EOS counts, so an option that begins another is not favoured.
+    """
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {tokenizer.name_or_path!r} has no EOS token; set eos_token")
+    before = encode_prompt(prompt, tokenizer, template=template)
+    after = [*tokenizer(response, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    return Encoded(before + after, [False] * len(before) + [True] * len(after))
+
+
+def encode(
+    example: Example, tokenizer: PreTrainedTokenizerBase, *, template: str, max_length: int, loss_on: str
+) -> Encoded | None:
+    """The example and its first answer as training tokens (`encode_continuation`); None if over max_length.
+
+    `loss_on` is "response" or "all"; the first token is never a target, as nothing comes before it.
+    """
+    encoded = encode_continuation(example.prompt, example.answers[0], tokenizer, template=template)
+    if len(encoded.input_ids) > max_length:
+        return None
+    if lookup("task.loss_on", loss_on, {"response": False, "all": True}):
+        return Encoded(encoded.input_ids, [False] + [True] * (len(encoded.input_ids) - 1))
+    return encoded
+
+
+def hold_out(
+    examples: Sequence[Item], share: float, seed: int, client: str, split: str = "validation"
+) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    """(kept, held out): `share` of the examples, drawn by (seed, split, client); both keep their order.
+
+    From two examples on, each part has at least one; a single example is kept; share 0 holds nothing out.
+    """
+    if not 0 <= share < 1:
+        raise UserError(f"the {split} share is {share}; it must be at least 0 and below 1")
+    if share == 0 or len(examples) < 2:
+        return tuple(examples), ()
+    count = min(max(round(share * len(examples)), 1), len(examples) - 1)
+    rng = np.random.default_rng(derive(seed, split, client))
+    chosen = set(rng.choice(len(examples), count, replace=False).tolist())
+    kept = tuple(example for index, example in enumerate(examples) if index not in chosen)
+    return kept, tuple(examples[index] for index in sorted(chosen))
+
+
+def lookup(key: str, name: str, table: dict[str, Item]) -> Item:
+    """`table[name]`; a wrong name is a UserError that says the closest valid one and all of them."""
+    if name not in table:
+        raise UserError(f"{key}={name!r} is unknown{did_you_mean(name, table)}; known: {', '.join(table)}")
+    return table[name]
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """A hint " (did you mean 'x'?)" for a mistyped name; empty if no valid name is close."""
+    close = difflib.get_close_matches(name, list(valid), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

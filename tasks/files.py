@@ -1,0 +1,144 @@
+"""The task `files`: a user's own examples, from JSON, JSONL, CSV or Parquet files or from a Hub data set.
+
+`task.path` is one of
+
+- a folder with one folder per client, each with `train.*` and `test.*`, and `validation.*` if there is one;
+- one file, or a folder that holds `train.*` (and `test.*`, `validation.*`) itself: `task.columns.client`
+  names the column that says whose a row is, or `task.partition` makes clients of all rows;
+- a Hub data set id such as `owner/name`, read like the folder above. Not yet run against the Hub.
+
+A row of `clinic-a/train.jsonl.gz`:
+{"instruction": "Which ward?", "input": "Fractured wrist.", "output": "surgery"}
+
+`.json`, `.jsonl` and `.csv` may be gzipped. Columns are those of `task.columns`, else the first of the usual
+names (`rows.USUAL_NAMES`). A folder per client must bring a test split. Data in one piece may come without:
+then a seeded fifth of each client's examples becomes its test split (`llm_fed.tasks.load`), with a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from llm_fed.config import TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.tasks.common import ClientData, Example, TaskData
+from llm_fed.tasks.rows import (
+    SUFFIXES,
+    Row,
+    check_column,
+    find_columns,
+    hub_rows,
+    read_rows,
+    text_of,
+    to_example,
+)
+
+METRIC = "rouge1"
+SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+def load(config: TaskConfig, seed: int) -> TaskData:
+    """The natural clients: one per folder or client id, or one "all" that a partition will divide."""
+    if config.path is None:
+        raise UserError("task.path is not set; the task `files` needs a folder, a file, or a Hub data set id")
+    path = Path(config.path).expanduser()
+    if path.is_file():
+        clients = by_column({"train": read_rows(path)}, config, str(path))
+    elif path.is_dir():
+        here = split_files(path)
+        if here and any(split_files(folder) for folder in client_folders(path)):
+            raise UserError(
+                f"{path} holds {next(iter(here.values())).name} and client folders; keep one of the two"
+            )
+        if here:
+            rows = {split: read_rows(file) for split, file in here.items()}
+            clients = by_column(rows, config, str(path))
+        else:
+            clients = {
+                folder.name: read_client(folder, folder.name, config) for folder in client_folders(path)
+            }
+    elif re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", config.path) and not config.path.endswith(SUFFIXES):
+        clients = by_column(hub_rows(config.path), config, config.path)
+    else:
+        raise UserError(f"task.path={config.path!r}: there is no such file or folder, seen from {Path.cwd()}")
+    if not clients:
+        raise UserError(f"{path} holds no client folder and no train file ({', '.join(SUFFIXES)})")
+    return TaskData("files", METRIC, clients)
+
+
+def client_folders(path: Path) -> list[Path]:
+    """Folders of clients in natural order: client2 before client10."""
+    folders = (each for each in path.iterdir() if each.is_dir() and each.name[0] not in "._")
+    return sorted(folders, key=lambda folder: _natural(folder.name))
+
+
+def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
+    """One client's folder: train and test, and validation where it exists."""
+    files = split_files(folder)
+    splits: dict[str, tuple[Example, ...]] = {}
+    for split in ("train", "test"):
+        if split not in files:
+            raise UserError(
+                f"client folder {folder} has no {split} file; add {split}.jsonl, .csv or .parquet"
+            )
+    for split, file in files.items():
+        rows = read_rows(file)
+        if not rows:
+            raise UserError(f"client {client!r}: {file} holds no example; add some, or remove the client")
+        columns = find_columns(config.columns, rows, str(file))
+        splits[split] = tuple(to_example(row, columns, group_of(row, config, client)) for row in rows)
+    return ClientData(client, **splits)
+
+
+def split_files(folder: Path) -> dict[str, Path]:
+    """Split -> its file in this folder; two files for one split are an error."""
+    found: dict[str, Path] = {}
+    for split, names in SPLIT_NAMES.items():
+        files = [folder / (name + suffix) for name in names for suffix in SUFFIXES]
+        files = [file for file in files if file.is_file()]
+        if len(files) > 1:
+            raise UserError(f"{folder} holds {files[0].name} and {files[1].name}, both for {split}; keep one")
+        if files:
+            found[split] = files[0]
+    return found
+
+
+def by_column(rows: dict[str, list[Row]], config: TaskConfig, where: str) -> dict[str, ClientData]:
+    """Rows by split -> clients by their client column; without one, a client "all" for a partition."""
+    named = {
+        split: [row for name in names for row in rows.get(name, ())] for split, names in SPLIT_NAMES.items()
+    }
+    if not named["train"]:
+        raise UserError(f"{where} has no training rows; it needs a train split with at least one row")
+    clients: dict[str, dict[str, list[Example]]] = defaultdict(lambda: defaultdict(list))
+    for split, part in named.items():
+        columns = find_columns(config.columns, part, f"{where}, {split} split") if part else {}
+        if part and "client" not in columns and config.partition.kind == "natural":
+            raise UserError(
+                f"{where}: no column says whose a row is; set task.columns.client=COLUMN, "
+                "or task.partition.kind=iid and task.partition.clients=N"
+            )
+        for row in part:
+            client = text_of(row, columns["client"]).strip() if "client" in columns else "all"
+            clients[client][split].append(to_example(row, columns, group_of(row, config, client)))
+    return {
+        client: ClientData(client, *(tuple(clients[client][split]) for split in SPLIT_NAMES))
+        for client in sorted(clients, key=_natural)
+    }
+
+
+def group_of(row: Row, config: TaskConfig, client: str) -> str:
+    """What a Dirichlet partition divides by: the column `task.partition.label`, else the client."""
+    label = config.partition.label
+    if label is None:
+        return client
+    check_column("task.partition.label", label, row.values, row.where)
+    return text_of(row, label)
+
+
+def _natural(name: str) -> list[str | int]:
+    """A sort key by which client2 comes before client10."""
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]

@@ -1,0 +1,181 @@
+"""Rows of a user's files (JSON, JSONL, CSV, Parquet) or of a Hub data set, and Examples made of them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pyarrow
+import pyarrow.parquet
+from datasets import Dataset, DatasetDict, load_dataset
+from datasets.exceptions import DatasetsError
+
+from llm_fed.config import ColumnsConfig
+from llm_fed.errors import UserError
+from llm_fed.tasks.common import Example, did_you_mean
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz", ".parquet")
+
+USUAL_NAMES = {
+    "prompt": ("instruction", "prompt", "question", "input", "inputs"),
+    "input": ("input", "context"),
+    "answer": ("output", "response", "answer", "completion", "target", "targets", "generated"),
+    "options": ("options",),
+    "client": ("client", "client_id"),
+}
+REQUIRED = ("prompt", "answer")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One record and where it stands, e.g. `data/train.jsonl, line 7`."""
+
+    where: str
+    values: dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of one file; UserError with file and line for whatever cannot be read."""
+    if not path.name.endswith(SUFFIXES):
+        raise UserError(f"{path} is of no kind that can be read; those are {', '.join(SUFFIXES)}")
+    try:
+        if path.suffix == ".parquet":
+            table = pyarrow.parquet.read_table(path)
+            return [Row(f"{path}, row {i}", values) for i, values in enumerate(table.to_pylist(), 1)]
+        opener: Any = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            parse = _csv if path.name.endswith((".csv", ".csv.gz")) else _json
+            return list(parse(file, path))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        first_line = str(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be read: {first_line}; write it again, or leave it out") from error
+
+
+def hub_rows(name: str, **options: Any) -> dict[str, list[Row]]:
+    """The rows of a Hub data set by split, through `datasets.load_dataset(name, **options)`."""
+    try:
+        data = load_dataset(name, **options)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise UserError(f"the Hub data set {name!r} (no folder here) cannot be read: {first_line}") from error
+    splits = data if isinstance(data, DatasetDict) else {"train": data}
+    return {
+        str(split): [
+            Row(f"{name} ({split}), row {i}", dict(row)) for i, row in enumerate(cast(Dataset, part), 1)
+        ]
+        for split, part in splits.items()
+    }
+
+
+def _json(file: IO[str], path: Path) -> Iterator[Row]:
+    """One array of objects, or one object a line."""
+    text = file.read()
+    if text.lstrip().startswith("["):
+        try:
+            records = [(f"{path}, item {i}", record) for i, record in enumerate(json.loads(text), 1)]
+        except json.JSONDecodeError as error:
+            raise _malformed(f"{path}, line {error.lineno}", error) from error
+    else:
+        records = []
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                try:
+                    records.append((f"{path}, line {number}", json.loads(line)))
+                except json.JSONDecodeError as error:
+                    raise _malformed(f"{path}, line {number}", error) from error
+    for where, record in records:
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: an object with named columns is needed, got {json.dumps(record)[:60]}")
+        yield Row(where, record)
+
+
+def _malformed(where: str, error: json.JSONDecodeError) -> UserError:
+    return UserError(
+        f"{where}: malformed JSON (column {error.colno}: {error.msg}); need one object a line, or one array"
+    )
+
+
+def _csv(file: IO[str], path: Path) -> Iterator[Row]:
+    reader = csv.DictReader(file, strict=True)
+    try:
+        for values in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in values or None in values.values():
+                found = "more" if None in values else "fewer"
+                raise UserError(f"{where}: {found} fields than in the header; quote texts that hold commas")
+            yield Row(where, values)
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num + 1}: malformed CSV ({error})") from error
+
+
+def find_columns(columns: ColumnsConfig, rows: list[Row], where: str) -> dict[str, str]:
+    """Role (a field of ColumnsConfig) -> column name: the configured one, else the first usual one."""
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    found = {role: name for role, name in dataclasses.asdict(columns).items() if name is not None}
+    for role, name in found.items():
+        check_column(f"task.columns.{role}", name, names, where)
+    for role in [role for role in USUAL_NAMES if role not in found]:
+        usual = next((n for n in USUAL_NAMES[role] if n in names and n not in found.values()), None)
+        if usual:
+            found[role] = usual
+        elif role in REQUIRED:
+            raise UserError(
+                f"{where}: no column for the {role} among {', '.join(names)}; set task.columns.{role}=COLUMN"
+            )
+    return found
+
+
+def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
+    """UserError unless the column that the configuration names under `key` exists."""
+    names = list(names)
+    if name not in names:
+        raise UserError(
+            f"{where}: {key}={name!r} is no column{did_you_mean(name, names)}; known: {', '.join(names)}"
+        )
+
+
+def to_example(row: Row, columns: dict[str, str], group: str) -> Example:
+    """The row as an Example: prompt and context joined by an empty line, one reference answer or a list."""
+    prompt = text_of(row, columns["prompt"])
+    if row.values.get(columns.get("input", "")) not in (None, ""):
+        prompt = f"{prompt}\n\n{text_of(row, columns['input'])}"
+    answers = _texts_of(row, columns["answer"])
+    given = row.values.get(columns.get("options", "")) is not None
+    options = _texts_of(row, columns["options"]) if given else ()
+    if options and not set(answers) & set(options):
+        raise UserError(f"{row.where}: the answer {answers[0]!r} is none of the options {list(options)}")
+    return Example(prompt, answers, options, group)
+
+
+def text_of(row: Row, column: str) -> str:
+    """The text in one column. Numbers and booleans become text as JSON writes them; nothing else does."""
+    if column not in row.values:
+        raise UserError(f"{row.where}: the column {column!r} is missing; every row needs it")
+    return _text(row.values[column], row.where, column)
+
+
+def _texts_of(row: Row, column: str) -> tuple[str, ...]:
+    value = row.values.get(column)
+    if not isinstance(value, list):
+        return (text_of(row, column),)
+    if not value:
+        raise UserError(f"{row.where}: the list in column {column!r} is empty; fill it, or drop the row")
+    return tuple(_text(each, row.where, column) for each in value)
+
+
+def _text(value: Any, where: str, column: str) -> str:
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        kind = "nothing" if value is None else type(value).__name__
+        raise UserError(f"{where}: column {column!r} holds {kind}, not text; convert it, or drop the row")
+    if not value.strip():
+        raise UserError(f"{where}: column {column!r} is empty; fill it, or drop the row")
+    return value

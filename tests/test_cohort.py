@@ -1,0 +1,55 @@
+"""Driving coroutine clients, and who is asked when."""
+
+from __future__ import annotations
+
+import pytest
+
+from llm_fed.cohort import Request, drive
+from llm_fed.errors import UserError
+from llm_fed.schedule import Synchronous
+
+
+def test_equal_requests_run_together_and_failures_stay_alone():
+    calls = []
+
+    async def client(name: str, kinds: str) -> str:
+        got = [await Request(kind, name, kind, name) for kind in kinds]
+        return "".join(got)
+
+    def execute(requests):
+        calls.append("".join(request.site for request in requests))
+        return [ValueError("no") if r.kind == "x" else f"{r.kind}{r.site}" for r in requests]
+
+    outcomes = drive({"a": client("a", "fg"), "b": client("b", "fx"), "c": client("c", "g"), "d": client("d", "")}, execute)
+    assert outcomes["a"] == "faga" and outcomes["c"] == "gc" and outcomes["d"] == ""
+    assert isinstance(outcomes["b"], ValueError)
+    assert calls == ["ab", "c", "a", "b"]
+    assert list(outcomes) == ["a", "b", "c", "d"]
+
+
+def test_a_client_may_handle_its_failure():
+    async def client() -> str:
+        try:
+            await Request("f", "a", 0, None)
+        except ValueError:
+            return "handled"
+        return "not reached"
+
+    assert drive({"a": client()}, lambda requests: [ValueError()]) == {"a": "handled"}
+
+
+def test_cohorts_depend_on_seed_and_round_alone():
+    names = tuple(f"c{i}" for i in range(30))
+    schedule = Synchronous(names, 0.1, seed=1)
+    cohorts = [[ask.client for ask in schedule.asks(round)] for round in range(1, 40)]
+    assert all(len(cohort) == 3 == len(set(cohort)) for cohort in cohorts)
+    assert cohorts[6] == [ask.client for ask in schedule.asks(7)]  # no memory of earlier calls
+    assert len({client for cohort in cohorts for client in cohort}) > 25
+    assert cohorts != [[ask.client for ask in Synchronous(names, 0.1, seed=2).asks(round)] for round in range(1, 40)]
+    assert [ask.client for ask in Synchronous(names).asks(1)] == list(names)
+    assert all(ask.delay == 0 for ask in schedule.asks(1))
+
+
+def test_participation_out_of_range():
+    with pytest.raises(UserError, match="participation is 0"):
+        Synchronous(("a",), 0)

@@ -1,0 +1,227 @@
+"""FedMerge: each formula against numbers derived by hand, and the special cases that must equal other methods."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+import torch
+import toy
+
+from llm_fed.errors import UserError
+from llm_fed.federation import federate
+from llm_fed.method import Upload
+from llm_fed.methods.fedit import FedIT
+from llm_fed.methods.fedmerge import (
+    FedMerge,
+    FedMergeFixed,
+    coordinates,
+    draw_soup,
+    logit_gradient,
+    softmax_row,
+    step_soup,
+)
+from llm_fed.run import Run
+from llm_fed.state import Layout, State, stack
+
+TARGETS = {"c0": 1.0, "c1": 2.0, "c2": 4.0, "c3": -3.0}
+ALL = [slice(0, 2)]
+
+
+def tensor(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def pair(a: float, b: float) -> State:
+    """P = 2: one entry per layer, so that `last-layers` of two layers sees the second number alone."""
+    return State.of({"layers.0.lora_A": tensor(a), "layers.1.lora_A": tensor(b)})
+
+
+def step(method: FedMerge, soup, uploads, logits=None):
+    state = {"soup": soup, "logits": logits or {}}
+    return asyncio.run(method.server_update(None, state, uploads))
+
+
+def test_merge_is_the_softmax_weighted_sum():
+    """softmax(0, ln 3) = (1/4, 3/4): (1, 2) / 4 + 3 (5, 10) / 4 = (4, 8)."""
+    state = {"soup": [pair(1, 2), pair(5, 10)], "logits": {"a": torch.tensor([0, math.log(3)], dtype=torch.float64)}}
+    assert FedMerge(num_models=2).broadcast(state, "a").row.tolist() == pytest.approx([4, 8])
+    assert FedMerge(num_models=2).broadcast(state, "new").row.tolist() == pytest.approx([3, 6])
+
+
+def test_logit_gradient_by_hand_and_against_autograd():
+    """w = (1/4, 3/4), Theta = (1,0), (0,1), theta = (1/4, 3/4), Delta = (2, 1):
+    <Theta_1 - theta, Delta> = 3/4 * 2 - 3/4 = 3/4, <Theta_2 - theta, Delta> = -1/4 * 2 + 1/4 = -1/4; g = (3/16, -3/16)."""
+    weights = tensor([0.25, 0.75])
+    got = logit_gradient(torch.eye(2, dtype=torch.float64), tensor([2, 1]), weights, ALL)
+    assert got.tolist() == [[pytest.approx(3 / 16), pytest.approx(-3 / 16)]]
+
+    generator = torch.Generator().manual_seed(0)
+    soup, deltas, logits = (torch.randn(n, p, generator=generator, dtype=torch.float64) for n, p in ((3, 7), (5, 7), (5, 3)))
+    logits.requires_grad_()
+    merged = logits.softmax(1) @ soup
+    (merged * deltas).sum().backward()  # the direction Delta_i is minus the gradient at theta_i, so this ascends as Eq. 11 does
+    assert torch.allclose(logit_gradient(soup, deltas, logits.softmax(1).detach(), [slice(0, 7)]), logits.grad, atol=1e-12)
+
+
+def test_soup_step_normalized():
+    """n = (1, 3), w = ((1/2, 1/2), (1, 0)): model 1 moves by (1/2 Delta_1 + 3 Delta_2) / 3.5, model 2 by Delta_1."""
+    moved = step_soup(tensor([0, 0], [1, 1]), tensor([7, 0], [0, 7]), tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), "normalized")
+    assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(8), pytest.approx(1)]]
+
+
+def test_soup_step_gradient():
+    """Eq. 8 with n_i / n = 1/4, 3/4: model 1 moves by 1/8 Delta_1 + 3/4 Delta_2, model 2 by 1/8 Delta_1."""
+    moved = step_soup(tensor([0, 0], [1, 1]), tensor([8, 0], [0, 8]), tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), "gradient")
+    assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(2), pytest.approx(1)]]
+
+
+def test_a_soup_model_that_nobody_weighs_stays():
+    moved = step_soup(tensor([0, 0], [1, 1]), tensor([8, 0]), tensor([1, 0]), torch.tensor([2.0], dtype=torch.float64), "normalized")
+    assert moved.tolist() == [[8, 0], [1, 1]]
+
+
+def uploads():
+    return [Upload("a", 1, 0, pair(2, 1)), Upload("b", 3, 0, pair(-1, 3))]
+
+
+def test_weight_steps():
+    """Even weights over Theta = (1,0), (0,1): g_a = (1/4, -1/4) from Delta (2, 1), g_b = (-1, 1) from (-1, 3).
+    normalized: rows of length lr; plain: lr * n_i/n * g = lr * (1/16, 3/4 * -1); fixed-magnitude: the same scaled to max 0.01."""
+    soup = [pair(1, 0), pair(0, 1)]
+    settings = {"num_models": 2, "inner_product": "all"}
+    got = step(FedMerge(weight_lr=0.1, **settings), soup, uploads())["logits"]
+    half = 0.1 / math.sqrt(2)
+    assert got["a"].tolist() == pytest.approx([half, -half]) and got["b"].tolist() == pytest.approx([-half, half])
+    got = step(FedMerge(weight_step="plain", weight_lr=0.1, **settings), soup, uploads())["logits"]
+    assert got["a"].tolist() == pytest.approx([0.1 / 16, -0.1 / 16]) and got["b"].tolist() == pytest.approx([-0.075, 0.075])
+    got = step(FedMerge(weight_step="fixed-magnitude", **settings), soup, uploads())["logits"]
+    assert got["b"].tolist() == pytest.approx([-0.01, 0.01]) and got["a"].tolist() == pytest.approx([0.01 / 12, -0.01 / 12])
+
+
+def test_last_layers_see_the_last_entries_alone():
+    """Only the second coordinate: <Theta_j - theta, Delta> = (-1/2, 1/2) * 1 for a; the sign of a's step turns round."""
+    got = step(FedMerge(num_models=2, weight_lr=0.1), [pair(1, 0), pair(0, 1)], uploads())["logits"]
+    assert got["a"][0] < 0 < got["a"][1]
+    layout = Layout(tuple(f"model.layers.{i}.q.lora_{x}" for i in range(12) for x in "AB"), ((1,),) * 24)
+    assert coordinates(layout, "last-layers", None) == [slice(i, i + 1) for i in range(18, 24)]  # a quarter of 12 layers
+    assert coordinates(layout, "last-layers", 1) == [slice(22, 23), slice(23, 24)]
+    assert coordinates(layout, "head", None) == [slice(22, 23), slice(23, 24)]
+    with pytest.raises(UserError, match="no entry has a layer number"):
+        coordinates(Layout(("head.lora_A",), ((1,),)), "last-layers", None)
+
+
+@pytest.mark.parametrize("order", ["together", "algorithm1", "published"])
+def test_orders(order):
+    """`together` uses the old weights and soup for both; `algorithm1` takes g with the new soup; `published` moves the
+    soup with the new weights. One client, Delta = (2, 1), even weights, plain steps of 1, gradient soup step:
+    new soup without new weights: (1,0) + (2,1)/2 = (2, 1/2) and (0,1) + (2,1)/2 = (1, 3/2);
+    g with the old soup (1/4, -1/4); with the new one: differences of models are the same, so g is the same too."""
+    method = FedMerge(num_models=2, weight_step="plain", weight_lr=1.0, soup_step="gradient", inner_product="all", order=order)
+    got = step(method, [pair(1, 0), pair(0, 1)], uploads()[:1])
+    assert got["logits"]["a"].tolist() == pytest.approx([0.25, -0.25])
+    if order == "published":
+        w = math.exp(0.25) / (math.exp(0.25) + math.exp(-0.25))
+        assert got["soup"][0].row.tolist() == pytest.approx([1 + 2 * w, w])
+    else:
+        assert got["soup"][0].row.tolist() == pytest.approx([2, 0.5]) and got["soup"][1].row.tolist() == pytest.approx([1, 1.5])
+
+
+def test_algorithm1_differs_once_clients_pull_models_apart():
+    """Two clients with unlike weights move the models differently, so the new soup gives another g."""
+    logits = {"a": torch.tensor([1.0, 0.0], dtype=torch.float64), "b": torch.tensor([0.0, 1.0], dtype=torch.float64)}
+    settings = {"num_models": 2, "weight_step": "plain", "weight_lr": 1.0, "inner_product": "all"}
+    results = {o: step(FedMerge(order=o, **settings), [pair(1, 0), pair(0, 1)], uploads(), logits) for o in ("together", "algorithm1")}
+    assert not torch.allclose(results["together"]["logits"]["a"], results["algorithm1"]["logits"]["a"])
+    assert results["together"]["soup"][0].equal(results["algorithm1"]["soup"][0])
+
+
+def test_soup_inits():
+    server = toy.server()
+    independent, scaled, shared = (draw_soup(server, 4, how, 0.5) for how in ("independent", "scaled", "shared"))
+    assert not independent[0].equal(independent[1])
+    assert torch.equal(stack(scaled), 2 * stack(independent))  # sqrt(4)
+    assert shared[0].equal(server.initial()) and torch.allclose((shared[2] - shared[0]).row, 0.5 * server.initial("soup", 2).row)
+    for how in ("independent", "scaled", "shared"):
+        assert draw_soup(server, 1, how, 0.5)[0].equal(server.initial())
+
+
+def run(folder, method, names, rounds=3, sizes=None, participation=1.0):
+    clients = {name: site for name, site in toy.clients(4, sizes=sizes).items() if name in names}
+    with Run(folder, toy.config(rounds=rounds)) as run:
+        return federate(
+            method, clients, toy.server(), toy.Synchronous(tuple(clients), participation), toy.ToyRuntime(TARGETS), run,
+            lambda messages, split: None, rounds=rounds, lr=lambda round: 0.1,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("soup_init", ["independent", "scaled", "shared"])
+def test_one_soup_model_is_fedit(tmp_path, soup_init):
+    merged = run(tmp_path / "merge", FedMerge(num_models=1, soup_init=soup_init), list(TARGETS))
+    fedit = run(tmp_path / "fedit", FedIT(), list(TARGETS))
+    assert merged.state["soup"][0].equal(fedit.state)
+    fixed = run(tmp_path / "fixed", FedMergeFixed(num_models=1, models_per_client=1), list(TARGETS))
+    assert fixed.state["soup"][0].equal(fedit.state)
+
+
+class OneHot(FedMergeFixed):
+    """Clients c0, c1 own model 0, c2, c3 own model 1."""
+
+    def weights(self, client):
+        return torch.tensor([1.0, 0.0] if client in ("c0", "c1") else [0.0, 1.0], dtype=torch.float64)
+
+
+def test_one_hot_weights_are_fedavg_per_cluster(tmp_path):
+    merged = run(tmp_path / "merge", OneHot(num_models=2, models_per_client=1, soup_init="independent"), list(TARGETS))
+    first = run(tmp_path / "first", FedIT(), ["c0", "c1"])
+    assert torch.allclose(merged.state["soup"][0].row, first.state.row, rtol=0, atol=1e-14)
+    # the second cluster starts from the second soup model; three rounds of 3/4 leave 1/64 of the start
+    start, target = toy.server().initial("soup", 1).row, (3 * 4.0 + 4 * -3.0) / 7
+    assert torch.allclose(merged.state["soup"][1].row, target + (start - target) / 64, atol=1e-12)
+
+
+def test_equal_soup_models_never_specialise():
+    """Why the soup must start with different models: with equal ones every inner product with Theta_j - theta is zero."""
+    got = step(FedMerge(num_models=2, inner_product="all"), [pair(1, 2), pair(1, 2)], uploads())
+    assert got["logits"]["a"].tolist() == [0, 0] and got["soup"][0].equal(got["soup"][1])
+
+
+def test_weights_specialise_and_clients_that_are_not_asked_keep_theirs(tmp_path):
+    """c2 and c3 want opposite models: after 20 rounds their heaviest models differ."""
+    progress = run(tmp_path / "a", FedMerge(num_models=2, weight_lr=0.5), ["c2", "c3"], rounds=20, sizes=[1, 1, 1, 1])
+    assert softmax_row(progress.state, "c2").argmax() != softmax_row(progress.state, "c3").argmax()
+    partial = run(tmp_path / "b", FedMerge(num_models=2), list(TARGETS), rounds=1, participation=0.5)
+    assert len(partial.state["logits"]) == 2
+    assert FedMerge(num_models=2).report(partial.state)["weights"]["clients"] == sorted(partial.state["logits"])
+
+
+def test_nothing_arrives():
+    state = {"soup": [pair(1, 2), pair(3, 4)], "logits": {}}
+    assert asyncio.run(FedMerge(num_models=2).server_update(None, state, [])) is state
+    assert FedMerge(num_models=2).report(state) == {}
+
+
+def test_server_update_changes_nothing_that_it_was_given():
+    soup, sent = [pair(1, 0), pair(0, 1)], uploads()
+    state = {"soup": soup, "logits": {"a": torch.tensor([1.0, 0.0], dtype=torch.float64)}}
+    asyncio.run(FedMerge(num_models=2).server_update(None, state, sent))
+    assert soup[0].equal(pair(1, 0)) and soup[1].equal(pair(0, 1)) and state["logits"]["a"].tolist() == [1, 0]
+    assert list(state["logits"]) == ["a"] and sent[0].content.equal(pair(2, 1))
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"num_models": 0}, "num_models is 0"),
+        ({"soup_step": "x"}, "soup_step is 'x'; it must be one of normalized, gradient"),
+        ({"weight_step": "x"}, "weight_step"),
+        ({"inner_product": "x"}, "inner_product"),
+        ({"order": "x"}, "order"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(UserError, match=message):
+        FedMerge(**settings)
+    with pytest.raises(UserError, match="models_per_client is 9; it must be 1 to num_models"):
+        FedMergeFixed(models_per_client=9)

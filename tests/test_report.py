@@ -1,0 +1,265 @@
+"""The report of full, unfinished and damaged runs, and the pictures."""
+
+import base64
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import matplotlib as mpl
+import pytest
+
+from llm_fed.errors import UserError
+from llm_fed.eval import plots
+from llm_fed.eval.report import write_report
+from llm_fed.eval.scores import summarize
+
+CLIENTS = ["snli", "cola", "trec", "wic"]
+CONFIG = """\
+seed: 3
+rounds: 20
+base: {name: some/base-3B}
+method: {name: fedmerge, num_models: 2}
+task: {name: flan, path: null}
+"""
+
+
+def write_run(folder, rounds=20, clients=CLIENTS, final=True, tail=""):
+    """A run's folder as the round loop writes it; client number i scores 40 + 4 i on the test split."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(CONFIG)
+    lines, timing = [], []
+    for number in range(1, rounds + 1):
+        losses = {client: 2 * math.exp(-number / 8) + 0.1 * i for i, client in enumerate(clients)}
+        if number % 10 == 0:
+            losses[clients[0]] = None
+            event = {
+                "client": clients[0],
+                "event": "client failed",
+                "reason": "the loss is not finite at step 3",
+            }
+            lines.append({"kind": "event", "round": number, **event})
+        for client, loss in losses.items():
+            work = {
+                "loss": loss,
+                "steps": 20,
+                "examples": 300,
+                "bytes_up": 1500,
+                "bytes_down": 2500,
+                "staleness": 0,
+            }
+            lines.append({"kind": "client", "round": number, "client": client, **work})
+        counts = {"asked": 4, "arrived": 4, "refused": 0, "failed": int(number % 10 == 0)}
+        traffic = {"bytes_up": 6000, "bytes_down": 10000, "padding": 0.07}
+        lines.append(
+            {"kind": "round", "round": number, "lr": 1e-4, "loss": 2.0 / number, **counts, **traffic}
+        )
+        weights = {"clients": clients, "values": [[i / 4, 1 - i / 4] for i in range(len(clients))]}
+        lines.append({"kind": "server", "round": number, "weights": weights})
+        if number % 5 == 0:
+            lines.append(score_line(number, "validation", clients, 30 + number / 2))
+        timing.append({"round": number, "seconds": 12.0, "parts": {"local": 11.4, "server": 0.6}})
+    if final:
+        lines.append(score_line(15, "test", clients, 40))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + tail, errors="surrogateescape"
+    )
+    (folder / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timing))
+    return folder
+
+
+def score_line(number, split, clients, lowest):
+    summary = summarize("rouge1", {client: lowest + 4.0 * i for i, client in enumerate(clients)})
+    return {"kind": "score", "round": number, "split": split, **summary.as_json()}
+
+
+class Page(HTMLParser):
+    """Tags, addresses and the text of a page."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.addresses, self.text = [], [], ""
+        self.feed(html)
+        self.text = re.sub(r"\s+", " ", self.text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "srcset", "href")]
+
+    def handle_data(self, data):
+        self.text += " " + data
+
+
+def read(run):
+    return Page(write_report(run).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    run = write_run(tmp_path_factory.mktemp("runs") / "my run")
+    return run, read(run)
+
+
+def test_full_run(full):
+    """Test scores 40, 44, 48, 52: mean 46, std sqrt(20) = 4.5, worst half 42. 20 rounds of 6000 bytes up."""
+    _, page = full
+    for expected in (
+        "fedmerge on flan",
+        "run my run · base some/base-3B · seed 3",
+        "Finished: 20 of 20 rounds.",
+        "rouge1 (0–100) on the test split, models of round 15. Worst half: mean of the lowest 2 of 4",
+        "46.0 ± 4.5",
+        "worst half 42.0",
+        "snli 40.0 0.186 20 300 30 kB 50 kB 2 cola 44.0",  # it failed in round 20: the loss is round 19's
+        "bytes up 120 kB bytes down 200 kB time 4.0 min padding 7.0 %",
+        "uploads refused: 0, clients failed: 2.",
+        "client failed , snli, round 10, 20 the loss is not finite at step 3",
+        "local 3.8 min 95.0 % server 12.0 s 5.0 %",
+        "llm-fed run 'my run/config.yaml' --out 'my run-again'",
+        "method: {name: fedmerge, num_models: 2}",
+        "Merging weights after round 20",
+    ):
+        assert expected in page.text
+    assert "Not finished" not in page.text and "incomplete" not in page.text
+
+
+def test_the_file_needs_nothing_from_outside(full):
+    run, page = full
+    pictures = [address for address in page.addresses if address.startswith("data:image/png;base64,")]
+    assert len(pictures) == 8  # four pictures, each for light and dark pages
+    assert len(set(pictures)) == 8
+    assert all(base64.b64decode(address.partition(",")[2]).startswith(b"\x89PNG") for address in pictures)
+    assert all(address.startswith("data:") for address in page.addresses)
+    assert "script" not in page.tags
+    html = (run / "report.html").read_text(encoding="utf-8")
+    assert "http" not in html and "url(" not in html and "@import" not in html
+
+
+def test_the_report_is_the_only_thing_written_and_always_the_same(full):
+    run, _ = full
+    first = (run / "report.html").read_bytes()
+    assert {path.name for path in run.iterdir()} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "report.html",
+    }
+    assert write_report(run).read_bytes() == first
+
+
+def test_unfinished_run_with_a_cut_line(tmp_path):
+    page = read(
+        write_run(tmp_path / "run", rounds=7, final=False, tail='{"kind": "client", "client": "\udcc3')
+    )
+    assert "Not finished: 7 of 20 rounds, no final score yet." in page.text
+    assert "The last line of metrics.jsonl is incomplete" in page.text
+    assert "rouge1 (0–100) on the validation split, models of round 5: not the final score." in page.text
+
+
+def test_run_before_its_first_score(tmp_path):
+    page = read(write_run(tmp_path / "run", rounds=2, final=False))
+    assert "Not finished: 2 of 20 rounds" in page.text
+    assert "Score by round" not in page.text and "Training loss by round" in page.text
+    assert "snli – 1.558" in page.text
+
+
+def test_all_rounds_but_no_test_score(tmp_path):
+    page = read(write_run(tmp_path / "run", final=False))
+    assert "All 20 rounds are done, but there is no test score." in page.text
+
+
+def test_run_that_has_only_its_configuration(tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    page = read(tmp_path)
+    assert "Not finished: 0 of 20 rounds" in page.text
+    assert "img" not in page.tags
+
+
+def test_run_without_timing_and_merging_weights(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "timing.jsonl").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if '"server"' not in line))
+    page = read(run)
+    assert "Merging weights" not in page.text and "part of the rounds" not in page.text
+    assert page.tags.count("img") == 3
+
+
+def test_names_are_text_and_never_markup(tmp_path):
+    names = ["<script>alert(1)</script>", 'a"&b', "$\\frac{1}$ 100%", "北京 клиент", "x" * 200]
+    page = read(write_run(tmp_path / "run", clients=names))
+    assert "script" not in page.tags
+    for name in names:
+        assert name in page.text
+
+
+def test_damaged_files(tmp_path):
+    with pytest.raises(UserError, match="is not the folder of a run: config.yaml cannot be read"):
+        write_report(tmp_path / "nowhere")
+    run = write_run(tmp_path / "run")
+    (run / "metrics.jsonl").write_text('{"kind": "round"\n{}\n')
+    with pytest.raises(UserError, match="metrics.jsonl, line 1 is not JSON"):
+        write_report(run)
+    for text in ("rounds: 3\n", "a: [\n", ""):
+        (run / "config.yaml").write_text(text)
+        with pytest.raises(UserError, match="is not the configuration that `llm-fed run` saved"):
+            write_report(run)
+    assert not (run / "report.html").exists()
+
+
+def comments(path):
+    """matplotlib notes each text of an SVG in a comment."""
+    return re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8"))
+
+
+def test_rows_of_a_group_are_drawn_together(tmp_path):
+    groups = ["sort", "count", "sort"]
+    weights = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]
+    texts = comments(plots.plot_weights(tmp_path / "w.svg", ["a-1", "$b_{$", "a-2"], weights, groups=groups))
+    assert [text for text in texts if text in ("a-1", "$b_{$", "a-2")] == ["a-1", "a-2", "$b_{$"]
+    assert [text for text in texts if text in groups] == ["sort", "count"]
+    assert [text for text in texts if re.fullmatch(r"0\.\d\d", text)] == [
+        "0.90",
+        "0.10",
+        "0.70",
+        "0.30",
+        "0.20",
+        "0.80",
+    ]
+
+
+def test_large_heat_map_has_no_names_and_no_values(tmp_path):
+    texts = comments(
+        plots.plot_weights(tmp_path / "w.svg", [f"client-{i}" for i in range(60)], [[0.25] * 4] * 60)
+    )
+    assert "client" in texts and not any(text.startswith("client-") or text == "0.25" for text in texts)
+
+
+def test_methods_side_by_side(tmp_path):
+    scores = {
+        "local": {"a client with a very long name": [40.0, 44.0], "b": [50.0, 50.0]},
+        "fedmerge": {"a client with a very long name": [60.0], "b": [70.0]},
+    }
+    texts = comments(plots.plot_methods(tmp_path / "m.svg", scores, metric="rouge1"))
+    assert {"local", "fedmerge", "a client with a very lo…", "b", "mean", "rouge1"} <= set(texts)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_equal_data_gives_equal_files_and_leaves_matplotlib_alone(tmp_path, suffix):
+    settings = dict(mpl.rcParams)
+    pictures = []
+    for copy in "ab":
+        losses = {"x": ([1, 2], [2.0, math.nan]), "y": ([2], [1.0])}
+        path = plots.plot_losses(tmp_path / f"{copy}{suffix}", losses, ([1, 2], [2.0, 1.0]), dark=True)
+        assert path == tmp_path / f"{copy}{suffix}"
+        pictures.append(path.read_bytes())
+    assert pictures[0] == pictures[1]
+    assert dict(mpl.rcParams) == settings
+
+
+@pytest.mark.parametrize(
+    ("largest", "unit"), [(0, "bytes"), (999, "bytes"), (1000, "kB"), (10**6, "MB"), (5 * 10**16, "TB")]
+)
+def test_bytes_have_a_fitting_unit(tmp_path, largest, unit):
+    texts = comments(plots.plot_bytes(tmp_path / "b.svg", [1, 2], [largest, 0], [0, 0]))
+    assert f"{unit} per round" in texts

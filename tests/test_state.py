@@ -1,0 +1,107 @@
+"""State, stacking, means and the wire format."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llm_fed.errors import UserError
+from llm_fed.merge import mean
+from llm_fed.state import State, combine, stack, unstack
+from llm_fed.wire import WireError, pack, unpack
+
+
+def state(a: float, b: float, count: int = 0, running: float = 0.0) -> State:
+    extras = {"count": torch.tensor(count), "running": torch.tensor([running])}
+    return State.of({"x.lora_A": torch.full((2, 3), float(a)), "x.lora_B": torch.full((4,), float(b))}, extras)
+
+
+def test_arithmetic_leaves_its_operands_alone_and_integers_where_they_are():
+    left, right = state(1, 2, count=7, running=1.0), state(10, 20, count=9, running=3.0)
+    total, half = left + right, 0.5 * (right - left)
+    assert total["x.lora_A"].tolist() == [[11.0] * 3] * 2 and total["x.lora_B"].tolist() == [22.0] * 4
+    assert half["x.lora_A"][0, 0] == 4.5 and half["x.lora_B"][0] == 9.0
+    assert total.extras["count"] == 7 and total.extras["running"] == 4.0 and half.extras["running"] == 1.0
+    assert left.equal(state(1, 2, count=7, running=1.0)) and right.equal(state(10, 20, count=9, running=3.0))
+
+
+def test_mean_weighs_by_examples():
+    """(1 * 1 + 3 * 5) / 4 = 4; (1 * 2 + 3 * 6) / 4 = 5; running (1 * 0 + 3 * 2) / 4 = 1.5."""
+    merged = mean([state(1, 2, running=0.0), state(5, 6, running=2.0)], [1, 3])
+    assert merged["x.lora_A"].unique().tolist() == [4.0] and merged["x.lora_B"].unique().tolist() == [5.0]
+    assert merged.extras["running"] == 1.5
+    assert mean([state(1, 2), state(5, 6)])["x.lora_A"][0, 0] == 3.0
+    with pytest.raises(ValueError, match="sum to 0"):
+        mean([state(1, 2)], [0])
+
+
+def test_stacking_rows_that_lie_together_does_not_copy():
+    states = [state(i, -i) for i in range(3)]
+    rows = stack(states)
+    assert rows.shape == (3, 10) and rows[2, 0] == 2 and rows.data_ptr() != states[0].row.data_ptr()
+    back = unstack(rows, states[0])
+    assert stack(back).data_ptr() == rows.data_ptr()
+    assert torch.equal(stack(back[1:]), rows[1:]) and stack(back[1:]).data_ptr() == rows[1].data_ptr()
+    assert torch.equal(stack([back[2], back[0]]), rows[[2, 0]])  # not in order: copied
+    assert combine(back, torch.tensor([0.0, 1.0, 2.0]))["x.lora_A"][0, 0] == 5.0
+
+
+def test_states_of_other_entries_do_not_mix():
+    other = State.of({"x.lora_A": torch.zeros(2, 2), "x.lora_B": torch.zeros(4)})
+    with pytest.raises(ValueError, match=r"x.lora_A is \(2, 3\) here and \(2, 2\) there"):
+        state(1, 2) + other
+    with pytest.raises(ValueError, match="different entries"):
+        stack([state(1, 2), other])
+
+
+def test_entries_of_several_dtypes_are_refused():
+    with pytest.raises(ValueError, match="one floating dtype, got torch.float32, torch.int64"):
+        State.of({"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.int64)})
+
+
+def test_select_and_put_back():
+    whole = state(1, 2)
+    part = whole.select("lora_B$")
+    assert list(part) == ["x.lora_B"] and part.layout.size == 4
+    assert whole.updated(part * 3)["x.lora_B"].tolist() == [6.0] * 4 and whole["x.lora_B"].tolist() == [2.0] * 4
+    with pytest.raises(UserError, match="'lora_C' matches none of 2 entries, e.g. x.lora"):
+        whole.select("lora_C")
+    assert whole.layout.segments(".") == [slice(0, 10)] and whole.layout.segments("B$") == [slice(6, 10)]
+
+
+def test_wire_round_trip_shares_no_memory():
+    message = {
+        "soup": [state(1, 2), state(3, 4)],
+        "logits": {"ä": torch.arange(3, dtype=torch.float64)},
+        "half": State.of({"b": torch.ones(3, dtype=torch.bfloat16)}),
+        "plain": [None, True, 3, 0.1, "text", {}],
+    }
+    data = pack(message)
+    back = unpack(data)
+    assert back["plain"] == message["plain"] and torch.equal(back["logits"]["ä"], message["logits"]["ä"])
+    assert all(mine.equal(theirs) for mine, theirs in zip(back["soup"], message["soup"], strict=True))
+    assert back["half"].row.dtype == torch.bfloat16
+    back["soup"][0].row.zero_()
+    assert message["soup"][0].row.sum() == 14
+    assert pack(message) == data
+
+
+def test_a_message_costs_its_numbers_and_a_header():
+    """10 float32 numbers are 40 bytes; 1000 more are 4000 more, and the header grows by the digits only."""
+    small = State.of({"x": torch.zeros(10)})
+    large = State.of({"x": torch.zeros(1010)})
+    assert 4000 <= len(pack(large)) - len(pack(small)) <= 4016
+    assert len(pack(small)) < 40 + 300
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:-5], lambda d: d[:20], lambda d: b"", lambda d: b"PK" + d[2:], lambda d: b"{}"])
+def test_damaged_bytes_are_named(damage):
+    with pytest.raises(WireError, match="not a message"):
+        unpack(damage(pack(state(1, 2))))
+
+
+def test_objects_do_not_travel():
+    with pytest.raises(TypeError, match="object cannot travel"):
+        pack({"x": object()})
+    with pytest.raises(TypeError, match="string keys"):
+        pack({1: 2})

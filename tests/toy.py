@@ -1,0 +1,80 @@
+"""A federation without a language model: each client pulls one vector towards its own target, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from llm_fed.cohort import drive
+from llm_fed.config import LocalConfig, from_dict
+from llm_fed.errors import ClientError
+from llm_fed.schedule import Ask, Synchronous
+from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.training import Fitted, Work
+
+STEP = 0.5  # share of the way to the target that one local step goes
+
+
+def draw(generator: torch.Generator) -> State:
+    """Two layers with a matrix A and a zero matrix B each, named as a LLaMA's adapter entries are."""
+    entries: dict[str, torch.Tensor] = {}
+    for layer in range(2):
+        entries[f"model.layers.{layer}.q.lora_A"] = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+        entries[f"model.layers.{layer}.q.lora_B"] = torch.zeros(3, 2, dtype=torch.float64)
+    return State.of(entries)
+
+
+def clients(number: int, seed: int = 0, sizes: list[int] | None = None) -> dict[str, Site]:
+    """Sites c0, c1, ... with `sizes` examples (default 1, 2, ...)."""
+    sizes = sizes or list(range(1, number + 1))
+    local = LocalConfig(steps=2, batch_size=1)
+    return {f"c{i}": Site(f"c{i}", "toy", local, seed, draw, train=[i] * sizes[i]) for i in range(number)}  # type: ignore[arg-type, list-item]
+
+
+def server(seed: int = 0) -> Site:
+    return Site("server", "toy", LocalConfig(), seed, draw)  # type: ignore[arg-type]
+
+
+@dataclass
+class ToyRuntime:
+    """Fits by moving a share STEP of the way to the client's target, once per step; can be told to fail or poison."""
+
+    targets: dict[str, float]
+    fail: set[str] = field(default_factory=set)
+    log: list[tuple[int, str]] = field(default_factory=list)
+
+    def run(self, work: Any) -> dict[str, Any]:
+        return drive(work, lambda requests: [self._fit(request.payload) for request in requests])
+
+    def take_work(self) -> Work:
+        return Work()
+
+    def _fit(self, job: Any) -> Any:
+        self.log.append((len(job.batches), job.client))
+        if job.client in self.fail:
+            return ClientError(f"client {job.client}: told to fail")
+        row = job.start.row
+        for _ in job.batches:
+            row = row + STEP * (self.targets[job.client] - row)
+        return Fitted(job.start.like(row), tuple(float(abs(self.targets[job.client] - row).mean()) for _ in job.batches))
+
+
+@dataclass(frozen=True)
+class LateSchedule:
+    """Everybody is asked in every third round; client ci answers i rounds later."""
+
+    names: tuple[str, ...]
+
+    def asks(self, round: int) -> list[Ask]:
+        return [Ask(name, i) for i, name in enumerate(self.names)] if round % 3 == 1 else []
+
+
+def everyone(names: Any) -> Synchronous:
+    return Synchronous(tuple(names))
+
+
+def config(**settings: Any) -> Any:
+    return from_dict({"eval": {"every": 0}, **settings})
