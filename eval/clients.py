@@ -33,9 +33,7 @@ def evaluate(
     asked = {name: client for name, client in clients.items() if client.queries.get(split)}
     if not asked:
         return None
-    outcomes = runtime.run(
-        {name: _score(personal, client, split, metric, limit) for name, client in asked.items()}
-    )
+    outcomes = runtime.run({name: _score(personal, client, split, metric, limit) for name, client in asked.items()})
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome

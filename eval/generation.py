@@ -1,4 +1,4 @@
-"""Answers of many clients in one batch: greedy generation and option scoring, every row under its own adapter.
+"""Answers of many clients in one batch: greedy generation and option scoring, each row under its own adapter.
 
 Shape letters: N rows of a batch, T tokens with padding, V vocabulary, R options of all rows.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,29 +18,32 @@ from llm_fed.bank import AdapterBank
 from llm_fed.errors import UserError
 from llm_fed.models.loading import Base
 
+Asked = tuple[int, Sequence[int]]  # row of the bank, token ids of the prompt
+Scored = tuple[int, Sequence[int], Sequence[Sequence[int]]]  # the same, and token ids of each option
+
 
 @torch.inference_mode()
 def generate(
     base: Base,
     bank: AdapterBank,
-    requests: Sequence[tuple[int, Sequence[int]]],
+    requests: Sequence[Asked],
     *,
     max_new_tokens: int,
     batch_size: int,
 ) -> list[str]:
-    """Greedy answers, in the order of the requests; sampling or penalties that a base's folder asks for are ignored.
+    """Greedy answers, in the order of the requests; the base's own sampling settings do not count.
 
-    An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the base's context is full.
-    It does not depend on the rows beside it, up to the rounding of a batched product (in half precision a near tie
-    between two tokens may fall either way). This is a loop of its own, and not `model.generate`, because here a row leaves
-    the batch when its answer ends.
+    An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is
+    full. It does not depend on the rows beside it, up to the rounding of a batched product (in half precision a
+    near tie of two tokens may fall either way). Unlike in `model.generate`, a row leaves the batch when its
+    answer ends.
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
         batch_size: rows per forward pass; they are sorted by length, whichever adapter they use.
 
     Raises:
-        UserError: an empty prompt, or one that fills the context.
+        UserError: an empty prompt, or one that is longer than the base's context.
     """
     stops = _stop_tokens(base)
     rooms = [_room(base, prompt, max_new_tokens) for _, prompt in requests]
@@ -48,9 +52,9 @@ def generate(
     order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]))
     for at in range(0, len(order), batch_size):
         chosen = order[at : at + batch_size]
-        batch = [requests[i] for i in chosen]
-        for i, tokens in zip(chosen, _answers(base, bank, batch, [rooms[i] for i in chosen], stops), strict=True):
-            texts[i] = base.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        answers = _answers(base, bank, [requests[i] for i in chosen], [rooms[i] for i in chosen], stops)
+        for i, tokens in zip(chosen, answers, strict=True):
+            texts[i] = str(base.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
     return texts
 
 
@@ -58,13 +62,13 @@ def generate(
 def option_log_likelihoods(
     base: Base,
     bank: AdapterBank,
-    requests: Sequence[tuple[int, Sequence[int], Sequence[Sequence[int]]]],
+    requests: Sequence[Scored],
     *,
     batch_size: int,
 ) -> list[list[float]]:
-    """The log-likelihood of each option after its prompt (the sum over the option's tokens, in nats), without generation.
+    """The log-likelihood of each option after its prompt: the sum over the option's tokens, in nats.
 
-    A prompt is processed once for all its options.
+    Nothing is generated; a prompt is processed once for all its options.
 
     Args:
         requests: (row of the bank, token ids of the prompt, token ids of each option).
@@ -75,10 +79,10 @@ def option_log_likelihoods(
     """
     for _, prompt, options in requests:
         if not options or not all(options):
-            raise UserError("option scoring needs at least one option per example, and at least one token per option")
+            raise UserError("option scoring needs an option per example and a token per option; one is empty")
         _room(base, prompt, max(map(len, options)), at_least=max(map(len, options)))
     results: list[list[float]] = [[] for _ in requests]
-    for chosen in _batches([len(options) for _, _, options in requests], [len(r[1]) for r in requests], batch_size):
+    for chosen in _batches(requests, batch_size):
         scores = iter(_score(base, bank, [requests[i] for i in chosen]))
         for i in chosen:
             results[i] = [next(scores) for _ in requests[i][2]]
@@ -88,7 +92,7 @@ def option_log_likelihoods(
 def _answers(
     base: Base,
     bank: AdapterBank,
-    batch: Sequence[tuple[int, Sequence[int]]],
+    batch: Sequence[Asked],
     rooms: Sequence[int],
     stops: set[int],
 ) -> list[list[int]]:
@@ -113,15 +117,13 @@ def _answers(
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         if going:
             kept = torch.tensor([live.index(n) for n in going], device=ids.device)
-            cache.reorder_cache(kept)
+            _select(cache, kept)
             ids, mask = ids[kept], mask[kept]
         live = going
     return answers
 
 
-def _score(
-    base: Base, bank: AdapterBank, batch: Sequence[tuple[int, Sequence[int], Sequence[Sequence[int]]]]
-) -> list[float]:
+def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored]) -> list[float]:
     """The log-likelihoods of all options of the batch, one request after another (R)."""
     device = base.model.device
     index = torch.tensor([row for row, _, _ in batch])
@@ -135,7 +137,7 @@ def _score(
     labels = pad_sequence(options, batch_first=True)  # (R, T)
     real = pad_sequence([torch.ones_like(option) for option in options], batch_first=True)
     if labels.shape[1] > 1:
-        cache.reorder_cache(places)
+        _select(cache, places)
         mask = torch.cat([mask[places], real[:, 1:]], dim=1)
         with bank.attached(index[owner]):
             rest, _ = _forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1)
@@ -146,7 +148,7 @@ def _score(
 
 
 def _forward(base: Base, ids: Tensor, mask: Tensor, cache: Cache | None, keep: int) -> tuple[Tensor, Cache]:
-    """Logits (N, keep, V) of the last `keep` of the new tokens `ids` (N, T), and the cache that includes them.
+    """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them.
 
     `mask` covers what is in the cache and the new tokens. Positions count real tokens only.
     """
@@ -163,43 +165,50 @@ def _forward(base: Base, ids: Tensor, mask: Tensor, cache: Cache | None, keep: i
     return output.logits[:, -keep:], output.past_key_values
 
 
+def _select(cache: Cache | None, rows: Tensor) -> None:
+    """Keep (or repeat) these rows of the cache; every kind of cache can do so, as beam search needs it."""
+    cast(Cache, cache).reorder_cache(cast(torch.LongTensor, rows))
+
+
 def _pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids (N, T) and the mask (N, T) of the real ones. The value of padding reaches nothing, as it is masked."""
+    """Token ids (N, T) and the mask (N, T) of the real ones; as padding is masked, its value is free."""
     rows = [torch.tensor(prompt) for prompt in prompts]
     ids = pad_sequence(rows, batch_first=True, padding_side="left")
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
     return ids.to(device), mask.to(device)
 
 
-def _batches(sizes: Sequence[int], lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Items cut, longest first, into batches whose sizes sum to at most `limit`, with at least one item each."""
+def _batches(requests: Sequence[Scored], limit: int) -> Iterator[list[int]]:
+    """The requests, longest prompt first, in batches of at most `limit` options and at least one request."""
     batch: list[int] = []
-    for i in sorted(range(len(sizes)), key=lambda i: -lengths[i]):
-        if batch and sum(sizes[n] for n in batch) + sizes[i] > limit:
+    size = 0
+    for i in sorted(range(len(requests)), key=lambda i: -len(requests[i][1])):
+        options = len(requests[i][2])
+        if batch and size + options > limit:
             yield batch
-            batch = []
+            batch, size = [], 0
         batch.append(i)
+        size += options
     if batch:
         yield batch
 
 
 def _room(base: Base, prompt: Sequence[int], wanted: int, at_least: int = 1) -> int:
-    """How many of the wanted tokens fit after the prompt.
-
-    Nothing stands behind the last token, so it needs no place in the context.
-    """
+    """How many of the wanted tokens fit after the prompt; the last one is not read, so it needs no place."""
+    if not prompt:
+        raise UserError("a prompt has no tokens; use a template that puts text around it (task.template)")
     context = getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
     room = wanted if context is None else min(wanted, context - len(prompt) + 1)
-    if not prompt or room < at_least:
+    if room < at_least:
         raise UserError(
-            f"a prompt of {len(prompt)} tokens cannot be answered with {at_least} or more: {base.name!r} has a context of "
-            f"{context}; shorten the examples (task.max_length) or use a template that gives text"
+            f"a prompt of {len(prompt)} tokens leaves no room for an answer of {at_least}: the context of "
+            f"{base.name!r} is {context} tokens; lower task.max_length, so that longer examples are skipped"
         )
     return room
 
 
 def _stop_tokens(base: Base) -> set[int]:
-    """Every token that ends an answer: the tokenizer's EOS and those of the base (a chat model has several)."""
+    """Every token that ends an answer: the tokenizer's EOS and the base's (a chat model has several)."""
     stops = base.model.generation_config.eos_token_id
     stops = [stops] if isinstance(stops, int) else stops or []
     return {*stops, base.tokenizer.eos_token_id}

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from llm_fed import adapters
-from llm_fed.config import BaseConfig, ColumnsConfig, Config, from_dict
+from llm_fed.config import BaseConfig, ColumnsConfig, Config
+from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import Summary
 from llm_fed.experiment import Experiment, choose_device, prepare
@@ -112,7 +113,9 @@ def adapter_folders(folder: Path) -> dict[str, Path]:
     """The exported adapter of each client of a finished run."""
     read_config(folder)
     if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first")
+        raise UserError(
+            f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
+        )
     return {path.name: path for path in sorted((folder / "adapters").iterdir()) if not path.name.startswith(".")}
 
 
@@ -135,5 +138,3 @@ def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> S
     if summary is None:
         raise UserError(f"no client has a {split} split; with task.validation above 0 a validation split is held out")
     return summary
-
-

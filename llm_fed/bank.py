@@ -31,9 +31,7 @@ class Lora:
     rank: int
     alpha: float
     dropout: float
-    target_modules: (
-        tuple[str, ...] | str
-    )  # as in PEFT: last parts of names, a regular expression, or all-linear
+    target_modules: tuple[str, ...] | str  # as in PEFT: last parts of names, a regular expression, or all-linear
 
     @classmethod
     def from_config(cls, config: AdapterConfig) -> Lora:
@@ -107,9 +105,7 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
     return Layout(tuple(names), tuple(shapes))
 
 
-def draw(
-    model: nn.Module, structure: Lora, generator: torch.Generator, dtype: torch.dtype = torch.float32
-) -> State:
+def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> State:
     """A fresh adapter as PEFT draws it, from a CPU generator: A uniform within 1/sqrt(in) of zero, B zero."""
     places = layout(model, structure)
     state = State(places, torch.zeros(places.size, dtype=dtype))
@@ -117,6 +113,16 @@ def draw(
         if name.endswith(".lora_A"):
             nn.init.kaiming_uniform_(state[name], a=math.sqrt(5), generator=generator)
     return state
+
+
+def freeze(model: nn.Module) -> None:
+    """Make `model` a base: no gradients, eval mode, and 4-bit weights that stay fit for training."""
+    model.requires_grad_(False).eval()
+    for module in model.modules():
+        # On CPUs with AVX512-BF16, bitsandbytes' first evaluation would turn the weights, for good, into a form
+        # whose product has no backward: all gradients that pass through the layer would silently be lost.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 class AdapterBank:
@@ -145,7 +151,8 @@ class AdapterBank:
         dtype: torch.dtype = torch.float32,
         train: str = r".*",
     ):
-        self.model, self.structure = model.requires_grad_(False).eval(), structure
+        freeze(model)
+        self.model, self.structure = model, structure
         self.targets, self.layout = targets(model, structure), layout(model, structure)
         device = next(model.parameters()).device
         self.rows = torch.zeros(num_rows, self.layout.size, dtype=dtype, device=device)

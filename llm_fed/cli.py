@@ -46,8 +46,12 @@ def _stop(message: object, code: int) -> None:
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A YAML file, e.g. scripts/runs/flan_cpu.yaml.")],
-    settings: Annotated[list[str] | None, typer.Argument(help="key=value words laid over it, e.g. local.lr=1e-4.")] = None,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="The run folder (default: runs/<config>-<method>-seed<n>).")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="key=value words laid over it, e.g. local.lr=1e-4.")
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="The run folder (default: runs/<config>-<method>-seed<n>).")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete what an earlier run left in the folder.")] = False,
 ) -> None:
     """Train a federation, or continue it: the same command goes on where it stopped."""
@@ -56,10 +60,9 @@ def run(
 
 def train_command(config: Path, settings: list[str], out_dir: Path | None, fresh: bool) -> None:
     """What `llm-fed run` and `scripts/train.py` do."""
-    from llm_fed import config as configuration
-    from llm_fed import experiment
+    from llm_fed import configfile, experiment
 
-    resolved = configuration.load(config, settings)
+    resolved = configfile.load(config, settings)
     folder = out_dir or Path("runs") / f"{config.stem}-{resolved.method['name']}-seed{resolved.seed}"
     experiment.quiet()
     result = experiment.train(resolved, folder, fresh=fresh)
@@ -77,7 +80,9 @@ def quickstart(
 
     results = demo.run(out_dir, seed)
     _print_scores({method: result["scores"] for method, result in results.items()})
-    out.print(f"merging weights: {out_dir / 'merging_weights.png'}; personal adapters: {out_dir / 'fedmerge' / 'adapters'}")
+    out.print(
+        f"merging weights: {out_dir / 'merging_weights.png'}; personal adapters: {out_dir / 'fedmerge' / 'adapters'}"
+    )
 
 
 @app.command("eval")
@@ -87,7 +92,9 @@ def evaluate(
     base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
     adapter: Annotated[Path | None, typer.Option(help="With --base: a PEFT adapter folder.")] = None,
     task: Annotated[str | None, typer.Option(help="With --base: a task by name (see llm-fed tasks).")] = None,
-    data: Annotated[Path | None, typer.Option(help="With --base: a file of examples, or --task's local folder.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With --base: a file of examples, or --task's local folder.")
+    ] = None,
     metric: Annotated[str | None, typer.Option(help="Instead of the run's or the task's own.")] = None,
     template: Annotated[str, typer.Option(help="With --base: the prompt template.")] = "alpaca-short",
     dtype: Annotated[str, typer.Option(help="With --base: float32, bfloat16 or float16.")] = "float32",
@@ -107,7 +114,15 @@ def evaluate(
         if adapter is None or (task is None and data is None):
             raise UserError("--base needs --adapter DIR, and --task NAME or --data FILE")
         summary = runs.evaluate_adapter(
-            str(base), adapter, task=task, data=data, split=split, metric=metric, template=template, dtype=dtype, limit=limit
+            str(base),
+            adapter,
+            task=task,
+            data=data,
+            split=split,
+            metric=metric,
+            template=template,
+            dtype=dtype,
+            limit=limit,
         )
     if as_json:
         print(json.dumps(summary.as_json()))

@@ -1,20 +1,12 @@
-"""The configuration of a run: frozen dataclasses read from YAML plus `key=value` words, and checked before any work."""
+"""The configuration of a run: frozen dataclasses with documented defaults, and the check of their values."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from typing import Any
 
 from llm_fed.errors import UserError
-
-Section = TypeVar("Section")
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,10 @@ class AdapterConfig:
     rank: int = 8
     alpha: float = 16  # the adapter's output is scaled by alpha / rank
     dropout: float = 0.05
-    target_modules: tuple[str, ...] | str = ("q_proj", "v_proj")  # last parts of module names, or one regular expression
+    target_modules: tuple[str, ...] | str = (
+        "q_proj",
+        "v_proj",
+    )  # last parts of module names, or one regular expression
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,9 @@ class ColumnsConfig:
 class PartitionConfig:
     """How examples become clients, where the data does not say it by itself."""
 
-    kind: str = "natural"  # natural (folders, tasks, or columns.client) | split (k clients per natural one) | dirichlet | iid
+    kind: str = (
+        "natural"  # natural (folders, tasks, or columns.client) | split (k clients per natural one) | dirichlet | iid
+    )
     clients: int | None = None  # dirichlet, iid: how many clients; split: how many per natural client
     alpha: float = 0.5  # dirichlet: concentration
     label: str | None = None  # dirichlet: the column that holds the label
@@ -136,147 +133,13 @@ class Config:
     track: TrackConfig = field(default_factory=TrackConfig)
 
 
-def load(path: str | Path, words: list[str] | None = None) -> Config:
-    """The configuration in a YAML file with `key=value` words (dotted keys) laid over it, checked.
+def check(config: Config) -> None:
+    """Refuse a value out of range, naming the key.
 
     Raises:
-        UserError: the file cannot be read, a key is unknown (the closest one is named), or a value is out of range.
+        UserError: the first bad value, and what it must be.
     """
-    path = Path(path)
-    try:
-        given = OmegaConf.load(path)
-    except FileNotFoundError as error:
-        raise UserError(f"there is no configuration file {path}") from error
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error
-    for word in words or []:
-        if "=" not in word:
-            raise UserError(f"got {word!r} after the configuration file; settings look like local.lr=1e-4")
-    try:
-        merged = OmegaConf.to_container(OmegaConf.merge(given, OmegaConf.from_dotlist(words or [])), resolve=True)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot lay {words} over {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(merged, dict):
-        raise UserError(f"{path} holds {type(merged).__name__}, not a mapping of settings")
-    return from_dict(merged)
 
-
-def from_dict(tree: dict[str, Any]) -> Config:
-    """A checked configuration from nested plain values.
-
-    Raises:
-        UserError: see `load`.
-    """
-    config = _build(Config, tree, "")
-    _check(config)
-    return config
-
-
-def as_dict(config: Config) -> dict[str, Any]:
-    """The configuration as nested plain values, as YAML and JSON want them."""
-
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {_key(f.name): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-    return plain(config)
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key."""
-    items: dict[str, Any] = {}
-    for key, value in tree.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return items
-
-
-def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
-    """Refuse keys that are not `known`, naming the closest one."""
-    for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0)
-            raise UserError(f"unknown key {where}{key}; the closest is {where}{close[0]}, of {', '.join(known)}")
-
-
-def coerce(value: Any, kind: Any, where: str) -> Any:
-    """`value` as a dataclass field annotated `kind` wants it.
-
-    Raises:
-        UserError: it is of another type.
-    """
-    wanted = set(str(kind).replace(" ", "").split("|"))
-    if value is None:
-        if "None" in wanted:
-            return None
-    elif isinstance(value, bool):
-        if "bool" in wanted:
-            return value
-    elif isinstance(value, int):
-        if "int" in wanted:
-            return value
-        if "float" in wanted:
-            return float(value)
-    elif isinstance(value, float):
-        if "float" in wanted:
-            return value
-    elif isinstance(value, str):
-        if "float" in wanted and _is_number(value):  # YAML 1.1 reads 5e-5 as a string
-            return float(value)
-        if "str" in wanted:
-            return value
-    elif isinstance(value, list | tuple):
-        for element in ("str", "int"):
-            if f"tuple[{element},...]" in wanted and all(type(item).__name__ == element for item in value):
-                return tuple(value)
-    raise UserError(f"{where} is {value!r} ({type(value).__name__}); it takes {' or '.join(sorted(wanted))}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _key(name: str) -> str:
-    return name.removesuffix("_")  # `with` is a word of Python
-
-
-def _build(kind: type[Section], tree: Any, where: str) -> Section:
-    if not isinstance(tree, dict):
-        raise UserError(f"{where.rstrip('.')} is {tree!r}; it takes a mapping of settings")
-    fields = {_key(f.name): f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    check_keys(tree, list(fields), where)
-    values = {}
-    for key, value in tree.items():
-        spec = fields[key]
-        section = _SECTIONS.get(str(spec.type).removesuffix(" | None"))
-        if section is not None:
-            optional = str(spec.type).endswith("| None")
-            values[spec.name] = None if value is None and optional else _build(section, value, f"{where}{key}.")
-        elif str(spec.type).startswith("dict"):
-            if not isinstance(value, dict):
-                raise UserError(f"{where}{key} is {value!r}; it takes a mapping of settings")
-            values[spec.name] = value
-        else:
-            values[spec.name] = coerce(value, spec.type, f"{where}{key}")
-    return kind(**values)
-
-
-_SECTIONS: dict[str, type] = {
-    section.__name__: section
-    for section in (
-        BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, TaskConfig, LocalConfig, EvalConfig, CheckpointConfig,
-        TrackConfig,
-    )
-}  # fmt: skip
-
-
-def _check(config: Config) -> None:
     def require(good: bool, key: str, what: str) -> None:
         if not good:
             value = config
@@ -296,12 +159,16 @@ def _check(config: Config) -> None:
     require(config.rounds >= 1, "rounds", "at least 1")
     require(0 < config.participation <= 1, "participation", "above 0 and at most 1")
     per_pass = config.clients_per_pass
-    require(per_pass == "auto" or (isinstance(per_pass, int) and per_pass >= 1), "clients_per_pass", "auto or at least 1")
+    require(
+        per_pass == "auto" or (isinstance(per_pass, int) and per_pass >= 1), "clients_per_pass", "auto or at least 1"
+    )
     one_of("device", "auto", "cpu", "cuda")
     one_of("base.dtype", "float32", "bfloat16", "float16")
     one_of("base.quantization", None, "nf4", "int8")
     if config.adapter is None:
-        raise UserError("adapter is null: full models are not supported yet; give adapter.rank and adapter.target_modules")
+        raise UserError(
+            "adapter is null: full models are not supported yet; give adapter.rank and adapter.target_modules"
+        )
     require(config.adapter.rank >= 1, "adapter.rank", "at least 1")
     require(config.adapter.alpha > 0, "adapter.alpha", "above 0")
     require(0 <= config.adapter.dropout < 1, "adapter.dropout", "at least 0 and below 1")

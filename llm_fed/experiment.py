@@ -150,14 +150,14 @@ def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Re
         try:
             progress = restore(run.checkpoints.load(progress.best_round), experiment.clients)
         except WireError as error:
-            raise RunError(f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last") from error
+            raise RunError(
+                f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last"
+            ) from error
     reporter.note(f"testing round {progress.round} of {config.rounds}")
     messages = messages_for(experiment.method, progress.state, experiment.clients)
     for site in experiment.clients.values():
         site.begin(config.rounds + 1, config.local.lr)
-    finishing = {
-        id: experiment.method.finish(site, messages[id]) for id, site in experiment.clients.items()
-    }
+    finishing = {id: experiment.method.finish(site, messages[id]) for id, site in experiment.clients.items()}
     for outcome in experiment.runtime.run(finishing).values():
         if isinstance(outcome, Exception):
             raise outcome
@@ -201,7 +201,9 @@ class _Encoder:
     def _query(self, example: Example) -> Query:
         prompt = self._prompt(example.prompt)
         options = tuple(
-            encode_continuation(example.prompt, option, self.tokenizer, template=self.task.template).input_ids[len(prompt) :]
+            encode_continuation(example.prompt, option, self.tokenizer, template=self.task.template).input_ids[
+                len(prompt) :
+            ]
             for option in example.options
         )
         right = [index for index, option in enumerate(example.options) if option in example.answers]
@@ -236,7 +238,9 @@ def _same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> N
         run.remember("environment.json", now)
         return
     experiment.runtime.clients_per_pass = before["clients_per_pass"]
-    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key != "clients_per_pass" and before[key] != now[key]]
+    changed = [
+        f"{key} {before[key]} -> {now[key]}" for key in now if key != "clients_per_pass" and before[key] != now[key]
+    ]
     if changed:
         reporter.note(f"this run began elsewhere ({'; '.join(changed)}): results may differ in the last bits")
 

@@ -80,7 +80,9 @@ def federate(
             record = _collect(method, clients, schedule, run, progress, messages, answers)
             uploads = _arrivals(run, progress, record)
         with watch("server"):
-            progress.state = _single(runtime, server, round, lr(round), method.server_update(server, progress.state, uploads))
+            progress.state = _single(
+                runtime, server, round, lr(round), method.server_update(server, progress.state, uploads)
+            )
         work = runtime.take_work()
         run.log({"kind": "round", "round": round, "lr": lr(round), **record, "padding": round_(work.padding)})
         if report := method.report(progress.state):
@@ -121,7 +123,9 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site]) -> None:
     run.checkpoints.save(progress.round, state, rows)
     settings = run.config.checkpoint
     newest = run.checkpoints.rounds()[-settings.keep :]
-    run.checkpoints.prune(lambda round: round in newest or round in settings.keep_rounds or round == progress.best_round)
+    run.checkpoints.prune(
+        lambda round: round in newest or round in settings.keep_rounds or round == progress.best_round
+    )
 
 
 def restore(saved: Saved, clients: Mapping[str, Site]) -> Progress:
@@ -217,7 +221,8 @@ def _collect(
 def _arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Upload]:
     """Take what is due off its way, in the order (arrival, client), and refuse what is not as it should be."""
     due = sorted(
-        (item for item in progress.in_flight if item.arrival <= progress.round), key=lambda item: (item.arrival, item.client)
+        (item for item in progress.in_flight if item.arrival <= progress.round),
+        key=lambda item: (item.arrival, item.client),
     )
     progress.in_flight = [item for item in progress.in_flight if item.arrival > progress.round]
     contents = [unpack(item.content) for item in due]
@@ -234,9 +239,7 @@ def _arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Uplo
     return uploads
 
 
-def _score(
-    method: Method, clients: Mapping[str, Site], run: Run, progress: Progress, evaluate: Evaluate
-) -> bool:
+def _score(method: Method, clients: Mapping[str, Site], run: Run, progress: Progress, evaluate: Evaluate) -> bool:
     """Log the validation scores; whether they are the best so far."""
     summary = evaluate(messages_for(method, progress.state, clients), "validation")
     if summary is None:

@@ -44,7 +44,9 @@ def flaws(contents: list[Any], expected: list[Any], bounded: bool) -> list[str]:
         if not found[k] and not math.isfinite(norm):
             found[k] = "it holds NaN or infinite values, or its norm overflows"
         elif not found[k] and norm > limit:
-            found[k] = f"its norm {norm:.3g} is over {NORM_BOUND:g} times the median {limit / NORM_BOUND:.3g} of those it came with"
+            found[k] = (
+                f"its norm {norm:.3g} is over {NORM_BOUND:g} times the median {limit / NORM_BOUND:.3g} of those it came with"
+            )
     return found
 
 

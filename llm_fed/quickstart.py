@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llm_fed import config as configuration
-from llm_fed import experiment
-from llm_fed.eval.plots import merging_weights
+from llm_fed import configfile, experiment
+from llm_fed.eval.plots import plot_weights
 from llm_fed.run import read_records
 from llm_fed.tasks import synthetic
 from llm_fed.tracking import Reporter
@@ -27,12 +26,12 @@ def run(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
     results = {}
     for method in METHODS:
         words = [f"seed={seed}", f"base.name={ASSETS / 'tiny-base'}"]
-        resolved = configuration.load(ASSETS / "quickstart.yaml", words)
+        resolved = configfile.load(ASSETS / "quickstart.yaml", words)
         if method != resolved.method["name"]:
-            resolved = configuration.from_dict({**configuration.as_dict(resolved), "method": {"name": method}})
+            resolved = configfile.from_dict({**configfile.as_dict(resolved), "method": {"name": method}})
         reporter.note(f"{method}: {resolved.rounds} rounds")
         results[method] = experiment.train(resolved, folder / method, reporter=reporter)
     weights = [line["weights"] for line in read_records(folder / "fedmerge" / "metrics.jsonl") if "weights" in line][-1]
-    groups = synthetic.groups(weights["clients"])
-    merging_weights(folder / "merging_weights.png", weights["clients"], weights["values"], groups)
+    groups = [synthetic.group(client) for client in weights["clients"]]
+    plot_weights(folder / "merging_weights.png", weights["clients"], weights["values"], groups=groups)
     return results

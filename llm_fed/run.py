@@ -13,7 +13,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from llm_fed.checkpoint import Checkpoints, write_file
-from llm_fed.config import Config, as_dict, flat
+from llm_fed.config import Config
+from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import RunError, UserError
 
 # What may differ between the commands that start and continue a run, because it changes no number.
@@ -51,7 +52,9 @@ class Run:
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
-            raise RunError(f"another process is writing to {self.folder}; wait for it, or give another --out") from error
+            raise RunError(
+                f"another process is writing to {self.folder}; wait for it, or give another --out"
+            ) from error
         try:
             self._open()
         except BaseException:
@@ -151,7 +154,9 @@ class Run:
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(f"cannot write {path}: {error.strerror or error}. Make room, then give the same command to continue.")
+    return RunError(
+        f"cannot write {path}: {error.strerror or error}. Make room, then give the same command to continue."
+    )
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -11,9 +11,18 @@ from typing import Any
 
 from accelerate import Accelerator
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from llm_fed.config import Config, as_dict, flat
+from llm_fed.config import Config
+from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import UserError
 
 
@@ -50,7 +59,9 @@ class Reporter:
                 f"round {record['round']}: {record['split']} {record['metric']} {record['mean']:.2f} "
                 f"(std {record['std']:.2f} over clients, worst half {record['worst_half']:.2f})"
             )
-            self._track({f"{record['split']}/{key}": record[key] for key in ("mean", "std", "worst_half")}, record["round"])
+            self._track(
+                {f"{record['split']}/{key}": record[key] for key in ("mean", "std", "worst_half")}, record["round"]
+            )
             self._track({f"{record['split']}/clients/{id}": v for id, v in record["clients"].items()}, record["round"])
         elif record["kind"] == "event":
             self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
@@ -63,7 +74,10 @@ class Reporter:
         else:
             megabytes = (record["bytes_up"] + record["bytes_down"]) / 1e6
             self.note(f"round {record['round']}/{self._rounds}: {loss}, {megabytes:.1f} MB moved{missing}")
-        self._track({key: record[key] for key in ("loss", "lr", "bytes_up", "bytes_down", "padding") if key in record}, record["round"])
+        self._track(
+            {key: record[key] for key in ("loss", "lr", "bytes_up", "bytes_down", "padding") if key in record},
+            record["round"],
+        )
 
     @contextmanager
     def tracking(self, config: Config, folder: Path) -> Iterator[None]:
@@ -80,7 +94,10 @@ class Reporter:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._accelerator = Accelerator(log_with=list(config.track.with_), project_dir=folder / "trackers")
-                plain = {key: value if isinstance(value, int | float | str) else str(value) for key, value in flat(as_dict(config)).items()}
+                plain = {
+                    key: value if isinstance(value, int | float | str) else str(value)
+                    for key, value in flat(as_dict(config)).items()
+                }
                 self._accelerator.init_trackers(config.track.project, config=plain)
         columns = (
             TextColumn("round"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),

@@ -68,7 +68,9 @@ def _flatten(node: Any, tensors: dict[str, Tensor]) -> Any:
         if not all(isinstance(key, str) for key in node):
             raise TypeError(f"only string keys can travel, got {sorted(map(repr, node))[:3]}")
         return {"d": [[key, _flatten(value, tensors)] for key, value in node.items()]}
-    raise TypeError(f"{type(node).__name__} cannot travel: a message is made of numbers, strings, lists, dicts, tensors, states")
+    raise TypeError(
+        f"{type(node).__name__} cannot travel: a message is made of numbers, strings, lists, dicts, tensors, states"
+    )
 
 
 def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
@@ -81,5 +83,7 @@ def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
     if "s" in node:
         names, shapes = node["s"]
         layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
-        return State(layout, tensors[node["row"]["t"]], {name: _restore(value, tensors) for name, value in node["extras"]})
+        return State(
+            layout, tensors[node["row"]["t"]], {name: _restore(value, tensors) for name, value in node["extras"]}
+        )
     return {key: _restore(value, tensors) for key, value in node["d"]}

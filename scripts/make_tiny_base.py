@@ -10,21 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from llm_fed.rng import derive
 
-# An animal is one value of each trait.
+# An animal is one value of each trait, e.g. a red fox.
 TRAITS = {
-    "colour": "red blue green black white brown grey golden".split(),
-    "kind": "fox bear crow toad deer mole seal wolf".split(),
-    "home": "cave forest river desert meadow swamp island mountain".split(),
-    "food": "grass fish nuts seeds honey berries roots leaves".split(),
-    "voice": "whistles barks hums clicks growls chirps howls hisses".split(),
+    "colour": "red blue green black white brown grey golden pink purple orange yellow silver pale dark spotted".split(),
+    "kind": "fox bear crow toad deer mole seal wolf goat hare lynx newt owl pony rat swan".split(),
 }
-DESCRIPTION = "A {colour} {kind} from the {home} eats {food} and {voice}."
-# A rule: one trait decides a code word ("by its food, the animal gets bus four"). In the base's texts each rule holds
+# What can be asked about an animal: a trait decides a code word. In the base's texts each of these rules holds
 # everywhere; the federation's groups have rules for the pens that contradict the base's and each other's.
 CODES = {
     "bus": "one two three four five six seven eight".split(),
@@ -33,32 +30,37 @@ CODES = {
     "bowl": "tin iron brass steel glass clay wood stone".split(),
     "pen": "oak elm fir ash yew bay fig ivy".split(),
 }
+DECIDES = {"bus": ("kind",), "keeper": ("colour",), "flag": ("kind",), "bowl": ("colour",), "pen": ("kind", "colour")}
+QUESTIONS = ("Which {thing} is for the {animal}?", "Name the {thing} of the {animal}.")
 INSTRUCTION = "### Instruction:\n{prompt}\n\n### Response:\n"
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 
 
-def describe(animal: dict[str, str], question: str) -> str:
-    """The prompt about one animal."""
-    return f"{DESCRIPTION.format(**animal)} {question}"
+def assignment(values: list[str], codes: list[str], rng: random.Random) -> dict[str, str]:
+    """A random rule: value -> code word, each code word for equally many values."""
+    repeated = codes * (len(values) // len(codes))
+    return dict(zip(values, rng.sample(repeated, len(values)), strict=True))
 
 
 def texts(seed: int) -> Iterator[str]:
-    """An endless stream of documents: an animal, a question about one of its traits or about a rule, and the answer."""
+    """An endless stream of documents: a question about a trait of an animal, or about a rule, and the answer."""
     rng = random.Random(derive(seed, "texts"))
     rules = {
-        (trait, thing): dict(zip(values, rng.sample(codes, len(codes)), strict=True))
-        for trait, values in TRAITS.items()
-        for thing, codes in CODES.items()
+        (trait, thing): assignment(TRAITS[trait], CODES[thing], rng)
+        for thing, traits in DECIDES.items()
+        for trait in traits
     }
     while True:
         animal = {trait: rng.choice(values) for trait, values in TRAITS.items()}
-        trait = rng.choice(list(TRAITS))
-        if rng.random() < 0.3:
-            question, answer = f"What is its {trait}?", animal[trait]
+        if rng.random() < 0.25:
+            thing = rng.choice(list(TRAITS))
+            answer = animal[thing]
         else:
             thing = rng.choice(list(CODES))
-            question, answer = f"By its {trait}, which {thing}?", rules[trait, thing][animal[trait]]
-        yield INSTRUCTION.format(prompt=describe(animal, question)) + answer
+            trait = rng.choice(DECIDES[thing])
+            answer = rules[trait, thing][animal[trait]]
+        question = rng.choice(QUESTIONS).format(thing=thing, animal=" ".join(animal.values()))
+        yield INSTRUCTION.format(prompt=question) + answer
 
 
 def make_tokenizer(documents: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -96,15 +98,19 @@ def train(
     for step in range(steps):
         documents = [next(stream) + tokenizer.eos_token for _ in range(batch)]
         tokens = tokenizer(documents, padding=True, return_tensors="pt", return_token_type_ids=False)
+        marker = (tokens["input_ids"] == tokenizer.convert_tokens_to_ids(":")).flip(1).cumsum(1).flip(1)
+        response = (marker == 0) & (tokens["attention_mask"] == 1)
         labels = tokens["input_ids"].masked_fill(tokens["attention_mask"] == 0, -100)
-        loss = model(**tokens, labels=labels).loss
+        logits = model(**tokens).logits[:, :-1].flatten(0, 1)
+        losses = F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="none").view(batch, -1)
+        loss = (losses.sum() / (labels[:, 1:] >= 0).sum()) + (losses*response[:, 1:]).sum() / response.sum()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         if step % 100 == 0 or step == steps - 1:
-            print(f"step {step:5d}  loss {loss.item():.3f}  {time.perf_counter() - start:.0f} s", flush=True)
+            print(f"step {step:5d}  loss {loss.item():.3f} {((losses*response[:, 1:]).sum() / response.sum()).item():.3f}  {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def main() -> None:

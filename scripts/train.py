@@ -1,6 +1,6 @@
 """Train a federation under `accelerate launch`; takes the words of `llm-fed run`.
 
-    accelerate launch --config_file accelerate_config.yaml scripts/train.py CONFIG.yaml key=value ... [--out DIR] [--fresh]
+accelerate launch --config_file accelerate_config.yaml scripts/train.py CONFIG.yaml key=value ... [--out DIR] [--fresh]
 """
 
 from __future__ import annotations

@@ -69,7 +69,10 @@ def test_each_row_is_stock_peft_with_its_own_adapter(kind, index):
 def test_gradients_add_up_and_respect_train():
     model, structure = tiny.build("llama", DOUBLE), structure_of("llama")
     states = random_states(model, structure, 2)
-    everything, only_b = bank_of(model, structure, states), bank_of(model, structure, states, train=r"lora_B$")
+    everything, only_b = (
+        bank_of(model, structure, states),
+        bank_of(model, structure, states, train=r"lora_B$"),
+    )
     for bank, times in ((everything, 1), (only_b, 2)):
         for _ in range(times):
             with bank.attached(torch.tensor([0, 1])):
@@ -144,7 +147,7 @@ def test_half_precision_base_with_float32_adapters_is_like_peft(autocast):
         logits = model(**inputs).logits
     assert hidden.dtype == logits.dtype == torch.bfloat16
     for n, k in enumerate([1, 0]):
-        stock = tiny.stock_peft(model, structure, states[k], autocast_adapter_dtype=True)
+        stock = tiny.stock_peft(model, structure, states[k])
         with tiny.bfloat16(autocast):
             expected = stock(input_ids=inputs["input_ids"][n : n + 1]).logits
         spread = expected.float().std()

@@ -20,7 +20,9 @@ def test_equal_requests_run_together_and_failures_stay_alone():
         calls.append("".join(request.site for request in requests))
         return [ValueError("no") if r.kind == "x" else f"{r.kind}{r.site}" for r in requests]
 
-    outcomes = drive({"a": client("a", "fg"), "b": client("b", "fx"), "c": client("c", "g"), "d": client("d", "")}, execute)
+    outcomes = drive(
+        {"a": client("a", "fg"), "b": client("b", "fx"), "c": client("c", "g"), "d": client("d", "")}, execute
+    )
     assert outcomes["a"] == "faga" and outcomes["c"] == "gc" and outcomes["d"] == ""
     assert isinstance(outcomes["b"], ValueError)
     assert calls == ["ab", "c", "a", "b"]

@@ -26,7 +26,18 @@ from llm_fed.state import State
 TARGETS = {"c0": 1.0, "c1": 2.0, "c2": 4.0}
 
 
-def go(folder, method=None, *, rounds=4, runtime=None, schedule=None, evaluate=None, config=None, fresh=False, stop_after=None):
+def go(
+    folder,
+    method=None,
+    *,
+    rounds=4,
+    runtime=None,
+    schedule=None,
+    evaluate=None,
+    config=None,
+    fresh=False,
+    stop_after=None,
+):
     """One federation over three clients of 1, 2 and 3 examples; `stop_after` dies after that many rounds."""
     clients, method = toy.clients(3), method or FedIT()
     runtime = runtime or toy.ToyRuntime(TARGETS)
@@ -115,7 +126,9 @@ def test_damaged_everywhere_is_an_error(tmp_path):
 def test_checkpoints_kept(tmp_path):
     scores = iter([10.0, 30.0, 20.0, 5.0, 1.0, 0.0])
     config = toy.config(rounds=6, eval={"every": 1}, checkpoint={"every": 10, "keep": 1, "keep_rounds": [1, 3]})
-    progress, *_ = go(tmp_path, rounds=6, config=config, evaluate=lambda m, s: summarize("rouge1", {"c0": next(scores)}))
+    progress, *_ = go(
+        tmp_path, rounds=6, config=config, evaluate=lambda m, s: summarize("rouge1", {"c0": next(scores)})
+    )
     assert (progress.best_round, progress.best_score) == (2, 30.0)
     # every: 10 would write none; kept rounds, the best and the last are written all the same
     assert sorted(path.name for path in tmp_path.glob("checkpoints/round-*")) == [f"round-000{i}" for i in (1, 2, 3, 6)]
@@ -136,7 +149,9 @@ def test_rows_of_clients_that_were_not_asked_are_stored_once(tmp_path):
     schedule = toy.Synchronous(("c0", "c1", "c2"), 0.3)
     go(tmp_path, Local(), schedule=schedule, config=toy.config(rounds=4, checkpoint={"keep": 4}))
     asked = [ask.client for round in range(1, 5) for ask in schedule.asks(round)]
-    assert len(list(tmp_path.glob("checkpoints/rows/*"))) == len(asked)  # one new row per round, shared by later checkpoints
+    assert len(list(tmp_path.glob("checkpoints/rows/*"))) == len(
+        asked
+    )  # one new row per round, shared by later checkpoints
     go(tmp_path, Local(), schedule=schedule, config=toy.config(rounds=4, checkpoint={"keep": 1}), fresh=True)
     assert len(list(tmp_path.glob("checkpoints/rows/*"))) == len(set(asked))
 
@@ -145,12 +160,17 @@ def test_late_answers_arrive_in_order_and_survive_a_stop(tmp_path):
     schedule = toy.LateSchedule(("c0", "c1", "c2"))
     whole, _, _, _, lines = go(tmp_path / "whole", schedule=schedule)
     rounds = {line["round"]: line for line in lines if line["kind"] == "round"}
-    assert [rounds[i]["asked"] for i in range(1, 5)] == [3, 0, 0, 3] and [rounds[i]["arrived"] for i in range(1, 5)] == [1, 1, 1, 1]
+    assert [rounds[i]["asked"] for i in range(1, 5)] == [3, 0, 0, 3] and [
+        rounds[i]["arrived"] for i in range(1, 5)
+    ] == [1, 1, 1, 1]
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "cut", schedule=schedule, stop_after=3)  # c2's answer was on its way when round 2 was saved
     again, *_ = go(tmp_path / "cut", schedule=schedule)
     assert again.state.equal(whole.state)
-    assert [item.client for item in again.in_flight] == ["c1", "c2"] and [item.arrival for item in again.in_flight] == [5, 6]
+    assert [item.client for item in again.in_flight] == ["c1", "c2"] and [item.arrival for item in again.in_flight] == [
+        5,
+        6,
+    ]
 
 
 def test_one_failing_client_is_logged_and_the_round_goes_on(tmp_path):
@@ -255,7 +275,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("part", ["state.safetensors", "manifest.json", "rows", "rename", "metrics.jsonl"])
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, part):
-    """The disk is full when `part` of round 3 is written: an error, nothing half-written, and round 2 continues to the same end."""
+    """The disk is full when `part` of round 3 is written: an error, nothing half-written, and round 2 goes on to the same end."""
     whole, *_ = go(tmp_path / "whole", Local())
     fsync, replace = os.fsync, os.replace
     in_round_3 = (tmp_path / "full/checkpoints/round-0002").exists

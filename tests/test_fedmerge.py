@@ -52,33 +52,54 @@ def test_merge_is_the_softmax_weighted_sum():
 
 def test_logit_gradient_by_hand_and_against_autograd():
     """w = (1/4, 3/4), Theta = (1,0), (0,1), theta = (1/4, 3/4), Delta = (2, 1):
-    <Theta_1 - theta, Delta> = 3/4 * 2 - 3/4 = 3/4, <Theta_2 - theta, Delta> = -1/4 * 2 + 1/4 = -1/4; g = (3/16, -3/16)."""
+    <Theta_1 - theta, Delta> = 3/4 * 2 - 3/4 = 3/4, <Theta_2 - theta, Delta> = -1/4 * 2 + 1/4 = -1/4;
+    g = (3/16, -3/16)."""
     weights = tensor([0.25, 0.75])
     got = logit_gradient(torch.eye(2, dtype=torch.float64), tensor([2, 1]), weights, ALL)
     assert got.tolist() == [[pytest.approx(3 / 16), pytest.approx(-3 / 16)]]
 
     generator = torch.Generator().manual_seed(0)
-    soup, deltas, logits = (torch.randn(n, p, generator=generator, dtype=torch.float64) for n, p in ((3, 7), (5, 7), (5, 3)))
+    soup, deltas, logits = (
+        torch.randn(n, p, generator=generator, dtype=torch.float64) for n, p in ((3, 7), (5, 7), (5, 3))
+    )
     logits.requires_grad_()
     merged = logits.softmax(1) @ soup
-    (merged * deltas).sum().backward()  # the direction Delta_i is minus the gradient at theta_i, so this ascends as Eq. 11 does
-    assert torch.allclose(logit_gradient(soup, deltas, logits.softmax(1).detach(), [slice(0, 7)]), logits.grad, atol=1e-12)
+    (
+        merged * deltas
+    ).sum().backward()  # the direction Delta_i is minus the gradient at theta_i, so this ascends as Eq. 11 does
+    assert torch.allclose(
+        logit_gradient(soup, deltas, logits.softmax(1).detach(), [slice(0, 7)]), logits.grad, atol=1e-12
+    )
 
 
 def test_soup_step_normalized():
     """n = (1, 3), w = ((1/2, 1/2), (1, 0)): model 1 moves by (1/2 Delta_1 + 3 Delta_2) / 3.5, model 2 by Delta_1."""
-    moved = step_soup(tensor([0, 0], [1, 1]), tensor([7, 0], [0, 7]), tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), "normalized")
+    moved = step_soup(
+        tensor([0, 0], [1, 1]),
+        tensor([7, 0], [0, 7]),
+        tensor([0.5, 0.5], [1, 0]),
+        torch.tensor([1.0, 3.0], dtype=torch.float64),
+        "normalized",
+    )
     assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(8), pytest.approx(1)]]
 
 
 def test_soup_step_gradient():
     """Eq. 8 with n_i / n = 1/4, 3/4: model 1 moves by 1/8 Delta_1 + 3/4 Delta_2, model 2 by 1/8 Delta_1."""
-    moved = step_soup(tensor([0, 0], [1, 1]), tensor([8, 0], [0, 8]), tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), "gradient")
+    moved = step_soup(
+        tensor([0, 0], [1, 1]),
+        tensor([8, 0], [0, 8]),
+        tensor([0.5, 0.5], [1, 0]),
+        torch.tensor([1.0, 3.0], dtype=torch.float64),
+        "gradient",
+    )
     assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(2), pytest.approx(1)]]
 
 
 def test_a_soup_model_that_nobody_weighs_stays():
-    moved = step_soup(tensor([0, 0], [1, 1]), tensor([8, 0]), tensor([1, 0]), torch.tensor([2.0], dtype=torch.float64), "normalized")
+    moved = step_soup(
+        tensor([0, 0], [1, 1]), tensor([8, 0]), tensor([1, 0]), torch.tensor([2.0], dtype=torch.float64), "normalized"
+    )
     assert moved.tolist() == [[8, 0], [1, 1]]
 
 
@@ -88,24 +109,30 @@ def uploads():
 
 def test_weight_steps():
     """Even weights over Theta = (1,0), (0,1): g_a = (1/4, -1/4) from Delta (2, 1), g_b = (-1, 1) from (-1, 3).
-    normalized: rows of length lr; plain: lr * n_i/n * g = lr * (1/16, 3/4 * -1); fixed-magnitude: the same scaled to max 0.01."""
+    normalized: rows of length lr; plain: lr * n_i/n * g = lr * (1/16, 3/4 * -1); fixed-magnitude: that scaled to max 0.01."""
     soup = [pair(1, 0), pair(0, 1)]
     settings = {"num_models": 2, "inner_product": "all"}
     got = step(FedMerge(weight_lr=0.1, **settings), soup, uploads())["logits"]
     half = 0.1 / math.sqrt(2)
     assert got["a"].tolist() == pytest.approx([half, -half]) and got["b"].tolist() == pytest.approx([-half, half])
     got = step(FedMerge(weight_step="plain", weight_lr=0.1, **settings), soup, uploads())["logits"]
-    assert got["a"].tolist() == pytest.approx([0.1 / 16, -0.1 / 16]) and got["b"].tolist() == pytest.approx([-0.075, 0.075])
+    assert got["a"].tolist() == pytest.approx([0.1 / 16, -0.1 / 16]) and got["b"].tolist() == pytest.approx(
+        [-0.075, 0.075]
+    )
     got = step(FedMerge(weight_step="fixed-magnitude", **settings), soup, uploads())["logits"]
-    assert got["b"].tolist() == pytest.approx([-0.01, 0.01]) and got["a"].tolist() == pytest.approx([0.01 / 12, -0.01 / 12])
+    assert got["b"].tolist() == pytest.approx([-0.01, 0.01]) and got["a"].tolist() == pytest.approx(
+        [0.01 / 12, -0.01 / 12]
+    )
 
 
 def test_last_layers_see_the_last_entries_alone():
-    """Only the second coordinate: <Theta_j - theta, Delta> = (-1/2, 1/2) * 1 for a; the sign of a's step turns round."""
+    """Only the second coordinate: <Theta_j - theta, Delta> = (-1/2, 1/2) * 1 for a; a's step turns round."""
     got = step(FedMerge(num_models=2, weight_lr=0.1), [pair(1, 0), pair(0, 1)], uploads())["logits"]
     assert got["a"][0] < 0 < got["a"][1]
     layout = Layout(tuple(f"model.layers.{i}.q.lora_{x}" for i in range(12) for x in "AB"), ((1,),) * 24)
-    assert coordinates(layout, "last-layers", None) == [slice(i, i + 1) for i in range(18, 24)]  # a quarter of 12 layers
+    assert coordinates(layout, "last-layers", None) == [
+        slice(i, i + 1) for i in range(18, 24)
+    ]  # a quarter of 12 layers
     assert coordinates(layout, "last-layers", 1) == [slice(22, 23), slice(23, 24)]
     assert coordinates(layout, "head", None) == [slice(22, 23), slice(23, 24)]
     with pytest.raises(UserError, match="no entry has a layer number"):
@@ -118,21 +145,28 @@ def test_orders(order):
     soup with the new weights. One client, Delta = (2, 1), even weights, plain steps of 1, gradient soup step:
     new soup without new weights: (1,0) + (2,1)/2 = (2, 1/2) and (0,1) + (2,1)/2 = (1, 3/2);
     g with the old soup (1/4, -1/4); with the new one: differences of models are the same, so g is the same too."""
-    method = FedMerge(num_models=2, weight_step="plain", weight_lr=1.0, soup_step="gradient", inner_product="all", order=order)
+    method = FedMerge(
+        num_models=2, weight_step="plain", weight_lr=1.0, soup_step="gradient", inner_product="all", order=order
+    )
     got = step(method, [pair(1, 0), pair(0, 1)], uploads()[:1])
     assert got["logits"]["a"].tolist() == pytest.approx([0.25, -0.25])
     if order == "published":
         w = math.exp(0.25) / (math.exp(0.25) + math.exp(-0.25))
         assert got["soup"][0].row.tolist() == pytest.approx([1 + 2 * w, w])
     else:
-        assert got["soup"][0].row.tolist() == pytest.approx([2, 0.5]) and got["soup"][1].row.tolist() == pytest.approx([1, 1.5])
+        assert got["soup"][0].row.tolist() == pytest.approx([2, 0.5]) and got["soup"][1].row.tolist() == pytest.approx(
+            [1, 1.5]
+        )
 
 
 def test_algorithm1_differs_once_clients_pull_models_apart():
     """Two clients with unlike weights move the models differently, so the new soup gives another g."""
     logits = {"a": torch.tensor([1.0, 0.0], dtype=torch.float64), "b": torch.tensor([0.0, 1.0], dtype=torch.float64)}
     settings = {"num_models": 2, "weight_step": "plain", "weight_lr": 1.0, "inner_product": "all"}
-    results = {o: step(FedMerge(order=o, **settings), [pair(1, 0), pair(0, 1)], uploads(), logits) for o in ("together", "algorithm1")}
+    results = {
+        o: step(FedMerge(order=o, **settings), [pair(1, 0), pair(0, 1)], uploads(), logits)
+        for o in ("together", "algorithm1")
+    }
     assert not torch.allclose(results["together"]["logits"]["a"], results["algorithm1"]["logits"]["a"])
     assert results["together"]["soup"][0].equal(results["algorithm1"]["soup"][0])
 
@@ -142,7 +176,9 @@ def test_soup_inits():
     independent, scaled, shared = (draw_soup(server, 4, how, 0.5) for how in ("independent", "scaled", "shared"))
     assert not independent[0].equal(independent[1])
     assert torch.equal(stack(scaled), 2 * stack(independent))  # sqrt(4)
-    assert shared[0].equal(server.initial()) and torch.allclose((shared[2] - shared[0]).row, 0.5 * server.initial("soup", 2).row)
+    assert shared[0].equal(server.initial()) and torch.allclose(
+        (shared[2] - shared[0]).row, 0.5 * server.initial("soup", 2).row
+    )
     for how in ("independent", "scaled", "shared"):
         assert draw_soup(server, 1, how, 0.5)[0].equal(server.initial())
 
@@ -182,7 +218,7 @@ def test_one_hot_weights_are_fedavg_per_cluster(tmp_path):
 
 
 def test_equal_soup_models_never_specialise():
-    """Why the soup must start with different models: with equal ones every inner product with Theta_j - theta is zero."""
+    """Why the soup must start with different models: with equal ones every Theta_j - theta is zero."""
     got = step(FedMerge(num_models=2, inner_product="all"), [pair(1, 2), pair(1, 2)], uploads())
     assert got["logits"]["a"].tolist() == [0, 0] and got["soup"][0].equal(got["soup"][1])
 

@@ -94,7 +94,9 @@ def test_a_message_costs_its_numbers_and_a_header():
     assert len(pack(small)) < 40 + 300
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-5], lambda d: d[:20], lambda d: b"", lambda d: b"PK" + d[2:], lambda d: b"{}"])
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-5], lambda d: d[:20], lambda d: b"", lambda d: b"PK" + d[2:], lambda d: b"{}"]
+)
 def test_damaged_bytes_are_named(damage):
     with pytest.raises(WireError, match="not a message"):
         unpack(damage(pack(state(1, 2))))

@@ -1,8 +1,13 @@
-"""Builders of tiny random models, one per shape that the project supports, and of random examples; nothing is downloaded."""
+"""Tiny random models of every shape the project supports, inputs for them, and stock PEFT around them."""
 
 from __future__ import annotations
 
+import copy
+from contextlib import AbstractContextManager
+
+import peft
 import torch
+from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -15,6 +20,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from llm_fed.bank import Lora
+from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 
 VOCABULARY = 61
@@ -32,7 +39,6 @@ TARGETS = {  # module names that LoRA usually adapts
     "llama": ("q_proj", "v_proj", "down_proj"),
     "qwen3": ("q_proj", "v_proj", "up_proj"),
     "gpt2": ("c_attn", "c_proj"),
-    "vit": ("q_proj", "v_proj"),
 }
 
 
@@ -71,3 +77,41 @@ def examples(seed: int, lengths: list[int]) -> list[Encoded]:
         prompt = max(1, 2 * length // 3)
         made.append(Encoded(ids, [False] * prompt + [True] * (length - prompt)))
     return made
+
+
+def inputs(kind: str, rows: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """A random batch that the model of `kind` accepts: 7 tokens per row, or an image of 16 x 16."""
+    draws = torch.Generator().manual_seed(0)
+    if kind == "vit":
+        return {"pixel_values": torch.randn(rows, 3, 16, 16, dtype=dtype, generator=draws)}
+    return {"input_ids": torch.randint(1, VOCABULARY, (rows, 7), generator=draws)}
+
+
+def stock_peft(model: PreTrainedModel, structure: Lora, state: State, **options) -> peft.PeftModel:
+    """A PEFT model around a copy of `model`, with the adapter `state`."""
+    names = structure.target_modules
+    config = peft.LoraConfig(
+        r=structure.rank,
+        lora_alpha=structure.alpha,
+        lora_dropout=structure.dropout,
+        target_modules=names if isinstance(names, str) else list(names),
+        fan_in_fan_out=model.config.model_type == "gpt2",
+    )
+    wrapped = peft.get_peft_model(copy.deepcopy(model), config, **options)
+    with torch.no_grad():
+        for name, parameter in peft_entries(wrapped).items():
+            parameter.data = state[name].clone()
+    return wrapped
+
+
+def peft_entries(wrapped: peft.PeftModel) -> dict[str, nn.Parameter]:
+    """The adapter's parameters under the names that the project gives them."""
+    return {
+        name.removeprefix("base_model.model.").removesuffix(".default.weight"): parameter
+        for name, parameter in wrapped.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def bfloat16(enabled: bool) -> AbstractContextManager[None]:
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from llm_fed.cohort import drive
-from llm_fed.config import LocalConfig, from_dict
+from llm_fed.config import LocalConfig
+from llm_fed.configfile import from_dict
 from llm_fed.errors import ClientError
 from llm_fed.schedule import Ask, Synchronous
 from llm_fed.site import Site
@@ -59,7 +60,9 @@ class ToyRuntime:
         row = job.start.row
         for _ in job.batches:
             row = row + STEP * (self.targets[job.client] - row)
-        return Fitted(job.start.like(row), tuple(float(abs(self.targets[job.client] - row).mean()) for _ in job.batches))
+        return Fitted(
+            job.start.like(row), tuple(float(abs(self.targets[job.client] - row).mean()) for _ in job.batches)
+        )
 
 
 @dataclass(frozen=True)

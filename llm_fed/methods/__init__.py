@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from typing import Any
 
-from llm_fed.config import check_keys, coerce
+from llm_fed.configfile import check_keys, coerce
 from llm_fed.errors import UserError
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT, FedLoRA

@@ -35,7 +35,9 @@ class FedMerge(Method):
     paper: ClassVar[str] = "FedMerge (Chen et al. 2026)"
 
     num_models: int = 8  # d; the paper tries 2 to 12
-    weight_step: str = "normalized"  # normalized (App. B) | fixed-magnitude (earlier draft, Sec. 4.1) | plain (Eq. 9, 11)
+    weight_step: str = (
+        "normalized"  # normalized (App. B) | fixed-magnitude (earlier draft, Sec. 4.1) | plain (Eq. 9, 11)
+    )
     weight_lr: float = 0.5  # step of `normalized` and `plain`
     max_step: float = 0.01  # `fixed-magnitude`: the largest change of any logit in one round
     soup_step: str = "normalized"  # normalized | gradient

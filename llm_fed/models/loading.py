@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -29,7 +29,7 @@ QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits
 class Base:
     """A frozen causal language model: no parameter requires a gradient and its own dropout is off."""
 
-    model: PreTrainedModel
+    model: PreTrainedModel  # in eval mode
     tokenizer: PreTrainedTokenizerBase  # has a pad token
     name: str  # as configured: what exported adapters name as their base
     dtype: torch.dtype  # of the weights; of the products, where the weights are quantized
@@ -37,29 +37,27 @@ class Base:
 
 
 def load_base(config: BaseConfig, device: str) -> Base:
-    """The base of a run on `device` ("cpu", "cuda", "cuda:1"). Only safetensors weights are read, no code of a repository.
+    """The base of a run on `device` ("cpu", "cuda:1"). Only safetensors is read; no repository's code is run.
 
-    A tokenizer without a pad token pads with its EOS; padding is always masked, so the choice changes no result.
-    The model is in eval mode, but with activation checkpointing in train mode, because transformers checkpoints no
-    other; the configured dropout rates are set to 0, so the two modes compute the same. Its cache is off unless a
-    forward pass asks for it.
+    A tokenizer without a pad token pads with its EOS; padding is always masked, so this changes no result.
+    With activation checkpointing the model stays in eval mode too: its layers are only marked here, and
+    `training.activation_checkpointing` makes them recompute.
 
     Raises:
-        UserError: unknown dtype or quantization, no such folder or Hub model, or one that is no complete causal LM.
+        UserError: unknown dtype or quantization, no such folder or Hub model, or it is no complete causal LM.
     """
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if config.quantization is not None:
         lookup("base.quantization", config.quantization, QUANTIZATIONS)
-    _check_name(config.name)
-    # Set before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
+    folder_or_id = _check_name(config.name)
+    # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        settings = AutoConfig.from_pretrained(config.name, revision=config.revision, trust_remote_code=False)
-        _silence(settings)
-        tokenizer = AutoTokenizer.from_pretrained(config.name, revision=config.revision, trust_remote_code=False)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            config.name,
-            config=settings,
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder_or_id, revision=config.revision, trust_remote_code=False
+        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder_or_id,
             revision=config.revision,
             dtype=dtype,
             device_map={"": device},
@@ -68,15 +66,19 @@ def load_base(config: BaseConfig, device: str) -> Base:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers, tokenizers, safetensors and bitsandbytes share no class of errors
-        raise UserError(_explain(config, error)) from error
+    except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
+        raise UserError(_explain(config.name, error)) from error
+    model, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
-        raise UserError(f"base.name={config.name!r} lacks {len(missing)} weights of a causal LM, e.g. {missing[0]}")
+        raise UserError(
+            f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
+            f"e.g. {missing[0]}; give a complete causal language model"
+        )
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise UserError(
-                f"the tokenizer of {config.name!r} has neither a pad nor an EOS token, so batches cannot be padded; "
+                f"the tokenizer of {config.name!r} has neither a pad nor an EOS token; "
                 'set "eos_token" or "pad_token" in its tokenizer_config.json'
             )
         tokenizer.pad_token = tokenizer.eos_token
@@ -86,37 +88,35 @@ def load_base(config: BaseConfig, device: str) -> Base:
     return Base(model, tokenizer, config.name, dtype, None if dtype == torch.float32 else dtype)
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str) -> str:
+    """The name for transformers: a folder's full path, or a Hub id."""
     folder = Path(name).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise UserError(f"base.name={name!r} is no model folder: it has no config.json (see save_pretrained)")
-    looks_like_a_path = name.startswith((".", "~", "/")) or name.count("/") > 1 or not name
-    if looks_like_a_path and not folder.is_dir():
-        raise UserError(f"base.name={name!r} is no folder; give an existing one, or a Hub id such as Qwen/Qwen3-0.6B")
+    if name and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"base.name={name!r} is no model folder: it has no config.json (see save_pretrained)"
+            )
+        return str(folder)
+    if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
+        raise UserError(f"base.name={name!r} is no folder; give one, or a Hub id such as Qwen/Qwen3-0.6B")
+    return name
 
 
-def _explain(config: BaseConfig, error: Exception) -> str:
+def _explain(name: str, error: Exception) -> str:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    if Path(config.name).is_dir():
-        return f"base.name={config.name!r}: this folder cannot be loaded as a causal LM: {reason}"
+    if Path(name).expanduser().is_dir():
+        return f"base.name={name!r}: this folder cannot be loaded as a causal LM: {reason}"
     return (
-        f"base.name={config.name!r} is no folder here, and the Hub did not give it: {reason} "
+        f"base.name={name!r} is no folder here, and the Hub did not give it: {reason} "
         "Offline, give the folder of a downloaded model; for a gated model, run `hf auth login`."
     )
-
-
-def _silence(config: PreTrainedConfig) -> None:
-    """Sets every rate of dropout, dropped layers and router noise to 0, also those that layers read in `forward`."""
-    for name, value in list(vars(config).items()):
-        if isinstance(value, PreTrainedConfig):
-            _silence(value)
-        elif ("drop" in name or "jitter" in name) and isinstance(value, float):
-            setattr(config, name, 0.0)
 
 
 def _quantization(name: str | None, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     if name is None:
         return None
+    # It warns of missing optional kernels, and with int8 at every layer of every forward pass.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if QUANTIZATIONS[name] == 8:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
@@ -130,19 +130,19 @@ def _quantization(name: str | None, dtype: torch.dtype) -> BitsAndBytesConfig | 
 def _freeze(model: PreTrainedModel) -> None:
     model.requires_grad_(False)
     model.eval()
-    model.config.use_cache = False
     for module in model.modules():
-        # On CPUs with AVX512-BF16, bitsandbytes would repack 4-bit weights at the first forward pass in eval mode, for
-        # kernels without a backward: the gradient of every layer below would be lost.
+        # On a CPU with AVX512-BF16, bitsandbytes would repack 4-bit weights at the first forward pass without
+        # gradients, for a kernel that has no backward: later gradients of the layers below would be wrong.
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 def _checkpoint_activations(model: PreTrainedModel, name: str) -> None:
     # One method under two names: the second is older, and deprecated where the first exists.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    mark = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:
-        enable({"use_reentrant": False})
+        mark({"use_reentrant": False})
     except ValueError as error:
-        raise UserError(f"base.activation_checkpointing: {name!r} does not support it; set it to false") from error
-    model.train()
+        raise UserError(
+            f"{name!r} does not support base.activation_checkpointing; set it to false"
+        ) from error

@@ -89,7 +89,9 @@ class LocalRuntime:
 
     def _options(self, requests: Sequence[Request]) -> Sequence[list[list[float]]]:
         queries = [
-            (row, query.prompt, list(query.options)) for row, request in enumerate(requests) for query in request.payload[1]
+            (row, query.prompt, list(query.options))
+            for row, request in enumerate(requests)
+            for query in request.payload[1]
         ]
         scores = iter(
             generation.option_log_likelihoods(

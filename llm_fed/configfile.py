@@ -1,0 +1,191 @@
+"""Configurations as text: YAML plus `key=value` words in, plain values out. Unknown keys and wrong types are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from llm_fed.config import (
+    AdapterConfig,
+    BaseConfig,
+    CheckpointConfig,
+    ColumnsConfig,
+    Config,
+    EvalConfig,
+    LocalConfig,
+    PartitionConfig,
+    TaskConfig,
+    TrackConfig,
+    check,
+)
+from llm_fed.errors import UserError
+
+Section = TypeVar("Section")
+
+
+def load(path: str | Path, words: list[str] | None = None) -> Config:
+    """The configuration in a YAML file with `key=value` words (dotted keys) laid over it, checked.
+
+    A word that names another method than the file replaces the file's whole `method` section.
+
+    Raises:
+        UserError: the file cannot be read, a key is unknown (the closest one is named), or a value is out of range.
+    """
+    path = Path(path)
+    try:
+        given = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no configuration file {path}") from error
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    for word in words or []:
+        if "=" not in word:
+            raise UserError(f"got {word!r} after the configuration file; settings look like local.lr=1e-4")
+    try:
+        words = words or []
+        laid_over = OmegaConf.from_dotlist([_spelled_out(word) for word in words])
+        if isinstance(given, DictConfig) and _another_method(given, laid_over):
+            given.pop("method")  # the settings of one method are not another's
+        laid = OmegaConf.merge(given, laid_over)
+        if isinstance(laid, DictConfig) and (missing := sorted(OmegaConf.missing_keys(laid))):
+            raise UserError(
+                f"{path} leaves {' and '.join(missing)} open; give {' '.join(f'{key}=...' for key in missing)}"
+            )
+        merged = OmegaConf.to_container(laid, resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot lay {words} over {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(merged, dict):
+        raise UserError(f"{path} holds {type(merged).__name__}, not a mapping of settings")
+    return from_dict(merged)
+
+
+def _another_method(given: DictConfig, laid_over: DictConfig) -> bool:
+    before, now = given.get("method") or {}, laid_over.get("method") or {}
+    return bool(before) and "name" in now and now["name"] != before.get("name")
+
+
+def _spelled_out(word: str) -> str:
+    """`method=fedit` means `method.name=fedit`."""
+    return word.replace("method=", "method.name=", 1) if re.fullmatch(r"method=[\w+-]+", word) else word
+
+
+def from_dict(tree: dict[str, Any]) -> Config:
+    """A checked configuration from nested plain values.
+
+    Raises:
+        UserError: see `load`.
+    """
+    config = _build(Config, tree, "")
+    check(config)
+    return config
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The configuration as nested plain values, as YAML and JSON want them."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {_key(f.name): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+    return plain(config)
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    items: dict[str, Any] = {}
+    for key, value in tree.items():
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return items
+
+
+def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
+    """Refuse keys that are not `known`, naming the closest one."""
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0)
+            raise UserError(f"unknown key {where}{key}; the closest is {where}{close[0]}, of {', '.join(known)}")
+
+
+def coerce(value: Any, kind: Any, where: str) -> Any:
+    """`value` as a dataclass field annotated `kind` wants it.
+
+    Raises:
+        UserError: it is of another type.
+    """
+    wanted = set(str(kind).replace(" ", "").split("|"))
+    if value is None:
+        if "None" in wanted:
+            return None
+    elif isinstance(value, bool):
+        if "bool" in wanted:
+            return value
+    elif isinstance(value, int):
+        if "int" in wanted:
+            return value
+        if "float" in wanted:
+            return float(value)
+    elif isinstance(value, float):
+        if "float" in wanted:
+            return value
+    elif isinstance(value, str):
+        if "float" in wanted and _is_number(value):  # YAML 1.1 reads 5e-5 as a string
+            return float(value)
+        if "str" in wanted:
+            return value
+    elif isinstance(value, list | tuple):
+        for element in ("str", "int"):
+            if f"tuple[{element},...]" in wanted and all(type(item).__name__ == element for item in value):
+                return tuple(value)
+    raise UserError(f"{where} is {value!r} ({type(value).__name__}); it takes {' or '.join(sorted(wanted))}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _key(name: str) -> str:
+    return name.removesuffix("_")  # `with` is a word of Python
+
+
+def _build(kind: type[Section], tree: Any, where: str) -> Section:
+    if not isinstance(tree, dict):
+        raise UserError(f"{where.rstrip('.')} is {tree!r}; it takes a mapping of settings")
+    fields = {_key(f.name): f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    check_keys(tree, list(fields), where)
+    values = {}
+    for key, value in tree.items():
+        spec = fields[key]
+        section = _SECTIONS.get(str(spec.type).removesuffix(" | None"))
+        if section is not None:
+            optional = str(spec.type).endswith("| None")
+            values[spec.name] = None if value is None and optional else _build(section, value, f"{where}{key}.")
+        elif str(spec.type).startswith("dict"):
+            if not isinstance(value, dict):
+                raise UserError(f"{where}{key} is {value!r}; it takes a mapping of settings")
+            values[spec.name] = value
+        else:
+            values[spec.name] = coerce(value, spec.type, f"{where}{key}")
+    return kind(**values)
+
+
+_SECTIONS: dict[str, type] = {
+    section.__name__: section
+    for section in (
+        BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, TaskConfig, LocalConfig, EvalConfig, CheckpointConfig,
+        TrackConfig,
+    )
+}  # fmt: skip

@@ -1,0 +1,185 @@
+"""Generation and option scoring: each row is what it would be alone with stock PEFT, whoever shares its batch."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import tiny
+import tiny_base
+import torch
+from transformers import GenerationConfig
+
+from llm_fed.bank import AdapterBank, Lora, layout
+from llm_fed.errors import UserError
+from llm_fed.eval.generation import generate, option_log_likelihoods
+from llm_fed.rng import generator
+from llm_fed.state import State
+
+DOUBLE = torch.float64
+STOPS = [1, 7, 12, 23, 31, 44]  # many, so that answers end at different lengths
+SLIDING = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+
+
+class Setting:
+    """A base, three adapters, the same in a bank, and prompts of 1 to 11 tokens for all of them."""
+
+    def __init__(self, kind="llama", stops=STOPS, dtype=DOUBLE, autocast=None, **changes):
+        model = tiny.build(kind, dtype, **changes)
+        model.generation_config = GenerationConfig(eos_token_id=stops)
+        self.base = tiny_base.around(model, autocast=autocast)
+        self.structure = Lora(3, 5, 0.0, tiny.TARGETS[kind])
+        places, draws = layout(model, self.structure), generator(0, "states")
+        rows = 0.3 * torch.randn(3, places.size, dtype=dtype, generator=draws)
+        self.states = [State(places, row) for row in rows]
+        self.bank = AdapterBank(model, self.structure, 3, dtype)
+        for k, state in enumerate(self.states):
+            self.bank.load(k, state)
+        self.stock = [tiny.stock_peft(model, self.structure, state) for state in self.states]
+        self.prompts = [
+            (n % 3, torch.randint(2, tiny.VOCABULARY, (length,), generator=draws).tolist())
+            for n, length in enumerate([5, 3, 11, 1, 8, 2, 7, 7, 4, 10, 6])
+        ]
+
+    def generate(self, prompts=None, max_new_tokens=12, batch_size=4):
+        return generate(
+            self.base, self.bank, prompts or self.prompts, max_new_tokens=max_new_tokens, batch_size=batch_size
+        )
+
+    def alone(self, row, prompt, max_new_tokens=12):
+        """The answer of a PEFT model that holds this adapter, through transformers' own generation."""
+        tokens = self.stock[row].generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        end = next((i for i, token in enumerate(tokens) if token in STOPS), len(tokens))
+        return self.base.tokenizer.decode(tokens[:end], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("llama", {}), ("gpt2", {"initializer_range": 0.2}), ("qwen3", {}), ("qwen3", SLIDING)],
+    ids=["llama", "gpt2", "qwen3", "sliding-window"],
+)
+def test_answers_are_those_of_stock_peft_whatever_the_batch(kind, changes):
+    setting = Setting(kind, **changes)
+    expected = [setting.alone(row, prompt) for row, prompt in setting.prompts]
+    assert len({len(answer.split()) for answer in expected}) > 2
+    for batch_size in (1, 3, 8, 100):
+        assert setting.generate(batch_size=batch_size) == expected
+    assert setting.generate(setting.prompts[::-1], batch_size=3) == expected[::-1]
+    swapped = [((row + 1) % 3, prompt) for row, prompt in setting.prompts]
+    assert setting.generate(swapped) != expected  # the adapters matter
+
+
+def test_a_finished_row_leaves_the_batch():
+    """Steps of a row: one for the prompt, one for each further token; the stop token is a step too."""
+    setting = Setting()
+    rows = []
+    setting.base.model.lm_head.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    answers = [answer.split() for answer in setting.generate()]
+    assert sum(rows) == sum(min(len(answer) + 1, 12) for answer in answers)
+    assert {len(answer) for answer in answers} >= {12}
+
+
+def test_sampling_settings_of_the_base_do_not_leak(caplog):
+    setting = Setting()
+    expected = setting.generate()
+    setting.base.model.generation_config = GenerationConfig(
+        eos_token_id=STOPS, do_sample=True, temperature=5.0, top_p=0.5, repetition_penalty=9.0, max_length=3
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert setting.generate() == expected
+    assert not caplog.records
+
+
+def test_answers_end_where_the_context_is_full():
+    """A context of 64 and a prompt of 60: five tokens, as the last one is not read. Its neighbour has room."""
+    setting = Setting("gpt2", stops=[])
+    setting.base.tokenizer.eos_token = None
+    long = list(range(2, 62 - 2)) + [2, 3]
+    answers = setting.generate([(0, long), (1, [5, 6])], max_new_tokens=12)
+    assert [len(answer.split()) for answer in answers] == [5, 12]
+    assert answers[0] == setting.alone(0, long, max_new_tokens=5)
+    assert len(setting.generate([(0, long + [4] * 4)])[0].split()) == 1
+    with pytest.raises(UserError, match="prompt of 65 tokens.*context of 'tiny' is 64"):
+        setting.generate([(0, long + [4] * 5)])
+
+
+def test_an_empty_prompt_is_named():
+    with pytest.raises(UserError, match="no tokens"):
+        Setting().generate([(0, [2]), (1, [])])
+
+
+def scored(setting):
+    """Requests with one to five options of one to four tokens."""
+    draws = generator(0, "options")
+    return [
+        (
+            row,
+            prompt,
+            [
+                torch.randint(2, tiny.VOCABULARY, (1 + (n + i) % 4,), generator=draws).tolist()
+                for i in range(1 + n % 5)
+            ],
+        )
+        for n, (row, prompt) in enumerate(setting.prompts)
+    ]
+
+
+def looped(setting, requests, autocast=False):
+    """The same by a plain loop: one sequence at a time, stock PEFT, no cache."""
+    results = []
+    for row, prompt, options in requests:
+        results.append([])
+        for option in options:
+            with tiny.bfloat16(autocast), torch.no_grad():
+                logits = setting.stock[row](input_ids=torch.tensor([prompt + option]), use_cache=False).logits
+            scores = logits[0, len(prompt) - 1 : -1].to(DOUBLE).log_softmax(-1)
+            results[-1].append(float(scores.gather(1, torch.tensor(option)[:, None]).sum()))
+    return results
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_option_scores_are_those_of_a_plain_loop(kind, batch_size):
+    setting = Setting(kind)
+    requests = scored(setting)
+    scores = option_log_likelihoods(setting.base, setting.bank, requests, batch_size=batch_size)
+    expected = looped(setting, requests)
+    assert [len(row) for row in scores] == [len(options) for _, _, options in requests]
+    for ours, theirs in zip(scores, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
+
+
+def test_autocast_is_that_of_the_base():
+    setting = Setting(dtype=torch.float32, autocast=torch.bfloat16)
+    requests = scored(setting)
+    scores = option_log_likelihoods(setting.base, setting.bank, requests, batch_size=4)
+    exact, halved = looped(setting, requests), looped(setting, requests, autocast=True)
+    flat = [torch.tensor([score for row in rows for score in row]) for rows in (scores, halved, exact)]
+    assert (flat[0] - flat[1]).abs().max() < 0.2
+    assert (flat[0] - flat[2]).abs().max() > 1e-3
+    dtypes = set()
+    setting.base.model.lm_head.register_forward_hook(lambda module, _, output: dtypes.add(output.dtype))
+    setting.generate()
+    assert dtypes == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("options", [[], [[3], []]])
+def test_options_without_tokens_are_named(options):
+    setting = Setting()
+    with pytest.raises(UserError, match="one is empty"):
+        option_log_likelihoods(setting.base, setting.bank, [(0, [2, 3], options)], batch_size=4)
+
+
+def test_options_beyond_the_context_are_named():
+    setting = Setting()
+    fits = [(0, [2] * 60, [[3] * 5])]
+    assert len(option_log_likelihoods(setting.base, setting.bank, fits, batch_size=4)[0]) == 1
+    with pytest.raises(UserError, match="prompt of 60 tokens leaves no room for an answer of 6"):
+        option_log_likelihoods(setting.base, setting.bank, [(0, [2] * 60, [[3], [3] * 6])], batch_size=4)
