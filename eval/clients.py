@@ -49,8 +49,8 @@ async def _score(personal: Personal, client: Site, split: str, metric: str, limi
     for number, query in enumerate(queries):
         if query.correct < 0:
             raise UserError(
-                f"client {client.id}: {split} example {number} has no option that equals its answer, so option_accuracy "
-                "cannot be computed; use eval.metric=exact_match, or name the column of options in task.columns.options"
+                f"client {client.id}: {split} example {number} has no option that equals its answer, so there is no "
+                "option_accuracy; use eval.metric=exact_match, or name the column of options in task.columns.options"
             )
     likelihoods = await client.option_scores(theta, queries)
     return score(metric, likelihoods, [query.correct for query in queries])

@@ -1,4 +1,5 @@
-"""Evaluation and export after training: of a finished run's personal adapters, or of one PEFT adapter on a task or a file."""
+"""Evaluation and export after training: of a finished run's personal adapters, or of one PEFT adapter on a task or a
+file."""
 
 from __future__ import annotations
 

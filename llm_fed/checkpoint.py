@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,12 @@ class Checkpoints:
         return sorted(int(match[1]) for match in found if match)
 
     def save(self, round: int, state: Any, rows: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of `round`: `state` and `rows` are messages (`wire.pack`), rows of equal content stored once.
+        """Write the checkpoint of `round`: `state` and `rows` are messages (`wire.pack`), rows of equal content
+        stored once.
 
         Raises:
-            RunError: the disk is full or cannot be written; nothing half-written stays, earlier checkpoints are untouched.
+            RunError: the disk is full or cannot be written; nothing half-written stays, earlier checkpoints are
+                untouched.
         """
         final = self._path(round)
         partial = self.folder / f".{final.name}.partial"
@@ -141,7 +143,7 @@ class Checkpoints:
                 doomed = self.folder / f".{self._path(round).name}.partial"
                 os.replace(self._path(round), doomed)
                 shutil.rmtree(doomed)
-        used = set()
+        used: set[str] = set()
         for round in self.rounds():
             used |= _rows_of(self._path(round))
         for path in self._rows.iterdir():
@@ -165,7 +167,7 @@ class Checkpoints:
         return unpack(data)
 
 
-def _rows_of(folder: Path) -> Iterable[str]:
+def _rows_of(folder: Path) -> set[str]:
     try:
         return set(json.loads((folder / "manifest.json").read_bytes())["rows"].values())
     except (OSError, ValueError, KeyError):

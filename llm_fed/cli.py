@@ -1,4 +1,5 @@
-"""The command line `llm-fed`: thin commands over the library, errors in one or two lines, results on standard output."""
+"""The command line `llm-fed`: thin commands over the library, errors in one or two lines, results on standard
+output."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def quickstart(
     out_dir: Annotated[Path, typer.Option("--out", help="Where the runs go.")] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(help="Seed of the data, the adapters and the training.")] = 0,
 ) -> None:
-    """Train local, FedIT and FedMerge on a small planted federation with the tiny base that llm_fed ships; no download."""
+    """Train local, FedIT and FedMerge on a small planted federation with the tiny base that llm_fed ships; no
+    download."""
     from llm_fed import quickstart as demo
 
     results = demo.run(out_dir, seed)

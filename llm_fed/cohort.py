@@ -1,6 +1,7 @@
 """Coroutine clients: runs many `async` methods side by side, and hands work of the same kind to one fused execution.
 
-A client's coroutine runs until it awaits a `Request`; when every client of the pass waits, requests with an equal `key` are
+A client's coroutine runs until it awaits a `Request`; when every client of the pass waits, requests with an equal
+`key` are
 executed together and each client goes on with its own result. No event loop is involved, and the order is fixed.
 """
 
@@ -35,7 +36,8 @@ def drive(work: Mapping[str, Coroutine[Request, Any, Any]], execute: Execute) ->
         execute: answers requests of one key, in order; an exception instance as an answer is raised in that coroutine.
 
     Returns:
-        Per site the coroutine's return value, or the exception that ended it: one client's failure ends that client alone.
+        Per site the coroutine's return value, or the exception that ended it: one client's failure ends that client
+        alone.
     """
     outcomes: dict[str, Any] = {}
     waiting: dict[str, Request] = {}

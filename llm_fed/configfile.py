@@ -1,4 +1,5 @@
-"""Configurations as text: YAML plus `key=value` words in, plain values out. Unknown keys and wrong types are refused."""
+"""Configurations as text: YAML plus `key=value` words in, plain values out. Unknown keys and wrong types are
+refused."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def load(path: str | Path, words: list[str] | None = None) -> Config:
         raise UserError(f"cannot lay {words} over {path}: {' '.join(str(error).split())}") from error
     if not isinstance(merged, dict):
         raise UserError(f"{path} holds {type(merged).__name__}, not a mapping of settings")
-    return from_dict(merged)
+    return from_dict({str(key): value for key, value in merged.items()})
 
 
 def _another_method(given: DictConfig, laid_over: DictConfig) -> bool:
@@ -166,7 +167,7 @@ def _build(kind: type[Section], tree: Any, where: str) -> Section:
         raise UserError(f"{where.rstrip('.')} is {tree!r}; it takes a mapping of settings")
     fields = {_key(f.name): f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     check_keys(tree, list(fields), where)
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in tree.items():
         spec = fields[key]
         section = _SECTIONS.get(str(spec.type).removesuffix(" | None"))
@@ -185,7 +186,8 @@ def _build(kind: type[Section], tree: Any, where: str) -> Section:
 _SECTIONS: dict[str, type] = {
     section.__name__: section
     for section in (
-        BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, TaskConfig, LocalConfig, EvalConfig, CheckpointConfig,
+        BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, TaskConfig, LocalConfig, EvalConfig,
+        CheckpointConfig,
         TrackConfig,
     )
 }  # fmt: skip

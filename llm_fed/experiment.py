@@ -1,4 +1,5 @@
-"""Builds what a configuration names - base, task, clients, method, schedule, runtime - and runs it from start to export."""
+"""Builds what a configuration names - base, task, clients, method, schedule, runtime - and runs it from start to
+export."""
 
 from __future__ import annotations
 

@@ -209,13 +209,14 @@ def _collect(
         progress.in_flight.append(
             InFlight(name, progress.round, progress.round + ask.delay, site.num_examples, content, expected)
         )
-        line = {"bytes_up": len(content), "bytes_down": len(messages[name]), "staleness": ask.delay}
+        record: dict[str, Any] = {"kind": "client", "round": progress.round, "client": name}
         if site.losses:
-            line = {"loss": round_(statistics.fmean(site.losses)), "steps": len(site.losses)} | line
-            means.append(line["loss"])
-        run.log({"kind": "client", "round": progress.round, "client": name, "examples": site.num_examples, **line})
-    record = {"asked": len(messages), "failed": failed, "bytes_up": up, "bytes_down": down}
-    return record | ({"loss": round_(statistics.fmean(means))} if means else {})
+            means.append(round_(statistics.fmean(site.losses)))
+            record |= {"loss": means[-1], "steps": len(site.losses)}
+        record |= {"examples": site.num_examples, "bytes_up": len(content), "bytes_down": len(messages[name])}
+        run.log(record | {"staleness": ask.delay})
+    total = {"asked": len(messages), "failed": failed, "bytes_up": up, "bytes_down": down}
+    return total | ({"loss": round_(statistics.fmean(means))} if means else {})
 
 
 def _arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Upload]:

@@ -11,7 +11,8 @@ import torch
 
 from llm_fed.state import State
 
-# An upload whose norm is above this many times the median of those that arrive with it is refused, from the third round on:
+# An upload whose norm is above this many times the median of those that arrive with it is refused, from the third
+# round on:
 # before that the norms of fresh adapters' updates may differ by more.
 NORM_BOUND, FREE_ROUNDS = 10.0, 2
 
@@ -45,7 +46,7 @@ def flaws(contents: list[Any], expected: list[Any], bounded: bool) -> list[str]:
             found[k] = "it holds NaN or infinite values, or its norm overflows"
         elif not found[k] and norm > limit:
             found[k] = (
-                f"its norm {norm:.3g} is over {NORM_BOUND:g} times the median {limit / NORM_BOUND:.3g} of those it came with"
+                f"its norm {norm:.3g} is over {NORM_BOUND:g} times the median {limit / NORM_BOUND:.3g} of this round"
             )
     return found
 

@@ -38,7 +38,8 @@ class Method:
     needs: ClassVar[tuple[str, ...]] = ()  # names of methods whose results this one starts from
 
     def wrap(self, structure: Lora, client: Site | None) -> Lora:
-        """Which parameters this client has (None: the server), given the run's adapter. Equal structures train fused."""
+        """Which parameters this client has (None: the server), given the run's adapter. Equal structures train
+        fused."""
         return structure
 
     def init(self, server: Site) -> Message:

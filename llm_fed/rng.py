@@ -8,7 +8,8 @@ import torch
 
 
 def derive(seed: int, *parts: str | int) -> int:
-    """A 63-bit seed for (seed, parts): equal inputs give equal seeds on every machine, different inputs independent ones.
+    """A 63-bit seed for (seed, parts): equal inputs give equal seeds on every machine, different inputs independent
+    ones.
 
     >>> derive(0, "cohort", 3) == derive(0, "cohort", 3) != derive(0, "cohort", 4)
     True

@@ -134,7 +134,7 @@ class Run:
         length = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
         if length < mark:
             raise RunError(
-                f"{self.metrics_file} has {length} bytes but the checkpoint saw {mark}; it was cut. Start again with --fresh."
+                f"{self.metrics_file} has {length} bytes but the checkpoint saw {mark}: it was cut. Give --fresh."
             )
         if length > mark:
             os.truncate(self.metrics_file, mark)

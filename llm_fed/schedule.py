@@ -30,7 +30,8 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Synchronous:
-    """Each round samples `ceil(participation * m)` of the m clients without replacement; every answer arrives at once."""
+    """Each round samples `ceil(participation * m)` of the m clients without replacement; every answer arrives at
+    once."""
 
     clients: Sequence[str]
     participation: float = 1.0

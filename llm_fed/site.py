@@ -1,4 +1,5 @@
-"""Site: one party's data, memory and awaitable work. Each client is a Site; so is the server (its data may be empty)."""
+"""Site: one party's data, memory and awaitable work. Each client is a Site; so is the server (its data may be
+empty)."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Query:
 class Site:
     """One party of the federation, as a method's client code sees it.
 
-    `memory` is private to the site, survives rounds and is checkpointed; what is put there must be a message (`wire.pack`).
+    `memory` is private to the site, survives rounds and is checkpointed; what is put there must be a message
+    (`wire.pack`).
     """
 
     id: str
@@ -88,7 +90,8 @@ class Site:
         return fitted.state
 
     def batches(self, steps: int | None = None, nth: int = 0) -> list[list[Encoded]]:
-        """The examples of each optimizer step: shuffled epochs cut into batches, from (seed, round, site, nth) alone."""
+        """The examples of each optimizer step: shuffled epochs cut into batches, from (seed, round, site, nth)
+        alone."""
         if not self.train:
             raise ClientError(f"client {self.id} has no training example")
         size = min(self.local.batch_size, len(self.train))

@@ -1,4 +1,5 @@
-"""What a user sees while a run goes on: a progress bar on a terminal, plain lines in a log file, and experiment trackers."""
+"""What a user sees while a run goes on: a progress bar on a terminal, plain lines in a log file, and experiment
+trackers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The wire format: a message is one safetensors byte string whose header carries its structure as JSON. No pickle.
 
 A message is a tree of None, bool, int, float, str, lists, dicts with string keys, tensors and `State`s. Everything that
-crosses between server and clients, and everything that a checkpoint holds, passes through `pack` and `unpack`, so nothing
+crosses between server and clients, and everything that a checkpoint holds, passes through `pack` and `unpack`, so
+nothing
 is shared by reference and `len(pack(message))` is the exact number of bytes that travels.
 """
 

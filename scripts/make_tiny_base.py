@@ -89,7 +89,7 @@ def train(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stream: Iterator[str], steps: int, batch: int
 ) -> None:
     """Plain next-token training: AdamW, linear warm-up over a twentieth of the steps, then cosine to zero."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     warmup = max(steps // 20, 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
@@ -134,6 +134,7 @@ def main() -> None:
             num_attention_heads=4,
             max_position_embeddings=128,
             tie_word_embeddings=True,
+            initializer_range=0.08,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,

@@ -109,7 +109,8 @@ def uploads():
 
 def test_weight_steps():
     """Even weights over Theta = (1,0), (0,1): g_a = (1/4, -1/4) from Delta (2, 1), g_b = (-1, 1) from (-1, 3).
-    normalized: rows of length lr; plain: lr * n_i/n * g = lr * (1/16, 3/4 * -1); fixed-magnitude: that scaled to max 0.01."""
+    normalized: rows of length lr; plain: lr * n_i/n * g = lr * (1/16, 3/4 * -1); fixed-magnitude: that scaled to max
+    0.01."""
     soup = [pair(1, 0), pair(0, 1)]
     settings = {"num_models": 2, "inner_product": "all"}
     got = step(FedMerge(weight_lr=0.1, **settings), soup, uploads())["logits"]

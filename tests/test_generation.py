@@ -17,7 +17,7 @@ from llm_fed.rng import generator
 from llm_fed.state import State
 
 DOUBLE = torch.float64
-STOPS = [1, 7, 12, 23, 31, 44]  # many, so that answers end at different lengths
+STOPS = [0, 1, 7, 12, 23, 31, 44]  # many, so that answers end at different lengths
 SLIDING = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
 
 
@@ -43,18 +43,26 @@ class Setting:
 
     def generate(self, prompts=None, max_new_tokens=12, batch_size=4):
         return generate(
-            self.base, self.bank, prompts or self.prompts, max_new_tokens=max_new_tokens, batch_size=batch_size
+            self.base,
+            self.bank,
+            prompts or self.prompts,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
         )
 
     def alone(self, row, prompt, max_new_tokens=12):
         """The answer of a PEFT model that holds this adapter, through transformers' own generation."""
-        tokens = self.stock[row].generate(
-            input_ids=torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )[0, len(prompt) :].tolist()
+        tokens = (
+            self.stock[row]
+            .generate(
+                input_ids=torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )[0, len(prompt) :]
+            .tolist()
+        )
         end = next((i for i, token in enumerate(tokens) if token in STOPS), len(tokens))
         return self.base.tokenizer.decode(tokens[:end], skip_special_tokens=True)
 
@@ -82,7 +90,7 @@ def test_a_finished_row_leaves_the_batch():
     setting.base.model.lm_head.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
     answers = [answer.split() for answer in setting.generate()]
     assert sum(rows) == sum(min(len(answer) + 1, 12) for answer in answers)
-    assert {len(answer) for answer in answers} >= {12}
+    assert 12 in {len(answer) for answer in answers}
 
 
 def test_sampling_settings_of_the_base_do_not_leak(caplog):

@@ -1,4 +1,5 @@
-"""FedIT (Zhang et al., ICASSP 2024) is FedAvg (McMahan et al., AISTATS 2017) on LoRA adapters; FedLoRA fine-tunes its result."""
+"""FedIT (Zhang et al., ICASSP 2024) is FedAvg (McMahan et al., AISTATS 2017) on LoRA adapters; FedLoRA fine-tunes its
+result."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from llm_fed.site import Site
 class FedIT(Method):
     """One adapter for all: every client trains it, the server takes the mean weighted by numbers of examples.
 
-    The server adds the weighted mean of the updates, which is the weighted mean of the trained adapters: all start equal.
+    The server adds the weighted mean of the updates, which is the weighted mean of the trained adapters: all start
+    equal.
     """
 
     paper: ClassVar[str] = "FedIT (Zhang et al. 2024), FedAvg (McMahan et al. 2017)"
@@ -21,7 +23,8 @@ class FedIT(Method):
 
 @dataclass(frozen=True)
 class FedLoRA(Method):
-    """FedIT, and after the last round each client fine-tunes the result on its own data (FedAvg+ in the FedMerge paper)."""
+    """FedIT, and after the last round each client fine-tunes the result on its own data (FedAvg+ in the FedMerge
+    paper)."""
 
     paper: ClassVar[str] = "FedLoRA (Yi et al. 2023), FedAvg+ (Chen et al. 2026)"
 

@@ -1,7 +1,9 @@
 """FedMerge: Federated Model Merging for Personalization (Chen, Zhou, Long, Jiang, Zhang; AAAI 2026), Algorithm 1.
 
-The server keeps a soup of d models and, for each of m clients, weights over them. A client is sent one merged model, trains it
-and returns the difference; the server propagates it back to the soup and to that client's weights, as through a linear layer.
+The server keeps a soup of d models and, for each of m clients, weights over them. A client is sent one merged model,
+trains it
+and returns the difference; the server propagates it back to the soup and to that client's weights, as through a
+linear layer.
 
 Letters: m clients of the federation, k clients that answered, d soup models, P parameters of a model.
 """
@@ -26,9 +28,11 @@ from llm_fed.state import Layout, State, combine, stack, unstack
 class FedMerge(Method):
     """One personal model per client, merged from a soup with weights that the server learns.
 
-    Deviation: the soup's step divides by the weights' column sum (`soup_step: normalized`), as the published code does; Eq. 8
+    Deviation: the soup's step divides by the weights' column sum (`soup_step: normalized`), as the published code
+    does; Eq. 8
     and 10 as written (`gradient`) move the merged model only 1/d as far (`test_soup_step_gradient`, docs/results.md).
-    Deviation: `weight_lr` is not the paper's 0.01: with it no weight of eight can pass 0.196 within 50 rounds, because a
+    Deviation: `weight_lr` is not the paper's 0.01: with it no weight of eight can pass 0.196 within 50 rounds,
+    because a
     normalised step of 0.01 moves the logits by at most 0.5 (docs/results.md has the sweep).
     """
 
@@ -95,7 +99,8 @@ class FedMerge(Method):
 
 @dataclass(frozen=True)
 class FedMergeFixed(Method):
-    """FedMerge with frozen weights: each client draws some soup models once and merges them evenly (Table 2, "Fixed")."""
+    """FedMerge with frozen weights: each client draws some soup models once and merges them evenly (Table 2,
+    "Fixed")."""
 
     paper: ClassVar[str] = "FedMerge with fixed weights (Chen et al. 2026, Table 2)"
 
@@ -140,7 +145,8 @@ class FedMergeFixed(Method):
 
 
 def draw_soup(server: Site, num_models: int, how: str, noise: float) -> list[State]:
-    """d states that differ (equal ones would keep the weights' gradient at zero for ever); one alone is FedAvg's start."""
+    """d states that differ (equal ones would keep the weights' gradient at zero for ever); one alone is FedAvg's
+    start."""
     first = server.initial()
     if num_models == 1:
         return [first]
@@ -174,7 +180,8 @@ def logit_gradient(soup: Tensor, deltas: Tensor, weights: Tensor, where: list[sl
 def step_soup(soup: Tensor, deltas: Tensor, weights: Tensor, sizes: Tensor, how: str) -> Tensor:
     """Theta_j + sum_i c_ij Delta_i (d, P); `sizes` are the n_i (k,).
 
-    `gradient`: c_ij = (n_i / n) w_ij (Eq. 8, 10); `normalized`: c_ij = n_i w_ij / sum_k n_k w_kj, so that each soup model moves
+    `gradient`: c_ij = (n_i / n) w_ij (Eq. 8, 10); `normalized`: c_ij = n_i w_ij / sum_k n_k w_kj, so that each soup
+    model moves
     by a weighted mean of the updates. A model that no client weighs stays where it is.
     """
     mixing = sizes[:, None] * weights  # (k, d)
@@ -192,7 +199,7 @@ def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[sl
     numbers = {name: int(found[1]) for name in layout.names if (found := re.search(r"\.(\d+)\.", name))}
     if not numbers:
         raise UserError(
-            f"method.inner_product is last-layers, but no entry has a layer number, e.g. {layout.names[0]}; use head or all"
+            f"method.inner_product is last-layers, but no entry has a layer number, e.g. {layout.names[0]}; use all"
         )
     layers = sorted(set(numbers.values()))
     count = max(1, len(layers) // 4) if last_layers is None else last_layers

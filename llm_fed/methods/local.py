@@ -11,7 +11,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Each client trains its own adapter on its own data; nothing is shared (row "Local" of the POTARA paper's tables)."""
+    """Each client trains its own adapter on its own data; nothing is shared (row "Local" of the POTARA paper's
+    tables)."""
 
     paper: ClassVar[str] = "Local training (no federation)"
 

@@ -56,8 +56,9 @@ class LocalRuntime:
 
     def _fit(self, requests: Sequence[Request]) -> Sequence[Any]:
         jobs = [request.payload for request in requests]
+        structure: Any = requests[0].key
         results, work = training.fit(
-            self.base.model, requests[0].key, jobs, self.local, autocast=self.base.autocast, budget=self.budget
+            self.base.model, structure, jobs, self.local, autocast=self.base.autocast, budget=self.budget
         )
         self.budget = work.budget or self.budget  # found once, then kept: the packing decides the bits of a result
         self.work = replace(
@@ -69,7 +70,8 @@ class LocalRuntime:
         return results
 
     def _bank(self, requests: Sequence[Request]) -> AdapterBank:
-        bank = AdapterBank(self.base.model, requests[0].key, len(requests))
+        structure: Any = requests[0].key
+        bank = AdapterBank(self.base.model, structure, len(requests))
         for row, request in enumerate(requests):
             bank.load(row, request.payload[0])
         return bank
@@ -102,7 +104,8 @@ class LocalRuntime:
 
 
 def choose_clients_per_pass(asked: int | str, cohort: int, like: State, device: torch.device) -> int:
-    """`asked` if it is a number; `auto`: the whole cohort, as far as its adapters fill at most a quarter of free memory."""
+    """`asked` if it is a number; `auto`: the whole cohort, as far as its adapters fill at most a quarter of free
+    memory."""
     if asked != "auto":
         return int(asked)
     if device.type == "cuda":

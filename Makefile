@@ -1,0 +1,41 @@
+# Two commands do all the set-up on a fresh machine: `make quickstart` and `make test`.
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+# Two test workers with one thread each are quicker than one with two, and leave a small machine usable.
+WORKERS ?= 2
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help install quickstart test check lint types long bench clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+install: $(VENV)/.installed ## make the environment in .venv
+
+quickstart: $(VENV)/.installed ## make the environment and run the quickstart (no download of models or data)
+	OMP_NUM_THREADS=$$(nproc) $(BIN)/llm-fed quickstart
+
+test: $(VENV)/.installed ## make the environment and pass the tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+check: lint types test ## what has to pass before a change lands
+
+long: $(VENV)/.installed ## what is too long for every change: kill tests, the full battery, both benchmarks
+	bash scripts/long.sh
+
+clean: ## delete the environment and caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

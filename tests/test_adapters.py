@@ -1,0 +1,306 @@
+"""PEFT folders: stock PEFT loads what is written here and the reverse; bad folders end as one clear message."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import math
+import warnings
+
+import peft
+import pytest
+import tiny
+import tiny_base
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from llm_fed import adapters
+from llm_fed.bank import AdapterBank, Lora, layout
+from llm_fed.errors import RunError, UserError
+from llm_fed.rng import generator
+from llm_fed.state import State
+
+REGEX = {
+    "llama": r".*layers\.1\..*(q_proj|up_proj)",
+    "qwen3": r"model\.layers\.\d+\.self_attn\.o_proj",
+    "gpt2": r".*\.1\.attn\.c_attn",
+}
+
+
+def make(kind="llama", targets=None, alpha=5.0, seed=1, **changes):
+    """A base, a structure and an adapter whose B is not zero."""
+    base = tiny_base.around(tiny.build(kind, **changes))
+    structure = Lora(3, alpha, 0.1, targets or tiny.TARGETS[kind])
+    places = layout(base.model, structure)
+    return (
+        base,
+        structure,
+        State(places, 0.2 * torch.randn(places.size, generator=generator(seed, "adapter"))),
+    )
+
+
+def bank_logits(base, structure, state, kind="llama"):
+    inputs = tiny.inputs(kind, 2)
+    bank = AdapterBank(base.model, structure, 1)
+    bank.load(0, state)
+    with torch.no_grad(), bank.attached(torch.tensor([0, 0])):
+        return base.model(**inputs).logits
+
+
+def stock_folder(folder, base, **settings):
+    """An adapter that stock PEFT made, with random B, saved by stock PEFT; and its model."""
+    settings = {
+        "r": 3,
+        "lora_alpha": 5,
+        "target_modules": ["q_proj", "v_proj"],
+        "task_type": "CAUSAL_LM",
+        **settings,
+    }
+    wrapped = peft.get_peft_model(copy.deepcopy(base.model), peft.LoraConfig(**settings))
+    draws = generator(2, "stock")
+    for name, parameter in wrapped.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.2 * torch.randn(parameter.shape, generator=draws)
+    wrapped.save_pretrained(folder)
+    return wrapped
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("by", ["names", "regex", "all-linear"])
+def test_stock_peft_loads_what_is_written(tmp_path, kind, by):
+    targets = {"names": None, "regex": REGEX[kind], "all-linear": "all-linear"}[by]
+    base, structure, state = make(kind, targets)
+    folder = tmp_path / "runs" / "adapter"
+    adapters.write(folder, state, structure, base, "a card")
+    assert (folder / "README.md").read_text() == "a card"
+    assert {path.name for path in folder.parent.iterdir()} == {"adapter"}
+    config = json.loads((folder / "adapter_config.json").read_text())
+    written = {name: config[name] for name in ("base_model_name_or_path", "task_type", "r", "lora_alpha")}
+    assert written == {"base_model_name_or_path": "tiny", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 5}
+    assert (config["lora_dropout"], config["inference_mode"]) == (0.1, True)
+    assert config["fan_in_fan_out"] is (kind == "gpt2")
+    assert config["target_modules"] == (targets or sorted(tiny.TARGETS[kind]))
+    with warnings.catch_warnings():  # PEFT warns of missing keys
+        warnings.simplefilter("error", UserWarning)
+        loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base.model), folder)
+    expected = peft.get_peft_model_state_dict(loaded)
+    assert expected.keys() == load_file(folder / "adapter_model.safetensors").keys()
+    with torch.no_grad():
+        logits = loaded(**tiny.inputs(kind, 2)).logits
+        assert (logits - base.model(**tiny.inputs(kind, 2)).logits).abs().max() > 1e-2
+    torch.testing.assert_close(bank_logits(base, structure, state, kind), logits, rtol=0, atol=1e-5)
+    again, found = adapters.read(folder, base, structure)
+    assert again.equal(state)
+    assert (found.rank, found.alpha, found.dropout) == (3, 5.0, 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtypes(tmp_path, dtype):
+    """A file keeps the state's dtype; what is read is at least float32."""
+    base, structure, state = make()
+    state = State(state.layout, state.row.to(dtype))
+    adapters.write(tmp_path / "a", state, structure, base, "")
+    assert load_file(tmp_path / "a" / adapters.WEIGHTS).popitem()[1].dtype == dtype
+    row = adapters.read(tmp_path / "a", base)[0].row
+    assert row.dtype == torch.promote_types(dtype, torch.float32)
+    assert torch.equal(row, state.row.to(row.dtype))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_rslora": True},
+        {"target_modules": r".*\.0\..*down_proj"},
+        {"target_modules": "all-linear"},
+        {"init_lora_weights": "gaussian", "lora_dropout": 0.3},
+    ],
+    ids=["plain", "rslora", "regex", "all-linear", "gaussian"],
+)
+def test_what_stock_peft_saved_is_read(tmp_path, settings):
+    base, _, _ = make()
+    wrapped = stock_folder(tmp_path, base, **settings)
+    state, structure = adapters.read(tmp_path, base)
+    assert structure.alpha == (5 * math.sqrt(3) if "use_rslora" in settings else 5)
+    with torch.no_grad():
+        expected = wrapped.eval()(**tiny.inputs("llama", 2)).logits
+    torch.testing.assert_close(bank_logits(base, structure, state), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "feature"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "lora_only"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ({"layers_to_transform": [1]}, "layers_to_transform"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
+    ],
+)
+def test_features_that_are_not_plain_lora_are_named(tmp_path, settings, feature):
+    base, _, _ = make()
+    stock_folder(tmp_path, base, **settings)
+    with pytest.raises(UserError, match=f"{feature}.*not supported"):
+        adapters.read(tmp_path, base)
+
+
+def edited(folder, **values):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_settings_of_later_peft_versions_are_refused_only_if_they_are_on(tmp_path):
+    base, structure, state = make()
+    adapters.write(tmp_path / "a", state, structure, base, "")
+    edited(tmp_path / "a", use_invented=False, invented_options=None)
+    assert adapters.read(tmp_path / "a", base)[0].equal(state)
+    edited(tmp_path / "a", use_invented=True)
+    with pytest.raises(UserError, match="use_invented=True is not supported"):
+        adapters.read(tmp_path / "a", base)
+
+
+def test_another_base_by_name_warns_and_by_shape_is_refused(tmp_path):
+    base, structure, state = make()
+    adapters.write(tmp_path / "a", state, structure, base, "")
+    base.name = "other"
+    with pytest.warns(adapters.AdapterWarning, match="made for 'tiny', the base here is 'other'"):
+        assert adapters.read(tmp_path / "a", base)[0].equal(state)
+    wider = tiny_base.around(tiny.build("llama", hidden_size=32), "wider")
+    with pytest.raises(
+        UserError, match=r"lora_A.weight is \(3, 24\) in the file and \(3, 32\) in the base; it was"
+    ):
+        adapters.read(tmp_path / "a", wider)
+    deeper = tiny_base.around(tiny.build("llama", num_hidden_layers=3), "deeper")
+    with pytest.raises(UserError, match=r"layers.2.*absent in the file"):
+        adapters.read(tmp_path / "a", deeper)
+    gpt2 = tiny_base.around(tiny.build("gpt2"), "gpt2")
+    with pytest.raises(UserError, match="matches no layer of GPT2LMHeadModel.*made for 'tiny'"):
+        adapters.read(tmp_path / "a", gpt2)
+
+
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [
+        (Lora(4, 20 / 3, 0.1, ("q_proj",)), "has rank 3 and alpha 5, where adapter.rank=4"),
+        (Lora(3, 6, 0.1, ("q_proj", "v_proj", "down_proj")), "alpha 5, where.*adapter.alpha=6"),
+        (Lora(3, 5, 0.1, ("q_proj", "v_proj")), "down_proj.*absent in the base"),
+        (Lora(3, 5, 0.1, ("q_proj", "v_proj", "down_proj", "k_proj")), "k_proj.*absent in the file"),
+    ],
+)
+def test_another_structure_than_expected_is_refused(tmp_path, expected, message):
+    base, structure, state = make()
+    adapters.write(tmp_path / "a", state, structure, base, "")
+    with pytest.raises(UserError, match=message):
+        adapters.read(tmp_path / "a", base, expected)
+
+
+def rewrite(folder, name, change):
+    path = folder / name
+    path.write_bytes(change(path.read_bytes()))
+
+
+def pickled(folder):
+    torch.save(load_file(folder / adapters.WEIGHTS), folder / "adapter_model.bin")
+    (folder / adapters.WEIGHTS).unlink()
+
+
+def with_nan(folder):
+    tensors = load_file(folder / adapters.WEIGHTS)
+    next(iter(tensors.values()))[0, 0] = math.nan
+    save_file(tensors, folder / adapters.WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / adapters.CONFIG).unlink(), "is no adapter folder"),
+        (lambda folder: (folder / adapters.WEIGHTS).unlink(), "only safetensors is read"),
+        (pickled, "only safetensors is read"),
+        (with_nan, "NaN"),
+        (lambda folder: rewrite(folder, adapters.WEIGHTS, lambda data: data[:-7]), "damaged or cut short"),
+        (lambda folder: rewrite(folder, adapters.WEIGHTS, lambda data: data[:5]), "damaged or cut short"),
+        (lambda folder: rewrite(folder, adapters.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
+        (
+            lambda folder: rewrite(folder, adapters.CONFIG, lambda data: data[:-7]),
+            "no configuration of a LoRA",
+        ),
+        (lambda folder: rewrite(folder, adapters.CONFIG, lambda data: b"[1]"), "no configuration of a LoRA"),
+        (lambda folder: edited(folder, r="three"), "no configuration of a LoRA"),
+        (lambda folder: edited(folder, r=0), "no configuration of a LoRA.*rank is 0"),
+        (lambda folder: edited(folder, target_modules=None), "target_modules is empty"),
+        (lambda folder: edited(folder, peft_type="IA3"), "type IA3; only LORA"),
+    ],
+)
+def test_damaged_folders(tmp_path, damage, message):
+    base, structure, state = make()
+    adapters.write(tmp_path / "a", state, structure, base, "")
+    damage(tmp_path / "a")
+    with pytest.raises(UserError, match=message) as caught:
+        adapters.read(tmp_path / "a", base)
+    assert str(tmp_path / "a") in str(caught.value)
+    with pytest.raises(UserError, match="is no adapter folder"):
+        adapters.read(tmp_path / "nowhere", base)
+
+
+def test_a_failed_write_leaves_the_old_adapter_and_nothing_else(tmp_path, monkeypatch):
+    base, structure, state = make()
+    adapters.write(tmp_path / "a", state, structure, base, "old")
+    write_file = adapters.write_file
+
+    def full_disk(path, data):
+        if path.name == adapters.WEIGHTS:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_file(path, data)
+
+    monkeypatch.setattr(adapters, "write_file", full_disk)
+    for name in ("a", "b"):
+        with pytest.raises(RunError, match=f"cannot write the adapter .*{name}: No space left on device"):
+            adapters.write(tmp_path / name, state * 2, structure, base, "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "README.md").read_text() == "old"
+    assert adapters.read(tmp_path / "a", base)[0].equal(state)
+    monkeypatch.undo()
+    adapters.write(tmp_path / "a", state * 2, structure, base, "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "README.md").read_text() == "new"
+    assert adapters.read(tmp_path / "a", base)[0].equal(state * 2)
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path):
+    base, structure, state = make()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for folder in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(UserError, match="is not replaced"):
+            adapters.write(folder, state, structure, base, "")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(("base", "named"), [("someone/some-model", True), ("/models/some-model", False)])
+def test_model_card(base, named):
+    card = adapters.model_card(
+        base=base,
+        client="site: 7",
+        method="fedit",
+        paper="FedIT, ICASSP 2024",
+        metrics={"rouge1": 41.237},
+        config="seed: 0\n",
+    )
+    front, text = card.removeprefix("---\n").split("\n---\n", 1)
+    assert yaml.safe_load(front) == {
+        **({"base_model": base} if named else {}),
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["llm_fed", "lora", "federated-learning"],
+    }
+    for part in (
+        f"`{base}`",
+        "site: 7",
+        "`fedit` (FedIT, ICASSP 2024)",
+        "| rouge1 | 41.24 |",
+        "```yaml\nseed: 0\n```",
+    ):
+        assert part in text
