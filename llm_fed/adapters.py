@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from huggingface_hub import ModelCardData
 from safetensors import SafetensorError
@@ -30,8 +29,8 @@ CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "REA
 
 # The settings of an adapter that are understood here, and those that do not change what it computes. Whatever
 # else differs from PEFT's default is a feature that the bank does not have.
-_UNDERSTOOD = set("peft_type r lora_alpha lora_dropout target_modules use_rslora fan_in_fan_out".split())
-_INERT = set("peft_version task_type inference_mode auto_mapping base_model_name_or_path revision".split())
+_UNDERSTOOD = {"peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "fan_in_fan_out"}
+_INERT = {"peft_version", "task_type", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision"}
 # Initialisations that leave the base's weights alone; the others (PiSSA, OLoRA, LoftQ, ...) change them.
 _INITIALISATIONS = (True, False, "gaussian", "orthogonal")
 
@@ -55,12 +54,12 @@ def write(folder: Path, state: State, structure: Lora, base: Base, card: str) ->
         RunError: the disk is full, or the folder cannot be written.
     """
     chosen, modules = structure.target_modules, targets(base.model, structure).values()
-    alpha = structure.alpha  # PEFT annotates it as int and takes any number
-    config = peft.LoraConfig(
+    alpha = structure.alpha
+    settings = _peft_settings(
         task_type="CAUSAL_LM",
         base_model_name_or_path=base.name,
         r=structure.rank,
-        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # type: ignore[arg-type]
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
         lora_dropout=structure.dropout,
         target_modules=chosen if isinstance(chosen, str) else list(chosen),
         fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules),
@@ -69,15 +68,13 @@ def write(folder: Path, state: State, structure: Lora, base: Base, card: str) ->
     tensors = {_peft_name(name): tensor.cpu().contiguous() for name, tensor in state.tensors().items()}
     files = {
         # Sets are sorted: their own order changes from process to process.
-        CONFIG: json.dumps(config.to_dict(), indent=2, sort_keys=True, default=sorted).encode(),
+        CONFIG: json.dumps(settings, indent=2, sort_keys=True, default=sorted).encode(),
         WEIGHTS: save(tensors, metadata={"format": "pt"}),
         CARD: card.encode(),
     }
     folder = Path(folder)
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= files.keys()):
-        raise UserError(
-            f"{folder} holds something else than an adapter and is not replaced; give another folder"
-        )
+        raise UserError(f"{folder} holds something else than an adapter and is not replaced; give another folder")
     partial, replaced = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "replaced"))
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -115,9 +112,7 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
             f"the adapter {folder} has rank {found.rank} and alpha {found.alpha:g}, where adapter.rank="
             f"{structure.rank} and adapter.alpha={structure.alpha:g} are expected"
         )
-    other_base = (
-        f"; it was made for {name!r}, the base here is {base.name!r}" if name not in (base.name, "") else ""
-    )
+    other_base = f"; it was made for {name!r}, the base here is {base.name!r}" if name not in (base.name, "") else ""
     try:
         expected = layout(base.model, structure or found)
     except UserError as error:
@@ -191,6 +186,13 @@ def _peft_name(entry: str) -> str:
     return f"base_model.model.{entry}.weight"
 
 
+def _peft_settings(**settings: Any) -> dict[str, Any]:
+    """A LoRA configuration as PEFT writes it, with PEFT's defaults for what is not given."""
+    import peft  # here, because the import takes seconds and most commands need no adapter folder
+
+    return peft.LoraConfig(**settings).to_dict()
+
+
 def _read_config(folder: Path) -> tuple[Lora, str]:
     """The structure in an adapter's configuration, and the name of the base that it was made for (or "")."""
     path = folder / CONFIG
@@ -220,7 +222,7 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
 
 def _unsupported(values: Mapping[str, Any]) -> str:
     """The first setting that the bank does not have, or nothing; an empty value means that it is off."""
-    defaults = peft.LoraConfig().to_dict()
+    defaults = _peft_settings()
     for name, value in values.items():
         if name == "init_lora_weights":
             known = value in _INITIALISATIONS
@@ -234,15 +236,11 @@ def _unsupported(values: Mapping[str, Any]) -> str:
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file, in one dtype of at least float32."""
     if not path.is_file():
-        raise UserError(
-            f"{path.parent} has no {WEIGHTS}; only safetensors is read (convert .bin files with PEFT)"
-        )
+        raise UserError(f"{path.parent} has no {WEIGHTS}; only safetensors is read (convert .bin files with PEFT)")
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path} is damaged or cut short ({error}); fetch or export the adapter again"
-        ) from error
+        raise UserError(f"{path} is damaged or cut short ({error}); fetch or export the adapter again") from error
     dtype = torch.float32
     for tensor in tensors.values():
         dtype = torch.promote_types(dtype, tensor.dtype)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from llm_fed.errors import UserError
 
+BLOCK_BYTES = 8 * 2**20  # of `blocks`; measured (docs/performance.md)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -180,10 +182,41 @@ def stack(states: Iterable[State]) -> Tensor:
     states = list(states)
     if not states:
         raise ValueError("cannot stack no states")
-    first = states[0].row
     for state in states[1:]:
         if state.layout != states[0].layout:
             raise ValueError(f"states of different entries: {_difference(states[0].layout, state.layout)}")
+    side_by_side = _adjacent(states)
+    return torch.stack([state.row for state in states]) if side_by_side is None else side_by_side
+
+
+def blocks(states: Sequence[State], parts: Iterable[slice] | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """The matrix (K, P) of the states' rows, some columns at a time: (columns, (K, columns)).
+
+    A block stays in the processor's cache while it is used, so that a sum of products over all blocks reads every row
+    once and never copies the whole matrix. Its memory is reused for the next block.
+
+    Args:
+        parts: the columns to go through (default: all).
+    """
+    rows = [state.row for state in states]
+    width = max(1, BLOCK_BYTES // (len(rows) * rows[0].element_size()))
+    matrix = _adjacent(states)
+    buffer = rows[0].new_empty(len(rows), width if matrix is None else 0)
+    for part in [slice(0, states[0].layout.size)] if parts is None else parts:
+        for start in range(part.start, part.stop, width):
+            columns = slice(start, min(start + width, part.stop))
+            if matrix is not None:
+                yield columns, matrix[:, columns]
+            else:
+                block = buffer[:, : columns.stop - start]
+                for target, row in zip(block, rows, strict=True):
+                    target.copy_(row[columns])
+                yield columns, block
+
+
+def _adjacent(states: Sequence[State]) -> Tensor | None:
+    """The rows as one matrix where they already lie one after another in memory."""
+    first = states[0].row
     storage, size = first.untyped_storage(), first.numel()
     adjacent = all(
         state.row.is_contiguous()
@@ -192,9 +225,7 @@ def stack(states: Iterable[State]) -> Tensor:
         and state.row.storage_offset() == first.storage_offset() + k * size
         for k, state in enumerate(states)
     )
-    if adjacent:
-        return first.as_strided((len(states), size), (size, 1))
-    return torch.stack([state.row for state in states])
+    return first.as_strided((len(states), size), (size, 1)) if adjacent else None
 
 
 def unstack(rows: Tensor, like: State) -> list[State]:
@@ -204,7 +235,7 @@ def unstack(rows: Tensor, like: State) -> list[State]:
 
 def combine(states: Sequence[State], weights: Tensor) -> State:
     """`sum_k weights[k] * states[k]`, weights (K,): one matrix product on the rows, floating extras alike."""
-    row = (weights[None].to(states[0].row.dtype) @ stack(states))[0]
+    (row,) = mix(states, weights[None])
     extras = {}
     for name, first in states[0].extras.items():
         if first.is_floating_point():
@@ -213,6 +244,23 @@ def combine(states: Sequence[State], weights: Tensor) -> State:
         else:
             extras[name] = first
     return State(states[0].layout, row, extras)
+
+
+def mix(states: Sequence[State], weights: Tensor) -> Tensor:
+    """`weights @ stack(states)`: (J, K) weights give J rows (J, P), reading each state once."""
+    weights = weights.to(states[0].row.dtype)
+    mixed = states[0].row.new_empty(len(weights), states[0].layout.size)
+    for columns, block in blocks(states):
+        torch.matmul(weights, block, out=mixed[:, columns])
+    return mixed
+
+
+def products(states: Sequence[State], rows: Tensor, parts: Iterable[slice] | None = None) -> Tensor:
+    """Inner products of K states with J rows (J, P), over the columns in `parts`: (K, J), summed in float64."""
+    total = torch.zeros(len(states), len(rows), dtype=torch.float64)
+    for columns, block in blocks(states, parts):
+        total += (block @ rows[:, columns].T).double()
+    return total
 
 
 def _difference(left: Layout, right: Layout) -> str:

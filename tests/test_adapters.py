@@ -170,9 +170,7 @@ def test_another_base_by_name_warns_and_by_shape_is_refused(tmp_path):
     with pytest.warns(adapters.AdapterWarning, match="made for 'tiny', the base here is 'other'"):
         assert adapters.read(tmp_path / "a", base)[0].equal(state)
     wider = tiny_base.around(tiny.build("llama", hidden_size=32), "wider")
-    with pytest.raises(
-        UserError, match=r"lora_A.weight is \(3, 24\) in the file and \(3, 32\) in the base; it was"
-    ):
+    with pytest.raises(UserError, match=r"lora_A.weight is \(3, 24\) in the file and \(3, 32\) in the base; it was"):
         adapters.read(tmp_path / "a", wider)
     deeper = tiny_base.around(tiny.build("llama", num_hidden_layers=3), "deeper")
     with pytest.raises(UserError, match=r"layers.2.*absent in the file"):

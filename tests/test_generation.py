@@ -130,10 +130,7 @@ def scored(setting):
         (
             row,
             prompt,
-            [
-                torch.randint(2, tiny.VOCABULARY, (1 + (n + i) % 4,), generator=draws).tolist()
-                for i in range(1 + n % 5)
-            ],
+            [torch.randint(2, tiny.VOCABULARY, (1 + (n + i) % 4,), generator=draws).tolist() for i in range(1 + n % 5)],
         )
         for n, (row, prompt) in enumerate(setting.prompts)
     ]
@@ -141,7 +138,7 @@ def scored(setting):
 
 def looped(setting, requests, autocast=False):
     """The same by a plain loop: one sequence at a time, stock PEFT, no cache."""
-    results = []
+    results: list[list[float]] = []
     for row, prompt, options in requests:
         results.append([])
         for option in options:

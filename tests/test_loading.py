@@ -37,9 +37,7 @@ def test_dtype_and_frozen(tmp_path, name, dtype, autocast):
     assert not any(parameter.requires_grad for parameter in base.model.parameters())
     assert not any(module.training for module in base.model.modules())
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
-    for (name, loaded), saved in zip(
-        base.model.named_parameters(), tiny.build("llama").parameters(), strict=True
-    ):
+    for (name, loaded), saved in zip(base.model.named_parameters(), tiny.build("llama").parameters(), strict=True):
         assert torch.equal(loaded, saved.to(dtype)), name
 
 
@@ -50,9 +48,7 @@ def input_gradient(model, inputs):
 
 
 @pytest.mark.parametrize(("quantization", "tolerance"), [("nf4", 0.3), ("int8", 0.05)])
-def test_quantized_bases_compute_about_the_same_and_carry_gradients(
-    tmp_path, caplog, quantization, tolerance
-):
+def test_quantized_bases_compute_about_the_same_and_carry_gradients(tmp_path, caplog, quantization, tolerance):
     """Also after a pass without gradients, when bitsandbytes would repack 4-bit weights on some CPUs."""
     tiny_base.folder(tmp_path, hidden_size=64, intermediate_size=128, initializer_range=0.05)
     plain, base = load(tmp_path), load(tmp_path, quantization=quantization)

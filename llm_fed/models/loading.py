@@ -52,10 +52,10 @@ def load_base(config: BaseConfig, device: str) -> Base:
     folder_or_id = _check_name(config.name)
     # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # It warns of missing optional kernels when imported, and with int8 at every layer of every forward pass.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder_or_id, revision=config.revision, trust_remote_code=False
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder_or_id, revision=config.revision, trust_remote_code=False)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder_or_id,
             revision=config.revision,
@@ -93,9 +93,7 @@ def _check_name(name: str) -> str:
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(
-                f"base.name={name!r} is no model folder: it has no config.json (see save_pretrained)"
-            )
+            raise UserError(f"base.name={name!r} is no model folder: it has no config.json (see save_pretrained)")
         return str(folder)
     if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
         raise UserError(f"base.name={name!r} is no folder; give one, or a Hub id such as Qwen/Qwen3-0.6B")
@@ -115,8 +113,6 @@ def _explain(name: str, error: Exception) -> str:
 def _quantization(name: str | None, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     if name is None:
         return None
-    # It warns of missing optional kernels, and with int8 at every layer of every forward pass.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if QUANTIZATIONS[name] == 8:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
@@ -143,6 +139,4 @@ def _checkpoint_activations(model: PreTrainedModel, name: str) -> None:
     try:
         mark({"use_reentrant": False})
     except ValueError as error:
-        raise UserError(
-            f"{name!r} does not support base.activation_checkpointing; set it to false"
-        ) from error
+        raise UserError(f"{name!r} does not support base.activation_checkpointing; set it to false") from error

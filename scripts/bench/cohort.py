@@ -1,8 +1,9 @@
-"""Times a fused cohort against (a) the same clients one after another with stock PEFT and (b) a floor of one plain adapter.
+"""Times a fused cohort against stock PEFT: (a) its clients one after another, (b) a floor of one adapter.
 
-The floor trains ONE stock PEFT adapter on the cohort's examples, sorted by length into 1, 2, 4 or 8 micro-batches; the best
-of these counts. (b') is that floor without the work that llm_fed leaves out (the language-model head on prompt tokens,
-attention masks, padding beyond the plan): ours / (b') is what it costs that every row has an adapter of its own.
+(b) trains ONE adapter on the cohort's examples, sorted by length into 1, 2, 4 or 8 micro-batches; the best counts.
+(b') is the floor without the work that llm_fed leaves out (the language-model head on prompt tokens, attention masks,
+padding beyond the plan), so ours / (b') is the price of an adapter per client, and (b') / (b) what is saved elsewhere.
+(a) and (b) are plain loops over transformers' own forward pass with labels.
 
     python scripts/bench/cohort.py --base FOLDER --data FOLDER_OF_CLIENTS --steps 4 20 --threads 2
     python scripts/bench/cohort.py --shapes llama-3.2-3b --device cuda --dtype bfloat16 --steps 4
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -29,13 +31,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from llm_fed.bank import Lora, draw
 from llm_fed.config import LocalConfig
 from llm_fed.errors import ClientError
-from llm_fed.packing import plan
+from llm_fed.packing import collate, plan
 from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded, Example, encode
-from llm_fed.training import Job, Work, budget_and_overhead, collate, fit, token_losses
+from llm_fed.training import Job, Work, budget_and_overhead, fit, token_losses
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-3b": {
         "hidden_size": 3072,
         "intermediate_size": 8192,
@@ -44,112 +46,130 @@ SHAPES = {
         "num_key_value_heads": 8,
         "vocab_size": 128256,
         "tie_word_embeddings": True,
-    }
+    },
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 1000},
 }
 Cohort = list[list[list[Encoded]]]  # by client and step
-Autocast = Callable[[], AbstractContextManager[None]]
 
 
-def main() -> None:
-    args = parse()
-    torch.set_num_threads(args.threads)
-    dtype = getattr(torch, args.dtype)
-    model = load(args, dtype)
-    structure = Lora(rank=8, alpha=16, dropout=args.dropout, target_modules=("q_proj", "v_proj"))
-    starts = [draw(model, structure, generator(0, "start", k)) for k in range(args.clients)]
-    autocast = None if dtype == torch.float32 else dtype
-    context = partial(torch.autocast, args.device, autocast, enabled=autocast is not None)
-    lora = LoraConfig(
-        r=structure.rank,
-        lora_alpha=16,
-        lora_dropout=args.dropout,
-        target_modules=list(structure.target_modules),
-    )
-    print(
-        f"{args.base or args.shapes}, {args.clients} clients, batch {args.batch_size}, {args.dtype}, {args.device}, ",
-        end="",
-    )
-    print(
-        f"{args.threads} threads, torch {torch.__version__}; median of {args.repeats} alternating runs, seconds\n"
-    )
-    print(
-        "| steps | ours | padding | (a) one after another | (b) floor | of micro-batches | (b') | ours/(a) | ours/(b) | ours/(b') |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for steps in args.steps:
-        cohort = [client[:steps] for client in examples(args, max(args.steps))]
+class Bench:
+    """The variants to time, on one base and one set of examples."""
 
-        def ours(cohort: Cohort = cohort) -> Work:
-            jobs = [Job(f"{k}", starts[k], cohort[k], args.lr) for k in range(len(cohort))]
-            results, work = fit(model, structure, jobs, LocalConfig(), autocast=autocast, budget=args.budget)
-            assert not any(isinstance(result, ClientError) for result in results)
-            return work
+    def __init__(self, args: argparse.Namespace):
+        self.args, dtype = args, getattr(torch, args.dtype)
+        self.autocast = None if dtype == torch.float32 else dtype
+        if args.base:
+            self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(args.base, dtype=dtype)
+        else:
+            with torch.device(args.device):
+                self.model = LlamaForCausalLM(LlamaConfig(**SHAPES[args.shapes])).to(dtype)
+        self.model.to(args.device)
+        self.structure = Lora(rank=8, alpha=16, dropout=args.dropout, target_modules=("q_proj", "v_proj"))
+        self.starts = [draw(self.model, self.structure, generator(0, k)) for k in range(args.clients)]
+        self.examples = examples(args, self.model.config.vocab_size)
 
-        variants: dict[str, Callable[[], object]] = {
-            "ours": ours,
-            "a": lambda cohort=cohort: wrapped(
-                model, lora, lambda peft: one_by_one(peft, starts, cohort, args.lr, context)
-            ),
-            "b'": lambda cohort=cohort: wrapped(
-                model, lora, lambda peft: lean_floor(peft, cohort, args, context)
-            ),
+    def cohort(self, steps: int) -> Cohort:
+        return [client[:steps] for client in self.examples]
+
+    def ours(self, steps: int) -> Work:
+        jobs = [
+            Job(f"{k}", start, batches, self.args.lr)
+            for k, (start, batches) in enumerate(zip(self.starts, self.cohort(steps), strict=True))
+        ]
+        results, work = fit(
+            self.model,
+            self.structure,
+            jobs,
+            LocalConfig(),
+            autocast=self.autocast,
+            budget=self.args.budget,
+        )
+        if failed := [result for result in results if isinstance(result, ClientError)]:
+            raise failed[0]
+        return work
+
+    def one_by_one(self, steps: int) -> None:
+        """(a): each client's adapter is loaded, trained and read."""
+        peft = self.wrapped()
+        parameters = {name: p for name, p in peft.named_parameters() if p.requires_grad}
+        for start, batches in zip(self.starts, self.cohort(steps), strict=True):
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    entry = name.removeprefix("base_model.model.").removesuffix(".default.weight")
+                    parameter.copy_(start[entry])
+            optimizer = self.optimizer(peft)
+            for batch in batches:
+                self.stock_loss(peft, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            State.of({name: parameter.detach().cpu() for name, parameter in parameters.items()})
+        peft.unload()
+
+    def floor(self, steps: int, parts: int) -> None:
+        """(b): everybody's examples, sorted by length and cut into `parts` micro-batches."""
+        peft = self.wrapped()
+        optimizer = self.optimizer(peft)
+        for batches in zip(*self.cohort(steps), strict=True):
+            everybody = sorted((e for batch in batches for e in batch), key=lambda e: len(e.input_ids))
+            size = -(-len(everybody) // parts)
+            for at in range(0, len(everybody), size):
+                self.stock_loss(peft, everybody[at : at + size]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        peft.unload()
+
+    def lean_floor(self, steps: int) -> None:
+        """(b'): everybody's examples, with our plan of micro-batches and our loss."""
+        peft = self.wrapped()
+        optimizer = self.optimizer(peft)
+        default, overhead = budget_and_overhead(self.model.device)
+        for batches in zip(*self.cohort(steps), strict=True):
+            everybody = [example for batch in batches for example in batch]
+            lengths = [len(example.input_ids) for example in everybody]
+            for chosen in plan(lengths, self.args.budget or default, overhead):
+                with self.context():
+                    losses = token_losses(peft.get_base_model(), collate([everybody[i] for i in chosen]))
+                losses.mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        peft.unload()
+
+    def wrapped(self) -> PeftModel:
+        """Stock PEFT layers in the base, until `unload`."""
+        names = list(self.structure.target_modules)
+        config = LoraConfig(r=8, lora_alpha=16, lora_dropout=self.args.dropout, target_modules=names)
+        return get_peft_model(self.model, config).train()
+
+    def optimizer(self, peft: PeftModel) -> torch.optim.Optimizer:
+        trained = [parameter for parameter in peft.parameters() if parameter.requires_grad]
+        return torch.optim.AdamW(trained, lr=self.args.lr, weight_decay=0.0)
+
+    def context(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.args.device, self.autocast, enabled=self.autocast is not None)
+
+    def stock_loss(self, peft: PeftModel, batch: list[Encoded]) -> Tensor:
+        """Transformers' own loss of a padded batch with mask and labels."""
+        ids = [torch.tensor(example.input_ids) for example in batch]
+        labels = [i.masked_fill(~torch.tensor(e.target), -100) for i, e in zip(ids, batch, strict=True)]
+        inputs = {
+            "input_ids": pad_sequence(ids, batch_first=True),
+            "attention_mask": pad_sequence([torch.ones_like(i) for i in ids], batch_first=True),
+            "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
         }
-        for parts in (1, 2, 4, 8):
-            variants[f"b{parts}"] = lambda cohort=cohort, parts=parts: wrapped(
-                model, lora, lambda peft: floor(peft, cohort, parts, args.lr, context)
-            )
-        report(steps, variants, args.repeats, ours().padding)
+        with self.context():
+            return peft(**{n: t.to(peft.device) for n, t in inputs.items()}, use_cache=False).loss
 
 
-def report(steps: int, variants: dict[str, Callable[[], object]], repeats: int, padding: float) -> None:
-    """Time all variants in turn, again and again; of the floor's only the two that were fastest at first."""
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for repeat in range(repeats):
-        if repeat == 1:
-            floors = sorted(
-                (name for name in variants if name in ("b1", "b2", "b4", "b8")), key=lambda n: seconds[n][0]
-            )
-            variants = {name: run for name, run in variants.items() if name not in floors[2:]}
-        for name, run in variants.items():
-            seconds[name].append(timed(run))
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    best = min((name for name in variants if name in ("b1", "b2", "b4", "b8")), key=lambda name: median[name])
-    us, a, b, lean = median["ours"], median["a"], median[best], median["b'"]
-    print(
-        f"| {steps} | {us:.2f} | {padding:.1%} | {a:.2f} | {b:.2f} | {best[1:]} | {lean:.2f} "
-        f"| {us / a:.2f} | {us / b:.2f} | {us / lean:.2f} |",
-        flush=True,
-    )
-
-
-def timed(run: Callable[[], object]) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    begin = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
-
-
-def load(args: argparse.Namespace, dtype: torch.dtype) -> PreTrainedModel:
-    if args.base:
-        return AutoModelForCausalLM.from_pretrained(args.base, dtype=dtype).to(args.device)
-    with torch.device(args.device):
-        return LlamaForCausalLM(LlamaConfig(**SHAPES[args.shapes])).to(dtype)
-
-
-def examples(args: argparse.Namespace, steps: int) -> Cohort:
-    """The first steps x batch size examples of each client; random tokens of Flan-like lengths with --shapes."""
-    count = steps * args.batch_size
+def examples(args: argparse.Namespace, vocabulary: int) -> Cohort:
+    """The first batches of each client; random tokens of Flan-like lengths where there is no data."""
+    count = max(args.steps) * args.batch_size
     if args.data:
         tokenizer = AutoTokenizer.from_pretrained(args.base)
-        clients = [
-            flan(folder, tokenizer)[:count] for folder in sorted(Path(args.data).iterdir())[: args.clients]
-        ]
+        folders = sorted(path for path in Path(args.data).iterdir() if path.is_dir())[: args.clients]
+        clients = [flan(folder, tokenizer)[:count] for folder in folders]
     else:
-        draws = generator(0, "lengths")
-        clients = [[synthetic(draws) for _ in range(count)] for _ in range(args.clients)]
+        draws = generator(0, "examples")
+        clients = [[synthetic(draws, vocabulary) for _ in range(count)] for _ in range(args.clients)]
     return [[c[at : at + args.batch_size] for at in range(0, count, args.batch_size)] for c in clients]
 
 
@@ -158,96 +178,62 @@ def flan(folder: Path, tokenizer) -> list[Encoded]:
         records = [json.loads(line) for line in lines]
     encoded = [
         encode(
-            Example(r["instruction"], (r["output"],)),
+            Example(record["instruction"], (record["output"],)),
             tokenizer,
             template="alpaca-short",
             max_length=512,
             loss_on="response",
         )
-        for r in records
+        for record in records
     ]
     return [example for example in encoded if example]
 
 
-def synthetic(draws: torch.Generator) -> Encoded:
+def synthetic(draws: torch.Generator, vocabulary: int) -> Encoded:
     """Log-normal lengths around 80 tokens, a fifth of them the response."""
     length = int(torch.empty(()).log_normal_(4.4, 0.5, generator=draws).clamp(16, 512))
-    ids = torch.randint(1000, 100_000, (length,), generator=draws).tolist()
+    ids = torch.randint(vocabulary, (length,), generator=draws).tolist()
     return Encoded(ids, [False] * (length - length // 5) + [True] * (length // 5))
 
 
-def wrapped(model: PreTrainedModel, lora: LoraConfig, run: Callable[[PeftModel], None]) -> None:
-    """Run with stock PEFT layers in the base, and take them out again."""
-    peft = get_peft_model(model, lora)
-    run(peft.train())
-    peft.unload()
+def timed(run: Callable[[int], object], steps: int) -> float:
+    begin = time.perf_counter()
+    run(steps)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
 
 
-def labelled(examples: list[Encoded], device: torch.device) -> dict[str, Tensor]:
-    """What a plain transformers loop feeds: padded ids, mask and labels."""
-    ids = [torch.tensor(example.input_ids) for example in examples]
-    labels = [i.masked_fill(~torch.tensor(e.target), -100) for i, e in zip(ids, examples, strict=True)]
-    batch = {
-        "input_ids": pad_sequence(ids, batch_first=True),
-        "attention_mask": pad_sequence([torch.ones_like(i) for i in ids], batch_first=True),
-        "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+def measure(bench: Bench, steps: int, repeats: int) -> str:
+    """A row of the table. Variants run in turn; of the floors, after the first turn, only the two fastest."""
+    floors: dict[str, Callable[[int], object]] = {
+        f"{parts}": partial(bench.floor, parts=parts) for parts in (1, 2, 4, 8)
     }
-    return {name: value.to(device) for name, value in batch.items()}
-
-
-def one_by_one(peft: PeftModel, starts: list[State], cohort: Cohort, lr: float, context: Autocast) -> None:
-    """(a): a plain loop per client over stock PEFT, its adapter loaded and read."""
-    parameters = {n: p for n, p in peft.named_parameters() if p.requires_grad}
-    entries = {n: n.removeprefix("base_model.model.").removesuffix(".default.weight") for n in parameters}
-    for start, batches in zip(starts, cohort, strict=True):
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(start[entries[name]])
-        optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0)
-        for batch in batches:
-            with context():
-                loss = peft(**labelled(batch, peft.device), use_cache=False).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        State.of({entries[name]: parameter.detach().clone() for name, parameter in parameters.items()})
-
-
-def floor(peft: PeftModel, cohort: Cohort, parts: int, lr: float, context: Autocast) -> None:
-    """(b): steps of one adapter on everybody's examples, sorted by length into `parts` micro-batches."""
-    parameters = [p for p in peft.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
-    for step in range(len(cohort[0])):
-        everybody = sorted((e for client in cohort for e in client[step]), key=lambda e: len(e.input_ids))
-        size = -(-len(everybody) // parts)
-        for at in range(0, len(everybody), size):
-            with context():
-                loss = peft(**labelled(everybody[at : at + size], peft.device), use_cache=False).loss
-            (loss / parts).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def lean_floor(peft: PeftModel, cohort: Cohort, args: argparse.Namespace, context: Autocast) -> None:
-    """(b'): steps of one adapter on everybody's examples, with our plan of micro-batches and our loss."""
-    optimizer = torch.optim.AdamW(
-        [p for p in peft.parameters() if p.requires_grad], lr=args.lr, weight_decay=0.0
+    runs: dict[str, Callable[[int], object]] = {
+        "ours": bench.ours,
+        "a": bench.one_by_one,
+        "lean": bench.lean_floor,
+        **floors,
+    }
+    padding = bench.ours(steps).padding  # and a warm-up
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats):
+        if repeat == 1:
+            for slow in sorted(floors, key=lambda name: seconds[name][0])[2:]:
+                del floors[slow], runs[slow]
+        for name, run in runs.items():
+            seconds[name].append(timed(run, steps))
+    median = {name: statistics.median(seconds[name]) for name in runs}
+    best = min(floors, key=lambda name: median[name])
+    ours, a, b, lean = median["ours"], median["a"], median[best], median["lean"]
+    return (
+        f"| {steps} | {ours:.2f} | {padding:.1%} | {a:.2f} | {b:.2f} ({best}) | {lean:.2f} "
+        f"| {ours / a:.2f} | {ours / b:.2f} | {ours / lean:.2f} |"
     )
-    budget, overhead = budget_and_overhead(peft.device)
-    for step in range(len(cohort[0])):
-        everybody = [e for client in cohort for e in client[step]]
-        for chosen in plan([len(e.input_ids) for e in everybody], args.budget or budget, overhead):
-            with context():
-                losses = token_losses(peft, collate([everybody[i] for i in chosen]))
-            losses.mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--base", help="a folder with a model and its tokenizer; needs --data")
     source.add_argument("--shapes", choices=SHAPES, help="random weights and random examples")
@@ -266,6 +252,18 @@ def parse() -> argparse.Namespace:
     if bool(args.base) != bool(args.data):
         parser.error("--base and --data belong together")
     return args
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    bench = Bench(args)
+    print(f"{args.clients} clients, batch {args.batch_size}, {args.dtype}, {args.device}, {args.threads} threads, ")
+    print(f"torch {torch.__version__}; seconds, median of {args.repeats} alternating runs\n")
+    print("| steps | ours | padding | (a) | (b) (micro-batches) | (b') | ours/(a) | ours/(b) | ours/(b') |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for steps in args.steps:
+        print(measure(bench, steps, args.repeats), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""FedMerge's server step against the time to read its rows once from memory, alternating in one run.
+
+    python scripts/bench/server.py --clients 88 --models 12 --parameters 3200000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from llm_fed.method import Upload
+from llm_fed.methods.fedmerge import FedMerge
+from llm_fed.state import Layout, State
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=88, help="m, all of them answer")
+    parser.add_argument("--models", type=int, default=12, help="d")
+    parser.add_argument("--parameters", type=int, default=3_200_000, help="P of one adapter")
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--repeats", type=int, default=7)
+    given = parser.parse_args()
+
+    per_layer = given.parameters // given.layers
+    layout = Layout(tuple(f"model.layers.{i}.q.lora_A" for i in range(given.layers)), ((per_layer,),) * given.layers)
+    soup = [State(layout, torch.randn(layout.size)) for _ in range(given.models)]
+    uploads = [Upload(f"c{i}", 100, 0, State(layout, torch.randn(layout.size))) for i in range(given.clients)]
+    rows = [upload.content.row for upload in uploads] + [state.row for state in soup]
+    state = {"soup": soup, "logits": {}}
+    method = FedMerge(num_models=given.models)
+
+    steps: dict[str, Callable[[], object]] = {
+        "read every row once (sum)": lambda: [row.sum() for row in rows],
+        "server_update": lambda: asyncio.run(method.server_update(None, state, uploads)),  # type: ignore[arg-type]
+        "broadcast to all": lambda: [method.broadcast(state, upload.client) for upload in uploads],
+    }
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(given.repeats):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - start)
+    read = statistics.median(times["read every row once (sum)"])
+    gigabytes = sum(row.numel() for row in rows) * 4 / 1e9
+    print(f"m = {given.clients}, d = {given.models}, P = {layout.size:,}; {torch.get_num_threads()} threads\n")
+    print("| step | seconds, median of", given.repeats, "| times reading once |\n|---|---|---|")
+    for name, values in times.items():
+        median = statistics.median(values)
+        print(f"| {name} | {median:.3f} | {median / read:.2f} |")
+    print(f"\nrows: {gigabytes:.2f} GB, read at {gigabytes / read:.1f} GB/s")
+
+
+if __name__ == "__main__":
+    main()
