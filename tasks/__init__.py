@@ -45,9 +45,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     clients = list(partition(data.clients, config.partition, seed).values())
     if config.clients is not None:
         if not 1 <= config.clients <= len(clients):
-            raise UserError(
-                f"task.clients={config.clients}, but the data has {len(clients)} clients; lower it"
-            )
+            raise UserError(f"task.clients={config.clients}, but the data has {len(clients)} clients; lower it")
         clients = clients[: config.clients]
     if not any(client.test for client in clients):
         log.warning("no test split: %.0f %% of each client's training examples become one", 100 * TEST_SHARE)

@@ -89,9 +89,7 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase, *, template: 
     return ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
 
 
-def encode_continuation(
-    prompt: str, response: str, tokenizer: PreTrainedTokenizerBase, *, template: str
-) -> Encoded:
+def encode_continuation(prompt: str, response: str, tokenizer: PreTrainedTokenizerBase, *, template: str) -> Encoded:
     """Prompt, response and EOS; the response and the EOS are the target.
 
     Prompt and response are tokenised separately and concatenated, so no token straddles the border and the

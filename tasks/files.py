@@ -49,16 +49,12 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     elif path.is_dir():
         here = split_files(path)
         if here and any(split_files(folder) for folder in client_folders(path)):
-            raise UserError(
-                f"{path} holds {next(iter(here.values())).name} and client folders; keep one of the two"
-            )
+            raise UserError(f"{path} holds {next(iter(here.values())).name} and client folders; keep one of the two")
         if here:
             rows = {split: read_rows(file) for split, file in here.items()}
             clients = by_column(rows, config, str(path))
         else:
-            clients = {
-                folder.name: read_client(folder, folder.name, config) for folder in client_folders(path)
-            }
+            clients = {folder.name: read_client(folder, folder.name, config) for folder in client_folders(path)}
     elif re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", config.path) and not config.path.endswith(SUFFIXES):
         clients = by_column(hub_rows(config.path), config, config.path)
     else:
@@ -80,9 +76,7 @@ def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
     splits: dict[str, tuple[Example, ...]] = {}
     for split in ("train", "test"):
         if split not in files:
-            raise UserError(
-                f"client folder {folder} has no {split} file; add {split}.jsonl, .csv or .parquet"
-            )
+            raise UserError(f"client folder {folder} has no {split} file; add {split}.jsonl, .csv or .parquet")
     for split, file in files.items():
         rows = read_rows(file)
         if not rows:
@@ -107,9 +101,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 def by_column(rows: dict[str, list[Row]], config: TaskConfig, where: str) -> dict[str, ClientData]:
     """Rows by split -> clients by their client column; without one, a client "all" for a partition."""
-    named = {
-        split: [row for name in names for row in rows.get(name, ())] for split, names in SPLIT_NAMES.items()
-    }
+    named = {split: [row for name in names for row in rows.get(name, ())] for split, names in SPLIT_NAMES.items()}
     if not named["train"]:
         raise UserError(f"{where} has no training rows; it needs a train split with at least one row")
     clients: dict[str, dict[str, list[Example]]] = defaultdict(lambda: defaultdict(list))

@@ -51,8 +51,7 @@ def _from_hub(task: str, config: TaskConfig, seed: int) -> ClientData:
         chosen = rng.choice(len(rows[split]), count, replace=False)
         columns = find_columns(config.columns, rows[split], f"{HUB_ID} ({split} of {task})")
         splits[split] = _with_options(
-            to_example(rows[split][i], columns, group_of(rows[split][i], config, task))
-            for i in chosen.tolist()
+            to_example(rows[split][i], columns, group_of(rows[split][i], config, task)) for i in chosen.tolist()
         )
     return ClientData(task, **splits)
 

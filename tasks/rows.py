@@ -67,9 +67,7 @@ def hub_rows(name: str, **options: Any) -> dict[str, list[Row]]:
         raise UserError(f"the Hub data set {name!r} (no folder here) cannot be read: {first_line}") from error
     splits = data if isinstance(data, DatasetDict) else {"train": data}
     return {
-        str(split): [
-            Row(f"{name} ({split}), row {i}", dict(row)) for i, row in enumerate(cast(Dataset, part), 1)
-        ]
+        str(split): [Row(f"{name} ({split}), row {i}", dict(row)) for i, row in enumerate(cast(Dataset, part), 1)]
         for split, part in splits.items()
     }
 
@@ -136,9 +134,7 @@ def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
     """UserError unless the column that the configuration names under `key` exists."""
     names = list(names)
     if name not in names:
-        raise UserError(
-            f"{where}: {key}={name!r} is no column{did_you_mean(name, names)}; known: {', '.join(names)}"
-        )
+        raise UserError(f"{where}: {key}={name!r} is no column{did_you_mean(name, names)}; known: {', '.join(names)}")
 
 
 def to_example(row: Row, columns: dict[str, str], group: str) -> Example:

@@ -16,9 +16,7 @@ def make(client: str, train: int, test: int, validation: int = 0) -> ClientData:
     def examples(split: str, count: int) -> tuple[Example, ...]:
         return tuple(Example(f"{client} {split} {i}", ("yes",), group=client) for i in range(count))
 
-    return ClientData(
-        client, examples("train", train), examples("validation", validation), examples("test", test)
-    )
+    return ClientData(client, examples("train", train), examples("validation", validation), examples("test", test))
 
 
 def cohort(*clients: ClientData) -> dict[str, ClientData]:
