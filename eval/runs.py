@@ -3,7 +3,6 @@ file."""
 
 from __future__ import annotations
 
-import difflib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ import yaml
 from llm_fed import adapters
 from llm_fed.config import BaseConfig, ColumnsConfig, Config
 from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, require
 from llm_fed.eval.scores import Summary
 from llm_fed.experiment import Experiment, choose_device, prepare
 from llm_fed.models.loading import load_base
@@ -87,9 +86,7 @@ def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
     """
     found = adapter_folders(folder)
     for client in clients:
-        if client not in found:
-            close = difflib.get_close_matches(client, found, n=1, cutoff=0)[0]
-            raise UserError(f"{folder} has no client {client!r}; the closest of its {len(found)} clients is {close!r}")
+        require("--client", client, found)
     written = []
     for client in clients or found:
         target = out / client

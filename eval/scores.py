@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, lookup
 
 # metric -> the folder in metrics/ that computes it
 METRICS = {
@@ -45,9 +44,7 @@ class Summary:
 def summarize(metric: str, clients: dict[str, float]) -> Summary:
     """The summary of one score per client, the same bits in any order of clients; UserError without any."""
     if not clients:
-        raise UserError(
-            f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?"
-        )
+        raise UserError(f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?")
     values = sorted(clients.values())
     mean = fmean(values)
     std = math.sqrt(fmean((value - mean) ** 2 for value in values))
@@ -59,9 +56,7 @@ def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) ->
     return score_all([metric], predictions, references)[metric]
 
 
-def score_all(
-    metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]
-) -> dict[str, float]:
+def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
     """Several metrics of the same predictions, 0-100 each; the ROUGE types share one pass over the texts.
 
     Args:
@@ -94,12 +89,7 @@ def score_all(
 
 
 def _module(metric: str) -> str:
-    if metric not in METRICS:
-        nearest = difflib.get_close_matches(metric, METRICS, n=1, cutoff=0)[0]
-        raise UserError(
-            f"Unknown metric {metric!r}; the closest is {nearest!r}. Metrics: {', '.join(METRICS)}."
-        )
-    return METRICS[metric]
+    return lookup("metric", metric, METRICS)
 
 
 def _load(module: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -224,7 +224,10 @@ class AdapterBank:
         handles = []
         try:
             self._attached = True
-            chosen = self._choose(index)
+            # Outside the layers, so that activation checkpointing does not repeat it. A path of its own for rows that
+            # all share one adapter was not faster.
+            where = index.to(self.rows.device)
+            chosen = {entry: _Own.apply(*views, where) for entry, views in self._entries.items()}
             scaling = self.structure.scaling / (1 if masks is None else self._kept / 2**16)
             for name, module in self.targets.items():
                 mask = None if masks is None else masks[..., self._inputs[name]]
@@ -236,17 +239,6 @@ class AdapterBank:
             for handle in handles:
                 handle.remove()
             self._attached = False
-
-    def _choose(self, index: Tensor) -> dict[str, Tensor]:
-        """Every entry for a batch's rows: (N, ...), or without that dimension where all share one adapter.
-
-        Once per batch and outside the layers, so that activation checkpointing does not repeat it.
-        """
-        first = int(index[0])
-        if bool((index == first).all()):
-            return {name: _Shared.apply(*entry, first) for name, entry in self._entries.items()}
-        index = index.to(self.rows.device)
-        return {name: _Own.apply(*entry, index) for name, entry in self._entries.items()}
 
 
 class _Own(torch.autograd.Function):
@@ -263,20 +255,6 @@ class _Own(torch.autograd.Function):
         return None, None, None
 
 
-class _Shared(torch.autograd.Function):
-    """values[k], as `_Own` for an index that is k everywhere."""
-
-    @staticmethod
-    def forward(ctx, values: Tensor, grads: Tensor, k: int) -> Tensor:
-        ctx.grads = grads[k]
-        return values[k].clone()
-
-    @staticmethod
-    def backward(ctx, chosen: Tensor) -> tuple[None, None, None]:
-        ctx.grads.add_(chosen)
-        return None, None, None
-
-
 def _adapt(
     name: str,
     num_rows: int,
@@ -288,7 +266,7 @@ def _adapt(
     inputs: tuple[Tensor, ...],
     output: Tensor,
 ) -> Tensor:
-    """One layer's forward hook: a is (N, r, in) and b (N, out, r), or (r, in) and (out, r) for all rows."""
+    """One layer's forward hook, with a (N, r, in) and b (N, out, r)."""
     if inputs[0].shape[0] != num_rows:
         got = inputs[0].shape[0]
         raise ValueError(f"{name} was given {got} rows, but the adapter index has {num_rows}")
@@ -299,14 +277,11 @@ def _adapt(
     autocast = torch.is_autocast_enabled(x.device.type)
     if not autocast:
         x = x.to(a.dtype)
-    if a.dim() == 2:
-        x, y = x.flatten(0, 1), y.flatten(0, 1)
-    hidden = x @ a.mT
+    hidden = torch.bmm(x, a.mT)
     if autocast or y.dtype == hidden.dtype:
-        add_product: Callable[..., Tensor] = torch.addmm if a.dim() == 2 else torch.baddbmm
-        y = add_product(y, hidden, b.mT, alpha=scaling)
+        y = torch.baddbmm(y, hidden, b.mT, alpha=scaling)
     else:
-        y = y + scaling * (hidden @ b.mT)
+        y = y + scaling * torch.bmm(hidden, b.mT)
     return y.view(output.shape).to(output.dtype)
 
 

@@ -27,16 +27,26 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 out = Console(highlight=False, soft_wrap=True)
 
 
+UsageError: Any = typer.BadParameter.__base__  # click's, or the one that later versions of typer have of their own
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run a command. Exit code 0: done; 2: a mistake in what was given; 1: a failure; 130: interrupted."""
     try:
-        app(arguments, standalone_mode=True)
+        code = app(arguments, prog_name="llm-fed", standalone_mode=False)
+    except UsageError as error:
+        if text := error.format_message():  # without any word, the help has been shown
+            _stop(f"{text}\nSee {error.ctx.command_path if error.ctx else 'llm-fed'} --help", 2)
+        code = 2
     except UserError as error:
         _stop(error, 2)
     except RunError as error:
         _stop(error, 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:  # typer turns Ctrl-C into this exit code
         _stop("interrupted; the same command continues from the last checkpoint", 130)
+    raise SystemExit(code or 0)
 
 
 def _stop(message: object, code: int) -> None:

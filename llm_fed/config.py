@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
 from llm_fed.errors import UserError
+from llm_fed.errors import require as known
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,8 @@ def check(config: Config) -> None:
     def one_of(key: str, *values: Any) -> None:
         section, name = key.rsplit(".", 1) if "." in key else ("", key)
         value = getattr(getattr(config, section) if section else config, name)
-        if value not in values:
-            known = [str(item) for item in values if item is not None]
-            close = difflib.get_close_matches(str(value), known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise UserError(f"{key} is {value!r}; it must be one of {', '.join(known)}{hint}")
+        if value is not None or None not in values:
+            known(key, value, [str(item) for item in values if item is not None])
 
     require(config.rounds >= 1, "rounds", "at least 1")
     require(0 < config.participation <= 1, "participation", "above 0 and at most 1")

@@ -4,7 +4,6 @@ refused."""
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +25,7 @@ from llm_fed.config import (
     TrackConfig,
     check,
 )
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, did_you_mean
 
 Section = TypeVar("Section")
 
@@ -113,8 +112,7 @@ def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
     """Refuse keys that are not `known`, naming the closest one."""
     for key in given:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0)
-            raise UserError(f"unknown key {where}{key}; the closest is {where}{close[0]}, of {', '.join(known)}")
+            raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known)}")
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:

@@ -1,5 +1,13 @@
 """Errors that llm_fed raises on purpose; the command line prints them without a traceback."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
 
 class UserError(Exception):
     """A mistake in what the user gave (configuration, data, paths): what was got, where, what to do. Exit code 2."""
@@ -11,3 +19,21 @@ class RunError(Exception):
 
 class ClientError(Exception):
     """One client's work failed (non-finite loss, no usable example); the round goes on without it."""
+
+
+def lookup(key: str, name: str, table: Mapping[str, Item]) -> Item:
+    """`table[name]`; a wrong name is a UserError that says the closest valid one and all of them."""
+    require(key, name, table)
+    return table[name]
+
+
+def require(key: str, name: str, valid: Collection[str]) -> None:
+    """Refuse a `name` that is not valid for `key`: a UserError that says the closest valid one and all of them."""
+    if name not in valid:
+        raise UserError(f"{key}={name!r} is unknown{did_you_mean(name, valid)}; known: {', '.join(valid)}")
+
+
+def did_you_mean(name: str, valid: Collection[str]) -> str:
+    """ " (the closest is 'x')" for a mistyped name; nothing where no name is valid."""
+    close = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0)
+    return f" (the closest is {close[0]!r})" if close else ""

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from llm_fed import adapters, methods, tasks
 from llm_fed.bank import Lora, draw
 from llm_fed.config import Config, TaskConfig
-from llm_fed.errors import RunError, UserError
+from llm_fed.errors import RunError, UserError, require
 from llm_fed.eval.clients import Personal, evaluate
 from llm_fed.eval.report import write_report
 from llm_fed.eval.scores import METRICS, Summary
@@ -30,7 +30,7 @@ from llm_fed.run import Run
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.schedule import Synchronous
 from llm_fed.site import Query, Site
-from llm_fed.tasks.common import Example, encode, encode_continuation, encode_prompt, lookup
+from llm_fed.tasks.common import Example, encode, encode_continuation, encode_prompt
 from llm_fed.tracking import Reporter
 from llm_fed.wire import WireError
 
@@ -77,7 +77,7 @@ def prepare(
     method = methods.build(config.method)
     task = task or tasks.load(config.task, config.seed)
     metric = config.eval.metric or task.metric
-    lookup("eval.metric", metric, METRICS)
+    require("eval.metric", metric, METRICS)
     assert config.adapter is not None  # checked with the configuration
     structure = Lora.from_config(config.adapter)
     base = base or load_base(config.base, choose_device(config.device))
@@ -179,8 +179,8 @@ def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Re
         adapters.write(run.folder / "adapters" / id, state, experiment.clients[id].structure, experiment.base, card)
     result = {"round": progress.round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
     run.mark()
-    run.remember("summary.json", result)
     write_report(run.folder)
+    run.remember("summary.json", result)  # the last file: a folder that has it is complete
     return result
 
 

@@ -5,7 +5,6 @@ Shape letters: K clients, N rows of a micro-batch, T tokens, n target tokens.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from llm_fed.bank import AdapterBank, Lora
 from llm_fed.config import LocalConfig
-from llm_fed.errors import ClientError, RunError, UserError
+from llm_fed.errors import ClientError, RunError, require
 from llm_fed.packing import Example, MicroBatch, collate, num_targets, padded_tokens, plan
 from llm_fed.rng import derive
 from llm_fed.state import State
@@ -99,9 +98,7 @@ def fit(
         UserError: unknown optimizer, or a pattern or structure that matches nothing.
         RunError: the device's memory does not suffice.
     """
-    if local.optimizer not in OPTIMIZERS:
-        close = difflib.get_close_matches(local.optimizer, OPTIMIZERS, n=1, cutoff=0)[0]
-        raise UserError(f"local.optimizer={local.optimizer!r} is unknown; did you mean {close}?")
+    require("local.optimizer", local.optimizer, OPTIMIZERS)
     errors = [_unusable(job) for job in jobs]
     usable = [job for job, error in zip(jobs, errors, strict=True) if error is None]
     if not usable:
@@ -120,7 +117,7 @@ def budget_and_overhead(device: torch.device) -> tuple[int, int]:
 
     On the CPU as measured (docs/performance.md); elsewhere reasoned, not measured.
     """
-    return (1024, 16) if device.type == "cpu" else (16384, 512)
+    return (1024, 32) if device.type == "cpu" else (16384, 512)
 
 
 def token_losses(model: PreTrainedModel, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
@@ -151,9 +148,7 @@ def activation_checkpointing(model: nn.Module) -> Iterator[None]:
 
     Transformers itself does so in training mode alone, which would also turn the base's dropout on.
     """
-    layers = [
-        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing
-    ]
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
     before = [layer.__dict__.get("forward") for layer in layers]  # accelerate's device hooks replace it, too
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
@@ -209,9 +204,7 @@ class _Fit:
                 # Looking at losses makes a GPU wait, so it looks seldom: no client feels another's NaN.
                 if self.device.type == "cpu" or step % 10 == 9 or step + 1 == last:
                     failed = self._failures(losses, step)
-        return [
-            self._result(k, losses[:, k].tolist(), failed.get(k)) for k in range(len(self.jobs))
-        ], self.work
+        return [self._result(k, losses[:, k].tolist(), failed.get(k)) for k in range(len(self.jobs))], self.work
 
     def _step(self, step: int, active: list[int], losses: Tensor) -> None:
         """One optimizer step of every active client; their mean losses go to `losses` (K,)."""
@@ -248,9 +241,7 @@ class _Fit:
         for k in active:
             counts[k] = num_targets(self.jobs[k].batches[step])
         one = torch.ones((), device=self.device)
-        return counts.reciprocal().to(self.device), torch.stack(
-            [scaler.scale(one) for scaler in self.scalers]
-        )
+        return counts.reciprocal().to(self.device), torch.stack([scaler.scale(one) for scaler in self.scalers])
 
     def _update(self, k: int) -> None:
         """Client k's optimizer step."""
@@ -279,9 +270,7 @@ class _Fit:
         job = self.jobs[k]
         hint = f"(lr {job.lr:g}); lower local.lr or set local.clip"
         if failed is not None:
-            return ClientError(
-                f"client {job.client}: loss is {losses[failed]} at local step {failed + 1} {hint}"
-            )
+            return ClientError(f"client {job.client}: loss is {losses[failed]} at local step {failed + 1} {hint}")
         state = job.start.like(self.bank.read(k).row.to(job.start.row.device))
         if not state.is_finite():
             return ClientError(f"client {job.client}: not finite after {len(job.batches)} local steps {hint}")

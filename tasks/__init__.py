@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, lookup
 from llm_fed.tasks import files, flan
-from llm_fed.tasks.common import ClientData, TaskData, hold_out, lookup
+from llm_fed.tasks.common import ClientData, TaskData, hold_out
 from llm_fed.tasks.partition import partition
 
 log = logging.getLogger(__name__)

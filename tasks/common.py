@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, lookup
 from llm_fed.rng import derive
 
 Item = TypeVar("Item")
@@ -134,16 +133,3 @@ def hold_out(
     chosen = set(rng.choice(len(examples), count, replace=False).tolist())
     kept = tuple(example for index, example in enumerate(examples) if index not in chosen)
     return kept, tuple(examples[index] for index in sorted(chosen))
-
-
-def lookup(key: str, name: str, table: dict[str, Item]) -> Item:
-    """`table[name]`; a wrong name is a UserError that says the closest valid one and all of them."""
-    if name not in table:
-        raise UserError(f"{key}={name!r} is unknown{did_you_mean(name, table)}; known: {', '.join(table)}")
-    return table[name]
-
-
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """A hint " (did you mean 'x'?)" for a mistyped name; empty if no valid name is close."""
-    close = difflib.get_close_matches(name, list(valid), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -10,9 +10,9 @@ from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, Partitioner
 
 from llm_fed.config import PartitionConfig
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, lookup
 from llm_fed.rng import derive
-from llm_fed.tasks.common import ClientData, Example, lookup
+from llm_fed.tasks.common import ClientData, Example
 
 SPLITS = ("train", "validation", "test")
 DIRICHLET_DRAWS = 20  # tries until every client has examples to train and to be tested on

@@ -18,8 +18,8 @@ from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetsError
 
 from llm_fed.config import ColumnsConfig
-from llm_fed.errors import UserError
-from llm_fed.tasks.common import Example, did_you_mean
+from llm_fed.errors import UserError, did_you_mean
+from llm_fed.tasks.common import Example
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz", ".parquet")
 

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 import small_run
+
+from llm_fed import cli, configfile, experiment
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory) -> small_run.Small:
     """A tiny base and a small federation as files, written once."""
     return small_run.make(tmp_path_factory.mktemp("small"))
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left behind: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def llm_fed(capfd) -> Callable[..., Said]:
+    """The command line in this process: `llm_fed("run", config, "--fresh")`."""
+
+    def call(*words: object) -> Said:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in words])
+        return Said(int(ended.value.code or 0), *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def finished(small, tmp_path_factory) -> Path:
+    """The folder of a finished run of fedmerge; it must not be changed."""
+    folder = tmp_path_factory.mktemp("finished")
+    config = small.config(folder / "small.yaml", method={"name": "fedmerge", "num_models": 2})
+    experiment.train(configfile.load(config), folder / "run")
+    return folder / "run"

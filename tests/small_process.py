@@ -1,6 +1,6 @@
-"""The command line in processes of their own, some of which kill themselves with SIGKILL at a chosen moment.
+"""The command line in processes of their own, which can be told to kill themselves with SIGKILL at a chosen moment.
 
-They are forked from a server that has the libraries imported, so each costs a second and not ten.
+They are forked from a server that has imported the libraries, so each costs a second and not ten.
 """
 
 from __future__ import annotations
@@ -9,67 +9,67 @@ import importlib
 import multiprocessing
 import os
 import signal
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["small_process", "llm_fed.cli", "llm_fed.experiment", "llm_fed.eval.runs", "evaluate"])
+CONTEXT.set_forkserver_preload(
+    ["llm_fed.cli", "llm_fed.experiment", "peft", "evaluate", "rouge_score.rouge_scorer", "matplotlib.figure"]
+)
 
 
-def run(words: list[str], log: Path, kill_at: tuple[str, int] | None = None) -> int:
-    """`llm-fed WORDS` to its end; its exit code, negative for a signal. Both streams go to `log`.
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL in place of the n-th call (1, 2, ...) of a function whose arguments name a path with `match` in it."""
 
-    Args:
-        kill_at: ("module:attribute", n): SIGKILL instead of the n-th call (1, 2, ...) of that function.
-    """
-    process = CONTEXT.Process(target=_run, args=(words, str(log), kill_at))
+    function: str  # module:attribute, where it is looked up when it is called
+    n: int = 1
+    match: str = ""
+
+    def arm(self) -> None:
+        module, _, path = self.function.partition(":")
+        owner: Any = importlib.import_module(module)
+        *outer, name = path.split(".")
+        for part in outer:
+            owner = getattr(owner, part)
+        real, count = getattr(owner, name), 0
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += self.match in " ".join(map(_described, args))
+            if count == self.n:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        setattr(owner, name, counted)
+
+
+def llm_fed(words: list[str], log: Path, kill: Kill | None = None) -> int:
+    """`llm-fed WORDS`; its exit code, negative for a signal. What it prints on either stream goes to `log`."""
+    process = CONTEXT.Process(target=_run, args=(words, str(log), kill))
     process.start()
     process.join()
     assert process.exitcode is not None
     return process.exitcode
 
 
-def calls(words: list[str], log: Path, what: str) -> int:
-    """How often the command calls a function ("module:attribute") until it is done."""
-    process = CONTEXT.Process(target=_run, args=(words, str(log), (what, -1)))
-    process.start()
-    process.join()
-    assert process.exitcode == 0, log.read_text()
-    return int(log.read_text().split()[-1])
-
-
-def _run(words: list[str], log: str, kill_at: tuple[str, int] | None) -> None:
+def _run(words: list[str], log: str, kill: Kill | None) -> None:
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
     torch.set_num_threads(1)
     from llm_fed import cli
 
-    count = [0]
-    if kill_at:
-        _die(*kill_at, count)
-    try:
-        cli.main(words)
-    finally:
-        print(count[0], file=sys.stderr)
+    if kill:
+        kill.arm()
+    cli.main(words)
 
 
-def _die(what: str, n: int, count: list[int]) -> None:
-    """Let the n-th call of `what` kill the process instead."""
-    place, _, path = what.partition(":")
-    owner: Any = importlib.import_module(place)
-    *outer, name = path.split(".")
-    for part in outer:
-        owner = getattr(owner, part)
-    real = getattr(owner, name)
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        count[0] += 1
-        if count[0] == n:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs)
-
-    setattr(owner, name, counted)
+def _described(argument: Any) -> str:
+    """An open file's path, or the argument as text."""
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return os.readlink(f"/proc/self/fd/{argument}") if os.path.exists(f"/proc/self/fd/{argument}") else ""
+    return str(argument)

@@ -112,7 +112,7 @@ def test_modules_load_offline_and_leave_their_folder_alone(monkeypatch):
 
 
 def test_an_unknown_metric_names_the_closest():
-    with pytest.raises(UserError, match="Unknown metric 'rogue1'; the closest is 'rouge1'"):
+    with pytest.raises(UserError, match="metric='rogue1' is unknown .the closest is 'rouge1'"):
         score("rogue1", ["a"], [("a",)])
 
 

@@ -121,7 +121,7 @@ def test_without_a_test_split_every_client_gets_two_training_examples():
         (PartitionConfig(kind="dirichlet", clients=2, alpha=0.0), "alpha=0.0: .* above 0"),
         (
             PartitionConfig(kind="dirichlett", clients=2),
-            "kind='dirichlett' is unknown .did you mean 'dirichlet'",
+            "kind='dirichlett' is unknown .the closest is 'dirichlet'",
         ),
     ],
 )

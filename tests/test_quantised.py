@@ -8,13 +8,13 @@ import bitsandbytes as bnb
 import pytest
 import tiny
 import torch
-from test_training import cohort, stock
+from test_training import cohort, fitted, stock
 from torch import nn
 from transformers import PreTrainedModel
 
 from llm_fed.bank import AdapterBank, Lora
 from llm_fed.config import LocalConfig
-from llm_fed.training import Job, fit
+from llm_fed.training import Job
 
 STRUCTURE = Lora(rank=3, alpha=5, dropout=0.0, target_modules=("q_proj", "v_proj", "down_proj"))
 SGD = LocalConfig(optimizer="sgd")  # its steps are proportional to the gradients
@@ -27,6 +27,7 @@ def quantised(kind: str, threshold: float = 0.0) -> PreTrainedModel:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 sizes = child.in_features, child.out_features
+                layer: nn.Linear
                 if kind == "nf4":
                     layer = bnb.nn.Linear4bit(*sizes, bias=False, quant_type="nf4", compute_dtype=torch.float32)
                 else:
@@ -38,7 +39,7 @@ def quantised(kind: str, threshold: float = 0.0) -> PreTrainedModel:
 
 def assert_equal_to_stock(model: PreTrainedModel, jobs: list[Job], autocast=None, tolerance=1e-4) -> None:
     """Float32 rounding through ten steps, relative to the way that training goes, stays far below 1e-4."""
-    results, _ = fit(model, STRUCTURE, jobs, SGD, autocast=autocast)
+    results = fitted(model, STRUCTURE, jobs, SGD, autocast=autocast)
     for job, result in zip(jobs, results, strict=True):
         expected, _ = stock(model, STRUCTURE, job, SGD, autocast=autocast)
         moved = (expected - job.start).norm()
@@ -72,6 +73,5 @@ def test_an_evaluation_before_training_changes_nothing():
     bank = AdapterBank(used, STRUCTURE, 1)
     with torch.no_grad(), bank.attached(torch.tensor([0, 0])):
         used(**tiny.inputs("llama", 2))
-    expected, _ = fit(fresh, STRUCTURE, jobs, SGD)
-    results, _ = fit(used, STRUCTURE, jobs, SGD)
+    expected, results = fitted(fresh, STRUCTURE, jobs, SGD), fitted(used, STRUCTURE, jobs, SGD)
     assert all(one.state.equal(other.state) for one, other in zip(results, expected, strict=True))

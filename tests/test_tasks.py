@@ -85,9 +85,9 @@ def test_chat_template_is_the_tokenizers_and_knows_no_today():
 def test_encode_refuses_what_it_cannot_do():
     with pytest.raises(UserError, match="no chat template; use task.template=alpaca-short"):
         encode_prompt("hi", byte_tokenizer(), template="chat")
-    with pytest.raises(UserError, match="task.template='alpaca_short' is unknown .did you mean 'alpaca-short'"):
+    with pytest.raises(UserError, match="task.template='alpaca_short' is unknown .the closest is 'alpaca-short'"):
         encode_prompt("hi", byte_tokenizer(), template="alpaca_short")
-    with pytest.raises(UserError, match="task.loss_on='answer' is unknown; known: response, all"):
+    with pytest.raises(UserError, match="task.loss_on='answer' is unknown .the closest is 'response'.; known: response, all"):
         encode(Example("a", ("b",)), byte_tokenizer(), template="plain", max_length=9, loss_on="answer")
     endless = byte_tokenizer()
     endless.eos_token = None
@@ -125,7 +125,7 @@ def test_hold_out_refuses_a_share_of_one():
 
 
 def test_unknown_task_names_the_closest():
-    with pytest.raises(UserError, match="task.name='flann' is unknown .did you mean 'flan'.*files"):
+    with pytest.raises(UserError, match="task.name='flann' is unknown .the closest is 'flan'.*files"):
         tasks.load(TaskConfig(name="flann"), 0)
 
 

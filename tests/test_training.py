@@ -77,6 +77,15 @@ def stock(model, structure, job: Job, local: LocalConfig, train="", autocast=Non
     return State.of({name: parameter.detach() for name, parameter in entries.items()}), losses
 
 
+def fitted(*args, **options) -> list[Fitted]:
+    """What `fit` returns where no client fails."""
+    return successes(fit(*args, **options)[0])
+
+
+def successes(results) -> list[Fitted]:
+    return [result for result in results if isinstance(result, Fitted)]
+
+
 def difference(left: State, right: State) -> float:
     assert left.layout == right.layout
     return (left.row - right.row).abs().max().item()
@@ -85,9 +94,8 @@ def difference(left: State, right: State) -> float:
 def assert_equal_to_stock(
     model, structure, jobs, local=ADAMW, *, train="", checkpointing=False, tolerance=1e-10, **options
 ) -> None:
-    results, _ = fit(model, structure, [replace(job, train=train + "$") for job in jobs], local, **options)
+    results = fitted(model, structure, [replace(job, train=train + "$") for job in jobs], local, **options)
     for job, result in zip(jobs, results, strict=True):
-        assert isinstance(result, Fitted)
         expected, losses = stock(model, structure, job, local, train, checkpointing=checkpointing)
         assert difference(expected, job.start) > 1e-3  # it was trained
         assert difference(result.state, expected) <= tolerance
@@ -128,7 +136,7 @@ def test_training_a_part_equals_stock_peft_and_leaves_the_rest():
     jobs = cohort(model, structure)
     assert_equal_to_stock(model, structure, jobs, replace(ADAMW, clip=0.05), train="lora_B")
     mixed = [replace(job, train=t) for job, t in zip(jobs, ["lora_A$", "lora_B$", ".*"], strict=True)]
-    results, _ = fit(model, structure, mixed, ADAMW)
+    results = fitted(model, structure, mixed, ADAMW)
     for job, train, result in zip(jobs, ["lora_A", "lora_B", ""], results, strict=True):
         assert difference(result.state, stock(model, structure, job, ADAMW, train)[0]) <= 1e-10
 
@@ -167,8 +175,8 @@ def test_activation_checkpointing_equals_stock_peft_and_recomputes(kind):
     assert len(calls) == 2 * work.micro_batches  # forward and recomputation
     plain = copy.deepcopy(model)
     plain.gradient_checkpointing_disable()
-    results, _ = fit(model, structure_of(kind, 0.3), jobs, ADAMW)
-    for one, other in zip(results, fit(plain, structure_of(kind, 0.3), jobs, ADAMW)[0], strict=True):
+    results = fitted(model, structure_of(kind, 0.3), jobs, ADAMW)
+    for one, other in zip(results, fitted(plain, structure_of(kind, 0.3), jobs, ADAMW), strict=True):
         assert one.state.equal(other.state)  # also the dropout masks are those of the first pass
     if kind != "gpt2":  # stock PEFT recomputes in training mode only, where GPT-2's dropout is on
         assert_equal_to_stock(model, structure, jobs, checkpointing=True)
@@ -179,13 +187,13 @@ def test_dropout_is_each_clients_own_whatever_the_packing():
     """With packing-independent masks the fused result is the lonely one; another seed is another result."""
     model, structure = tiny.build("llama", torch.float64), structure_of("llama", 0.3)
     jobs = cohort(model, structure)
-    together, _ = fit(model, structure, jobs, ADAMW)
-    again, _ = fit(model, structure, jobs, ADAMW)
-    small, _ = fit(model, structure, jobs, ADAMW, budget=50)
-    off, _ = fit(model, structure_of("llama"), jobs, ADAMW)
+    together = fitted(model, structure, jobs, ADAMW)
+    again = fitted(model, structure, jobs, ADAMW)
+    small = fitted(model, structure, jobs, ADAMW, budget=50)
+    off = fitted(model, structure_of("llama"), jobs, ADAMW)
     for job, one, same, repacked, plain in zip(jobs, together, again, small, off, strict=True):
-        (alone,), _ = fit(model, structure, [job], ADAMW)
-        ((other),), _ = fit(model, structure, [replace(job, seed=99)], ADAMW)
+        (alone,) = fitted(model, structure, [job], ADAMW)
+        (other,) = fitted(model, structure, [replace(job, seed=99)], ADAMW)
         assert one.state.equal(same.state)
         assert difference(one.state, repacked.state) <= 1e-10
         assert difference(one.state, alone.state) <= 1e-10
@@ -197,9 +205,16 @@ def test_dropout_masks_differ_between_clients_steps_and_examples(monkeypatch):
     model, structure = tiny.build("llama"), structure_of("llama", 0.5)
     batch = tiny.examples(0, [12]) * 2
     jobs = [Job(f"c{k}", cohort(model, structure, torch.float32)[0].start, [batch] * 2, 0.0, seed=k) for k in range(2)]
-    masks = []
+    masks: list[torch.Tensor] = []
     original = AdapterBank.draw_masks
-    monkeypatch.setattr(AdapterBank, "draw_masks", lambda *a: masks.append(original(*a)) or masks[-1])
+
+    def recorded(*args):
+        drawn = original(*args)
+        assert drawn is not None
+        masks.append(drawn)
+        return drawn
+
+    monkeypatch.setattr(AdapterBank, "draw_masks", recorded)
     fit(model, structure, jobs, ADAMW)
     rows = [row for mask in masks for row in mask]
     assert len(rows) == 8
@@ -212,13 +227,13 @@ def test_autocast_is_close_to_float32_and_to_stock_peft(autocast):
     """SGD, whose steps are proportional to gradients: 8 (bfloat16) or 11 bits of mantissa through ~20 roundings."""
     model, structure = tiny.build("llama"), structure_of("llama")
     jobs = cohort(model, structure, torch.float32, lr=0.05)
-    local = LocalConfig(optimizer="sgd")
-    half, _ = fit(model, structure, jobs, local, autocast=autocast)
-    full, _ = fit(model, structure, jobs, local)
+    local = LocalConfig(optimizer="sgd", clip=0.5)
+    half = fitted(model, structure, jobs, local, autocast=autocast)
+    full = fitted(model, structure, jobs, local)
     for job, one, exact in zip(jobs, half, full, strict=True):
         assert one.state.row.dtype == torch.float32
         moved = (exact.state - job.start).norm()
-        tolerance = 0.1 if autocast is torch.bfloat16 else 0.01
+        tolerance = 0.05 if autocast is torch.bfloat16 else 0.01
         assert 0 < (one.state - exact.state).norm() < tolerance * moved
         expected, _ = stock(model, structure, job, local, autocast=autocast)
         assert (one.state - expected).norm() < tolerance * moved
@@ -234,8 +249,8 @@ def test_float16_skips_the_step_of_the_client_that_overflows_alone():
         row[place] *= 1000 if name.endswith("lora_A") else 0
     big = replace(jobs[1], start=jobs[1].start.like(row))
     local = LocalConfig(optimizer="sgd")
-    calm, _ = fit(model, structure, jobs, local, autocast=torch.float16)
-    mixed, _ = fit(model, structure, [jobs[0], big, jobs[2]], local, autocast=torch.float16)
+    calm = fitted(model, structure, jobs, local, autocast=torch.float16)
+    mixed = fitted(model, structure, [jobs[0], big, jobs[2]], local, autocast=torch.float16)
     assert mixed[1].state.equal(big.start)
     for k in (0, 2):
         assert mixed[k].state.equal(calm[k].state) and not mixed[k].state.equal(jobs[k].start)
@@ -254,14 +269,14 @@ def test_a_clients_nan_ends_that_client_alone(poison):
     results, _ = fit(model, structure, [bad, *jobs[1:]], ADAMW)
     assert isinstance(results[0], ClientError)
     assert f"client c0: loss is nan at local step {step} (lr {bad.lr:g}); lower local.lr" in str(results[0])
-    without, _ = fit(model, structure, jobs[1:], ADAMW)
-    for one, other in zip(results[1:], without, strict=True):
+    without = fitted(model, structure, jobs[1:], ADAMW)
+    for one, other in zip(successes(results[1:]), without, strict=True):
         assert difference(one.state, other.state) <= 1e-12
     # As long as it takes part, hence in the same packing, it does not move a bit of the others.
     poisoned, _ = fit(model, structure, [shortened(job, step) for job in (bad, *jobs[1:])], ADAMW)
-    clean, _ = fit(model, structure, [shortened(job, step) for job in jobs], ADAMW)
+    clean = fitted(model, structure, [shortened(job, step) for job in jobs], ADAMW)
     assert isinstance(poisoned[0], ClientError)
-    assert all(one.state.equal(other.state) for one, other in zip(poisoned[1:], clean[1:], strict=True))
+    assert all(one.state.equal(other.state) for one, other in zip(successes(poisoned[1:]), clean[1:], strict=True))
 
 
 def shortened(job: Job, steps: int) -> Job:
@@ -282,7 +297,7 @@ def test_a_batch_without_a_target_token_is_that_clients_error():
 
 def test_unknown_optimizer_names_the_closest():
     model, structure = tiny.build("llama"), structure_of("llama")
-    with pytest.raises(UserError, match="'adamm' is unknown; did you mean adam"):
+    with pytest.raises(UserError, match="local.optimizer='adamm' is unknown.*'adamw'"):
         fit(model, structure, cohort(model, structure, torch.float32), LocalConfig(optimizer="adamm"))
 
 
@@ -298,8 +313,8 @@ def test_the_budget_is_halved_until_memory_suffices():
     model.get_input_embeddings().register_forward_pre_hook(allocate)
     results, work = fit(model, structure, jobs, ADAMW, budget=300)
     assert work.budget == 75
-    expected, _ = fit(model, structure, jobs, ADAMW, budget=75)
-    assert all(one.state.equal(other.state) for one, other in zip(results, expected, strict=True))
+    expected = fitted(model, structure, jobs, ADAMW, budget=75)
+    assert all(one.state.equal(other.state) for one, other in zip(successes(results), expected, strict=True))
     room = 2
     with pytest.raises(RunError, match="memory does not suffice"):
         fit(model, structure, jobs, ADAMW, budget=4)

@@ -58,14 +58,16 @@ def build(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **change
                 intermediate_size=40,
                 image_size=16,
                 patch_size=8,
-                num_labels=5,
+                num_labels=5,  # type: ignore[call-arg]
                 **changes,
             )
         ),
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return makers[kind]().to(dtype).eval()
+        model: PreTrainedModel = makers[kind]()
+        nn.Module.to(model, dtype)
+        return model.eval()
 
 
 def examples(seed: int, lengths: list[int]) -> list[Encoded]:
@@ -92,7 +94,7 @@ def stock_peft(model: PreTrainedModel, structure: Lora, state: State, **options)
     names = structure.target_modules
     config = peft.LoraConfig(
         r=structure.rank,
-        lora_alpha=structure.alpha,
+        lora_alpha=structure.alpha,  # type: ignore[arg-type]  # fractions work, too
         lora_dropout=structure.dropout,
         target_modules=names if isinstance(names, str) else list(names),
         fan_in_fan_out=model.config.model_type == "gpt2",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
 from llm_fed.configfile import check_keys, coerce
-from llm_fed.errors import UserError
+from llm_fed.errors import require
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT, FedLoRA
 from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed
@@ -31,11 +30,8 @@ def build(settings: dict[str, Any]) -> Method:
         UserError: an unknown name or hyper-parameter (the closest one is named), or a value that the method refuses.
     """
     name = str(settings["name"])
-    kind = METHODS.get(ALIASES.get(name, name))
-    if kind is None:
-        known = [*METHODS, *ALIASES]
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
-        raise UserError(f"unknown method {name!r}; did you mean {close}? Known: {', '.join(known)}")
+    require("method", name, [*METHODS, *ALIASES])
+    kind = METHODS[ALIASES.get(name, name)]
     fields = {f.name: f for f in dataclasses.fields(kind)}
     given = {key: value for key, value in settings.items() if key != "name"}
     check_keys(given, list(fields), "method.")

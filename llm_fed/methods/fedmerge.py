@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, require
 from llm_fed.method import Message, Method, Upload
 from llm_fed.rng import generator
 from llm_fed.site import Site
@@ -42,7 +42,7 @@ class FedMerge(Method):
     weight_step: str = (
         "normalized"  # normalized (App. B) | fixed-magnitude (earlier draft, Sec. 4.1) | plain (Eq. 9, 11)
     )
-    weight_lr: float = 0.5  # step of `normalized` and `plain`
+    weight_lr: float = 0.1  # step of `normalized` and `plain`
     max_step: float = 0.01  # `fixed-magnitude`: the largest change of any logit in one round
     soup_step: str = "normalized"  # normalized | gradient
     soup_init: str = "scaled"  # independent | scaled (each A times sqrt(d)) | shared (one draw + noise)
@@ -221,5 +221,4 @@ def check_soup(num_models: int, soup_step: str, soup_init: str) -> None:
 
 
 def one_of(name: str, value: str, *values: str) -> None:
-    if value not in values:
-        raise UserError(f"method.{name} is {value!r}; it must be one of {', '.join(values)}")
+    require(f"method.{name}", value, values)

@@ -18,8 +18,7 @@ from transformers import (
 )
 
 from llm_fed.config import BaseConfig
-from llm_fed.errors import UserError
-from llm_fed.tasks.common import lookup
+from llm_fed.errors import UserError, lookup
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits

@@ -1,0 +1,230 @@
+"""The command line: what each command prints where, its exit codes, and its frozen list of flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import typer
+from transformers import AutoModelForCausalLM
+
+from llm_fed import cli, methods, tasks
+
+REPOSITORY = Path(__file__).parents[1]
+FLAGS = {
+    "run": ["config", "settings", "--out", "--fresh"],
+    "quickstart": ["--out", "--seed"],
+    "eval": [
+        "run_dir", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template", "--dtype",
+        "--limit", "--json",
+    ],
+    "export": ["run_dir", "out_dir", "--client"],
+    "methods": ["--json"],
+    "tasks": ["--json"],
+    "doctor": ["--json"],
+}  # fmt: skip
+KEYS = ["metric", "clients", "mean", "std", "worst_half"]
+
+
+def test_flags_are_frozen():
+    """Scripts depend on these. Whoever changes one says so in CHANGELOG.md and here."""
+    commands = typer.main.get_command(cli.app).commands
+    found = {name: [flag for param in command.params for flag in param.opts] for name, command in commands.items()}
+    changed = [
+        f"{name}: {flag} is {'new' if flag in found.get(name, []) else 'gone'}"
+        for name in {**FLAGS, **found}
+        for flag in sorted({*FLAGS.get(name, []), *found.get(name, [])})
+        if (flag in FLAGS.get(name, [])) != (flag in found.get(name, []))
+    ]
+    assert not changed
+    assert found == FLAGS
+
+
+def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small.config(tmp_path / "mine.yaml")
+    said = llm_fed("run", "mine.yaml", "rounds=1", "local.lr=1e-2", "method=local", "seed=3")
+    assert said.code == 0
+    assert "runs/mine-local-seed3" in said.out and "ada" in said.out
+    assert "round 1/1: loss" in said.err and "\x1b" not in said.err  # plain lines where there is no terminal
+    folder = tmp_path / "runs/mine-local-seed3"
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
+        "adapters", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "report.html", "summary.json",
+        "timing.jsonl",
+    }  # fmt: skip
+
+    before = (folder / "metrics.jsonl").read_bytes()
+    again = llm_fed("run", "mine.yaml", "rounds=1", "local.lr=1e-2", "method=local", "seed=3")
+    assert again.code == 0 and again.out == said.out
+    assert "is complete: 1 rounds; --fresh starts again" in again.err and "loss" not in again.err
+    fresh = llm_fed("run", "mine.yaml", "rounds=1", "local.lr=1e-2", "method=local", "seed=3", "--fresh")
+    assert fresh.code == 0 and "round 1/1: loss" in fresh.err
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_out_and_another_configuration_in_it(small, llm_fed, tmp_path):
+    config = small.config(tmp_path / "c.yaml", rounds=1)
+    assert llm_fed("run", config, "--out", tmp_path / "here").code == 0
+    refused = llm_fed("run", config, "local.steps=1", "--out", tmp_path / "here")
+    assert (refused.code, refused.out) == (2, "")
+    assert "holds a run of another configuration (local.steps: 2 -> 1)" in refused.err
+    fresh = llm_fed("run", config, "local.steps=1", "--out", tmp_path / "here", "--fresh")
+    assert fresh.code == 0 and "round 1/1: loss" in fresh.err
+
+
+def test_eval_of_a_run_gives_the_runs_own_scores(llm_fed, finished):
+    scores = json.loads((finished / "summary.json").read_text())["scores"]
+    said = llm_fed("eval", finished, "--json")
+    assert said.code == 0
+    result = json.loads(said.out)  # one object alone
+    assert list(result) == KEYS
+    assert result == {key: scores[key] for key in KEYS}
+    assert all(0 <= value <= 100 for value in result["clients"].values()) and result["mean"] > 0
+    table = llm_fed("eval", finished)
+    assert table.code == 0 and "rouge1 (0-100)" in table.out and f"{result['mean']:.1f}" in table.out
+
+
+def test_eval_of_the_validation_split_with_another_metric(llm_fed, finished):
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    tested = json.loads((finished / "summary.json").read_text())["round"]
+    (score,) = [
+        line for line in lines if line.get("split") == "validation" and line["round"] == tested
+    ]
+    said = llm_fed("eval", finished, "--split", "validation", "--json")
+    assert json.loads(said.out) == {key: score[key] for key in KEYS}
+    exact = json.loads(llm_fed("eval", finished, "--metric", "exact_match", "--limit", "1", "--json").out)
+    assert exact["metric"] == "exact_match" and set(exact["clients"].values()) <= {0.0, 100.0}
+
+
+def test_eval_of_one_adapter_on_a_task_and_on_a_file(llm_fed, small, finished, monkeypatch):
+    """Client ada's adapter on ada's test file scores what the run says; on the whole task it scores every client."""
+    run = json.loads(llm_fed("eval", finished, "--json").out)
+    one = ["eval", "--base", small.base, "--adapter", finished / "adapters/ada", "--template", "plain", "--json"]
+    on_file = json.loads(llm_fed(*one, "--data", small.data / "ada/test.jsonl").out)
+    assert on_file["clients"] == {"test": run["clients"]["ada"]} and list(on_file) == KEYS
+    on_task = json.loads(llm_fed(*one, "--task", "files", "--data", small.data).out)
+    assert list(on_task["clients"]) == ["ada", "bob", "cyd"] and on_task["clients"]["ada"] == run["clients"]["ada"]
+
+
+def test_export_of_all_and_of_one(llm_fed, small, finished, tmp_path):
+    said = llm_fed("export", finished, tmp_path / "all")
+    assert said.code == 0
+    assert said.out.split() == [str(tmp_path / "all" / client) for client in ("ada", "bob", "cyd")]
+    said = llm_fed("export", finished, tmp_path / "one", "--client", "bob", "--client", "ada")
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["ada", "bob"]
+    again = llm_fed("export", finished, tmp_path / "one", "--client", "bob")  # replaces what it wrote before
+    assert again.code == 0
+    for path in (tmp_path / "all/bob").iterdir():
+        assert path.read_bytes() == (tmp_path / "one/bob" / path.name).read_bytes()
+
+    plain = AutoModelForCausalLM.from_pretrained(small.base)
+    ids = torch.tensor([[20, 21, 22]])
+    before = plain(ids).logits
+    adapted = peft.PeftModel.from_pretrained(plain, tmp_path / "all/bob")
+    assert (adapted(ids).logits - before).abs().max() > 0.1
+    card = (tmp_path / "all/bob/README.md").read_text()
+    assert "fedmerge" in card and "Chen et al. 2026" in card and "num_models: 2" in card
+
+
+def test_methods_and_tasks(llm_fed):
+    for command, table in (("methods", methods.METHODS), ("tasks", tasks.TASKS)):
+        listed = json.loads(llm_fed(command, "--json").out)
+        assert [entry["name"] for entry in listed] == list(table)
+        text = llm_fed(command)
+        assert text.code == 0 and all(name in text.out for name in table)
+    assert "num_models=8" in llm_fed("methods").out
+
+
+def test_doctor(llm_fed, monkeypatch):
+    findings = [{"what": "disk", "found": "[red]1 GiB", "ok": True}, {"what": "nf4", "found": "no kernel", "ok": False}]
+    monkeypatch.setattr("llm_fed.doctor.examine", lambda: findings)
+    said = llm_fed("doctor")
+    assert said.code == 1 and said.out == "ok   disk: [red]1 GiB\nFAIL nf4: no kernel\n"
+    assert len(said.err.splitlines()) == 1 and "FAIL" in said.err
+    assert json.loads(llm_fed("doctor", "--json").out) == findings
+
+
+def test_doctor_examines_this_machine(llm_fed):
+    said = llm_fed("doctor", "--json")
+    findings = json.loads(said.out)
+    assert said.code == 0, findings
+    assert {"device", "libraries", "memory and disk"} < {finding["what"] for finding in findings}
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["run"], "config"),
+        (["run", "c.yaml", "--fersh"], "No such option: --fersh"),
+        (["rnu", "c.yaml"], "rnu"),
+        (["eval", "run", "--limit", "many"], "--limit"),
+    ],
+)
+def test_wrong_words_end_in_two_lines(llm_fed, words, message):
+    said = llm_fed(*words)
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err and "--help" in said.err
+    assert len(said.err.splitlines()) <= 2 and said.err.startswith("llm-fed: ")
+
+
+def test_help(llm_fed):
+    for words in ([], ["--help"], ["-h"], ["run", "--help"]):
+        said = llm_fed(*words)
+        assert said.code == (0 if words else 2)
+        assert "Usage: llm-fed" in said.out + said.err
+
+
+def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llm_fed.experiment.federate", interrupt)
+    said = llm_fed("run", small.config(tmp_path / "c.yaml"), "--out", tmp_path / "run")
+    assert said.code == 130
+    assert said.err == "llm-fed: interrupted; the same command continues from the last checkpoint\n"
+
+
+def test_the_installed_command_and_the_module():
+    for command in ([Path(sys.executable).parent / "llm-fed"], [sys.executable, "-m", "llm_fed.cli"]):
+        done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+        assert all(name in done.stdout for name in FLAGS)
+
+
+def test_help_loads_no_large_library():
+    """It would take seconds."""
+    code = "import sys, llm_fed.cli; print({'torch', 'transformers', 'datasets', 'peft'} & sys.modules.keys())"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+
+
+@pytest.mark.slow
+def test_accelerate_launch_does_what_run_does(small, tmp_path):
+    config = small.config(tmp_path / "c.yaml", rounds=1)
+    done = launch(config, "method=local", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "round 1/1: loss" in done.stderr and str(tmp_path / "run") in done.stdout
+    assert (tmp_path / "run/summary.json").exists()
+
+
+@pytest.mark.slow
+def test_accelerate_launch_with_two_processes_is_refused(small, tmp_path):
+    config = small.config(tmp_path / "c.yaml", rounds=1)
+    done = launch(config, "--out", tmp_path / "run", processes=2)
+    assert done.returncode != 0
+    assert "2 processes were launched; one is supported: use --num_processes 1" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def launch(*words: object, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    command = [
+        Path(sys.executable).parent / "accelerate", "launch", "--config_file", REPOSITORY / "accelerate_config.yaml",
+        "--num_processes", processes, *(["--multi_gpu", "--cpu"] if processes > 1 else []),
+        REPOSITORY / "scripts/train.py", *words,
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment)

@@ -1,0 +1,129 @@
+"""A run that is killed with SIGKILL, again and again, ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_process import Kill, llm_fed
+
+ROUNDS = 3
+CONFIG = {"rounds": ROUNDS, "checkpoint": {"keep": 1}}
+METHODS = {
+    "local": {"name": "local"},
+    "fedlora": {"name": "fedlora", "personal_steps": 2},
+    "fedmerge": {"name": "fedmerge", "num_models": 3},
+}
+# Where each process is killed, and the round with which the next one says that it continues (None: from the start).
+CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
+    "fedmerge": [
+        (Kill("llm_fed.training:_Fit._step", 2), None),  # in the middle of round 1: nothing is saved yet
+        (Kill("llm_fed.training:_Fit._step", 4), 2),  # in the middle of round 2
+        (Kill("os:fsync", match="state.safetensors"), 2),  # a checkpoint's file is written, not yet safe
+        (Kill("os:replace", match="checkpoints/round-0002"), 2),  # it is complete under its temporary name
+        (Kill("llm_fed.run:Run.log_timing"), 3),  # between rounds
+    ],
+    "local": [
+        (Kill("os:fsync", 2, match="checkpoints/rows"), None),  # some of the clients' memories are written
+        (Kill("llm_fed.federation:Run.log", 7), 2),  # between two clients' lines of round 2
+        (Kill("os:replace", match="round-0001"), 3),  # before the old checkpoint is put aside
+        (Kill("shutil:rmtree", match=".round-0002.partial"), 3),  # while it is deleted
+    ],
+    "fedlora": [
+        (Kill("llm_fed.training:_Fit._step", 2 * ROUNDS + 2), ROUNDS),  # while clients finish
+        (Kill("llm_fed.eval.generation:generate"), ROUNDS),  # while they are tested
+        (Kill("llm_fed.adapters:write", 2), ROUNDS),  # one adapter is exported
+        (Kill("os:replace", match="adapters/.bob.partial"), ROUNDS),
+        (Kill("llm_fed.experiment:write_report"), ROUNDS),  # all is there but the report
+        (Kill("llm_fed.run:Run.remember"), ROUNDS),  # all is there but the summary
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(small, tmp_path_factory):
+    """By method the folder of a run that nobody disturbed, made when it is first asked for."""
+    made: dict[str, Path] = {}
+
+    def folder(method: str) -> Path:
+        if method not in made:
+            made[method] = tmp_path_factory.mktemp(method) / "run"
+            assert start(small, method, made[method]) == (0, None)
+        return made[method]
+
+    return folder
+
+
+def start(small, method: str, out: Path, kill: Kill | None = None) -> tuple[int, int | None]:
+    """The command's exit code, and the round with which it said that it continues."""
+    config = small.config(out.parent / "config.yaml", method=METHODS[method], **CONFIG)
+    log = out.parent / "log"
+    code = llm_fed(["run", str(config), "--out", str(out)], log, kill)
+    said = [line.split()[-1] for line in log.read_text().splitlines() if line.startswith("continuing at round")]
+    assert len(said) <= 1 and "Traceback" not in log.read_text(), log.read_text()
+    return code, int(said[0]) if said else None
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """What must not depend on how often a run was killed: every file but checkpoints and times."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    names = {str(path.relative_to(folder)): path for path in paths}
+    assert "report.html" in names and not [name for name in names if "partial" in name]
+    skipped = ("checkpoints/", "timing.jsonl", "report.html", ".lock")
+    return {name: path.read_bytes() for name, path in sorted(names.items()) if not name.startswith(skipped)}
+
+
+def timed_rounds(folder: Path) -> list[int]:
+    return [json.loads(line)["round"] for line in (folder / "timing.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", CHAINS)
+def test_killed_again_and_again(small, uninterrupted, tmp_path, method):
+    """No round that a checkpoint holds is trained again: each has at most one line of timing, which is its last act."""
+    whole, out = uninterrupted(method), tmp_path / "run"
+    expected = None
+    for kill, continues in CHAINS[method]:
+        assert start(small, method, out, kill) == (-signal.SIGKILL, expected), kill
+        expected = continues
+    assert start(small, method, out) == (0, expected)
+    assert results(out) == results(whole)
+    assert timed_rounds(whole) == list(range(1, ROUNDS + 1))
+    assert timed_rounds(out) == sorted(set(timed_rounds(out)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["os:fsync", "os:replace"])
+def test_killed_at_every_step_to_the_disk(small, uninterrupted, tmp_path, function):
+    """Whenever something is made safe or renamed, the process may die instead; the next one finishes the run."""
+    for n in range(1, 200):
+        out = tmp_path / str(n) / "run"
+        out.parent.mkdir()
+        code, _ = start(small, "local", out, Kill(function, n))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        assert start(small, "local", out)[0] == 0, n
+        assert results(out) == results(uninterrupted("local")), n
+    assert code == 0 and n > 20  # so many times it was killed; the last run found no n-th call
+
+
+@pytest.mark.slow
+def test_the_command_itself_killed_from_outside(small, uninterrupted, tmp_path):
+    """`python -m llm_fed.cli` in a process of its own, killed as soon as its second round's lines appear."""
+    config = small.config(tmp_path / "config.yaml", method=METHODS["fedmerge"], **CONFIG)
+    words = [sys.executable, "-m", "llm_fed.cli", "run", str(config), "--out", str(tmp_path / "run")]
+    metrics = tmp_path / "run/metrics.jsonl"
+    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (metrics.exists() and '"round": 2' in metrics.read_text()):
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    code, continued = start(small, "fedmerge", tmp_path / "run")
+    assert code == 0 and continued in (2, 3)
+    assert results(tmp_path / "run") == results(uninterrupted("fedmerge"))
