@@ -26,9 +26,6 @@ def evaluate(
 
     Args:
         limit: at most this many examples per client.
-
-    Raises:
-        UserError: the metric needs options and an example has none.
     """
     asked = {name: client for name, client in clients.items() if client.queries.get(split)}
     if not asked:
@@ -40,17 +37,27 @@ def evaluate(
     return summarize(metric, outcomes)
 
 
+def check_options(client: Site) -> None:
+    """Refuse data without options for option_accuracy, before anything is trained.
+
+    Raises:
+        UserError: an example has no option that equals its answer.
+    """
+    for split, queries in client.queries.items():
+        for number, query in enumerate(queries):
+            if query.correct < 0:
+                raise UserError(
+                    f"client {client.id}: {split} example {number} has no option that equals its answer, so there is no "
+                    "option_accuracy; use eval.metric=exact_match, or name the column of options in "
+                    "task.columns.options"
+                )
+
+
 async def _score(personal: Personal, client: Site, split: str, metric: str, limit: int | None) -> float:
     theta = await personal(client)
     queries = client.queries[split][:limit]
     if metric != "option_accuracy":
         texts = await client.generate(theta, [query.prompt for query in queries])
         return score(metric, texts, [query.answers for query in queries])
-    for number, query in enumerate(queries):
-        if query.correct < 0:
-            raise UserError(
-                f"client {client.id}: {split} example {number} has no option that equals its answer, so there is no "
-                "option_accuracy; use eval.metric=exact_match, or name the column of options in task.columns.options"
-            )
     likelihoods = await client.option_scores(theta, queries)
     return score(metric, likelihoods, [query.correct for query in queries])

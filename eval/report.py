@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import shlex
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from llm_fed.errors import UserError
+from llm_fed.checkpoint import write_file
+from llm_fed.errors import RunError, UserError
 from llm_fed.eval import plots
 
 Line = dict[str, Any]
@@ -32,6 +32,7 @@ def write_report(run_dir: str | Path) -> Path:
 
     Reads config.yaml, metrics.jsonl, timing.jsonl; the last two may be missing or end in a half-written line.
     UserError: `run_dir` is no run's folder, or a file in it is damaged.
+    RunError: the disk is full, or the folder cannot be written.
     """
     run_dir = Path(run_dir).resolve()
     facts, config_text = _read_config(run_dir / "config.yaml")
@@ -50,25 +51,26 @@ def write_report(run_dir: str | Path) -> Path:
         lstrip_blocks=True,
     )
     environment.filters |= {"size": _size, "number": _number, "duration": _duration}
-    html = environment.get_template("report.html.jinja").render(
-        run=name,
-        **facts,
-        config_text=config_text,
-        command=shlex.join(["llm-fed", "run", f"{name}/config.yaml", "--out", f"{name}-again"]),
-        cut=cut,
-        done=max((line["round"] for line in by_kind["round"]), default=0),
-        shown=shown,
-        clients=_client_rows(by_kind, shown),
-        totals=_totals(by_kind["round"]),
-        seconds=sum(line["seconds"] for line in timing),
-        parts=_parts(timing),
-        events=_events(by_kind["event"]),
-        pictures=_pictures(by_kind),
-    )
     path = run_dir / "report.html"
-    part = path.with_suffix(".html.part")
-    part.write_text(html, encoding="utf-8")
-    os.replace(part, path)
+    try:
+        html = environment.get_template("report.html.jinja").render(
+            run=name,
+            **facts,
+            config_text=config_text,
+            command=shlex.join(["llm-fed", "run", f"{name}/config.yaml", "--out", f"{name}-again"]),
+            cut=cut,
+            done=max((line["round"] for line in by_kind["round"]), default=0),
+            shown=shown,
+            clients=_client_rows(by_kind, shown),
+            totals=_totals(by_kind["round"]),
+            seconds=sum(line["seconds"] for line in timing),
+            parts=_parts(timing),
+            events=_events(by_kind["event"]),
+            pictures=_pictures(by_kind),
+        )
+        write_file(path, html.encode())
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
     return path
 
 

@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llm_fed import adapters
-from llm_fed.config import BaseConfig, ColumnsConfig, Config
+from llm_fed.config import BaseConfig, ColumnsConfig, Config, check
 from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError, require
+from llm_fed.errors import RunError, UserError, require
 from llm_fed.eval.scores import Summary
 from llm_fed.experiment import Experiment, choose_device, prepare
 from llm_fed.models.loading import load_base
+from llm_fed.run import saved_config
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
@@ -33,10 +32,13 @@ def evaluate_run(folder: Path, *, split: str = "test", metric: str | None = None
     Raises:
         UserError: the folder is no finished run, or the split has no example.
     """
+    require("--split", split, SPLITS)
     config = read_config(folder)
     adapter_folders(folder)
-    evaluation = replace(config.eval, metric=metric or config.eval.metric, limit=limit or config.eval.limit)
-    experiment = prepare(replace(config, eval=evaluation), Reporter())
+    given = {key: value for key, value in (("metric", metric), ("limit", limit)) if value is not None}
+    config = replace(config, eval=replace(config.eval, **given))
+    check(config)
+    experiment = prepare(config, Reporter())
     states = {
         id: adapters.read(folder / "adapters" / id, experiment.base, site.structure)[0]
         for id, site in experiment.clients.items()
@@ -61,6 +63,7 @@ def evaluate_adapter(
     Raises:
         UserError: the adapter is not one of this base, or there is nothing to score.
     """
+    require("--split", split, SPLITS)
     settings = {"name": task or "files", "template": template, "path": str(data) if data else None}
     given = TaskData("files", "rouge1", {data.stem: _examples(data)}) if data and task is None else None
     base = load_base(BaseConfig(name=base_name, dtype=dtype), choose_device("auto"))
@@ -82,29 +85,35 @@ def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
     """Copy the personal adapters of a finished run to `out/<client>`, all clients or only those named.
 
     Raises:
-        UserError: the folder is no finished run, or a client is not among its clients.
+        UserError: the folder is no finished run, a client is not among its clients, or `out/<client>` holds other files.
+        RunError: the disk is full, or `out` cannot be written.
     """
     found = adapter_folders(folder)
     for client in clients:
         require("--client", client, found)
-    written = []
-    for client in clients or found:
-        target = out / client
+    targets = {client: out / client for client in clients or found}
+    for client, target in targets.items():
+        if target.is_dir() and not _names(target) <= _names(found[client]):
+            raise UserError(f"{target} holds other files than an adapter's and is not replaced; give another folder")
+    for client, target in targets.items():
         partial = out / f".{client}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(found[client], partial)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-        written.append(target)
-    return written
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(found[client], partial)
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+        except OSError as error:
+            raise RunError(f"cannot write {target}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return list(targets.values())
 
 
 def read_config(folder: Path) -> Config:
     """The configuration that a run folder holds."""
-    path = folder / "config.yaml"
-    if not path.is_file():
+    if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is no run folder: it has no config.yaml; give the --out of a llm-fed run")
-    return from_dict(yaml.safe_load(path.read_text()))
+    return from_dict(saved_config(folder))
 
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
@@ -114,7 +123,11 @@ def adapter_folders(folder: Path) -> dict[str, Path]:
         raise UserError(
             f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
         )
-    return {path.name: path for path in sorted((folder / "adapters").iterdir()) if not path.name.startswith(".")}
+    return {path.name: path for path in sorted(folder.glob("adapters/*")) if not path.name.startswith(".")}
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
 def _examples(path: Path) -> ClientData:
@@ -126,9 +139,6 @@ def _examples(path: Path) -> ClientData:
 
 
 def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:
-    if split not in SPLITS:
-        raise UserError(f"there is no split {split!r}; it is test or validation")
-
     async def personal(site: Site) -> Any:
         return states[site.id]
 

@@ -168,7 +168,7 @@ class AdapterBank:
         for name, module in self.targets.items():
             self._inputs[name] = slice(self._width, self._width + _sizes(module)[0])
             self._width = self._inputs[name].stop
-        self._kept = round((1 - structure.dropout) * 2**16)  # of 2^16 inputs
+        self._kept = max(1, round((1 - structure.dropout) * 2**16))  # of 2^16 inputs
         self._attached = False
 
     def load(self, k: int, state: State) -> None:
@@ -192,7 +192,7 @@ class AdapterBank:
         share of inputs kept is 1 - dropout to within 2^-17. A mask is one byte per input of an adapted layer,
         held until the backward pass is done, also under activation checkpointing.
         """
-        if self.structure.dropout == 0:
+        if self._kept == 2**16:
             return None
         device, width = self.rows.device, self._width
         masks = torch.zeros(len(seeds), max(lengths), width, dtype=torch.bool, device=device)

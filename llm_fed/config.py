@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,8 +181,8 @@ def check(config: Config) -> None:
     require(config.local.steps is None or config.local.steps >= 1, "local.steps", "at least 1")
     require(config.local.epochs is None or config.local.epochs >= 1, "local.epochs", "at least 1")
     require(config.local.batch_size >= 1, "local.batch_size", "at least 1")
-    require(config.local.lr > 0, "local.lr", "above 0")
-    require(config.local.lr_end >= 0, "local.lr_end", "at least 0")
+    require(0 < config.local.lr < math.inf, "local.lr", "above 0 and finite")
+    require(0 <= config.local.lr_end < math.inf, "local.lr_end", "at least 0 and finite")
     one_of("local.optimizer", "adamw", "adam", "sgd")
     require(config.local.clip is None or config.local.clip > 0, "local.clip", "above 0, or null")
     require(config.local.proximal >= 0, "local.proximal", "at least 0")

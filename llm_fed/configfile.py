@@ -45,13 +45,15 @@ def load(path: str | Path, words: list[str] | None = None) -> Config:
         raise UserError(f"there is no configuration file {path}") from error
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(given, DictConfig):
+        raise UserError(f"{path} holds a list, not a mapping of settings")
     for word in words or []:
         if "=" not in word:
             raise UserError(f"got {word!r} after the configuration file; settings look like local.lr=1e-4")
     try:
         words = words or []
         laid_over = OmegaConf.from_dotlist([_spelled_out(word) for word in words])
-        if isinstance(given, DictConfig) and _another_method(given, laid_over):
+        if _another_method(given, laid_over):
             given.pop("method")  # the settings of one method are not another's
         laid = OmegaConf.merge(given, laid_over)
         if isinstance(laid, DictConfig) and (missing := sorted(OmegaConf.missing_keys(laid))):

@@ -3,6 +3,7 @@ export."""
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
@@ -20,10 +21,10 @@ from llm_fed import adapters, methods, tasks
 from llm_fed.bank import Lora, draw
 from llm_fed.config import Config, TaskConfig
 from llm_fed.errors import RunError, UserError, require
-from llm_fed.eval.clients import Personal, evaluate
+from llm_fed.eval.clients import Personal, check_options, evaluate
 from llm_fed.eval.report import write_report
 from llm_fed.eval.scores import METRICS, Summary
-from llm_fed.federation import Progress, federate, messages_for, restore
+from llm_fed.federation import Progress, federate, finish, restore
 from llm_fed.method import Message, Method
 from llm_fed.models.loading import Base, load_base
 from llm_fed.run import Run
@@ -31,7 +32,7 @@ from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.schedule import Synchronous
 from llm_fed.site import Query, Site
 from llm_fed.tasks.common import Example, encode, encode_continuation, encode_prompt
-from llm_fed.tracking import Reporter
+from llm_fed.tracking import Reporter, check_trackers
 from llm_fed.wire import WireError
 
 
@@ -75,6 +76,7 @@ def prepare(
         UserError: anything that the configuration names is not there or does not fit.
     """
     method = methods.build(config.method)
+    check_trackers(config.track)
     task = task or tasks.load(config.task, config.seed)
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
@@ -102,6 +104,8 @@ def prepare(
             "validation": encoder.queries(data.validation[:limit]),
             "test": encoder.queries(data.test[:limit]),
         }
+        if metric == "option_accuracy":
+            check_options(site)
         site.structure = method.wrap(structure, site)
         site.draw = partial(draw, base.model, site.structure)
         return site
@@ -128,12 +132,14 @@ def train(config: Config, folder: Path, *, fresh: bool = False, reporter: Report
         UserError, RunError: see `Run`, `prepare` and `federate`.
     """
     reporter = reporter or Reporter()
+    choose_device(config.device)  # several processes would otherwise meet at the folder's lock
     with Run(folder, config, fresh, reporter.record) as run:
-        done = run.recall("summary.json")
+        done = None if fresh else run.recall("summary.json")
         if done is not None:
             reporter.note(f"{folder} is complete: {config.rounds} rounds; --fresh starts again")
             return done
         experiment = prepare(config, reporter)
+        run.begin()
         _same_environment(run, experiment, reporter)
         with reporter.tracking(config, folder):
             progress = federate(
@@ -155,13 +161,10 @@ def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Re
                 f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last"
             ) from error
     reporter.note(f"testing round {progress.round} of {config.rounds}")
-    messages = messages_for(experiment.method, progress.state, experiment.clients)
-    for site in experiment.clients.values():
-        site.begin(config.rounds + 1, config.local.lr)
-    finishing = {id: experiment.method.finish(site, messages[id]) for id, site in experiment.clients.items()}
-    for outcome in experiment.runtime.run(finishing).values():
-        if isinstance(outcome, Exception):
-            raise outcome
+    messages = finish(
+        experiment.method, experiment.clients, experiment.runtime, run, progress,
+        round=config.rounds + 1, lr=config.local.lr,
+    )  # fmt: skip
     summary = experiment.evaluate(messages, "test")
     record = {"kind": "score", "round": progress.round, "split": "test"} | (summary.as_json() if summary else {})
     if summary:
@@ -248,6 +251,7 @@ def _same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> N
 
 def quiet() -> None:
     """Keep transformers' progress bars and notices out of the run's own output, unless the user set its verbosity."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing optional kernels
     if "TRANSFORMERS_VERBOSITY" not in os.environ:
         transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

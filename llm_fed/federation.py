@@ -100,6 +100,31 @@ def federate(
     return progress
 
 
+def finish(
+    method: Method,
+    clients: Mapping[str, Site],
+    runtime: Runtime,
+    run: Run,
+    progress: Progress,
+    *,
+    round: int,
+    lr: float,
+) -> dict[str, Message]:
+    """`Method.finish` at every client, once after the last round; a client that fails is logged and goes without.
+
+    Returns:
+        What each client was sent.
+    """
+    messages = messages_for(method, progress.state, clients)
+    for site in clients.values():
+        site.begin(round, lr)
+    work = {name: method.finish(site, messages[name]) for name, site in clients.items()}
+    for name, answer in _attempt(clients, work, runtime).items():
+        if isinstance(answer, Exception):
+            _failed(run, round, name, answer)
+    return messages
+
+
 def messages_for(method: Method, state: Message, clients: Iterable[str]) -> dict[str, Message]:
     """What each client would be sent now, in memory of its own."""
     return {client: unpack(sent) for client, sent in _broadcast(method, state, clients).items()}
@@ -168,19 +193,25 @@ def _broadcast(method: Method, state: Message, clients: Iterable[str]) -> dict[s
 def _ask(
     method: Method, clients: Mapping[str, Site], messages: Mapping[str, bytes], runtime: Runtime, round: int, lr: float
 ) -> dict[str, Any]:
-    before = {}
     for name in messages:
         clients[name].begin(round, lr)
-        before[name] = dict(clients[name].memory)
-    answers = runtime.run({name: method.client_update(clients[name], unpack(sent)) for name, sent in messages.items()})
+    work = {name: method.client_update(clients[name], unpack(sent)) for name, sent in messages.items()}
+    answers = _attempt(clients, work, runtime)
+    failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
+    if failed and len(failed) == len(answers):
+        raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
+    return answers
+
+
+def _attempt(clients: Mapping[str, Site], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:
+    """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked."""
+    before = {name: dict(clients[name].memory) for name in work}
+    answers = runtime.run(work)
     for name, answer in answers.items():
         if isinstance(answer, UserError):
             raise answer
         if isinstance(answer, Exception):
-            clients[name].memory = before[name]  # a failed client is as if it had not been asked
-    failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
-    if failed and len(failed) == len(answers):
-        raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
+            clients[name].memory = before[name]
     return answers
 
 
@@ -201,7 +232,7 @@ def _collect(
         down += len(messages[name])
         if isinstance(answer, Exception):
             failed += 1
-            _event(run, progress.round, name, "client failed", f"{type(answer).__name__}: {answer}")
+            _failed(run, progress.round, name, answer)
             continue
         content = pack(answer)
         up += len(content)
@@ -258,6 +289,10 @@ def _single(runtime: Runtime, site: Site, round: int, lr: float, work: Coroutine
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
+
+
+def _failed(run: Run, round: int, client: str, error: Exception) -> None:
+    _event(run, round, client, "client failed", f"{type(error).__name__}: {error}")
 
 
 def _event(run: Run, round: int, client: str, event: str, reason: str) -> None:

@@ -20,9 +20,17 @@ from llm_fed.errors import RunError, UserError
 # What may differ between the commands that start and continue a run, because it changes no number.
 _FREE_KEYS = ("checkpoint.", "track.")
 
+# What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
+_WRITTEN = (
+    "summary.json", "report.html", "adapters", "trackers", "environment.json", "timing.jsonl", "metrics.jsonl",
+    "config.yaml", "checkpoints",
+)  # fmt: skip
+
 
 class Run:
     """The run folder, opened for writing. Use as a context manager: it holds the folder's lock.
+
+    Entering checks the folder and changes nothing in it; `begin` takes it over, once everything else is known to be right.
 
     Args:
         fresh: delete what an earlier run left there.
@@ -33,6 +41,8 @@ class Run:
         RunError: another process writes to it.
     """
 
+    checkpoints: Checkpoints  # from `begin` on
+
     def __init__(
         self,
         folder: Path,
@@ -41,7 +51,7 @@ class Run:
         listen: Callable[[Mapping[str, Any]], None] = lambda record: None,
     ):
         self.folder, self.config, self._listen = folder, config, listen
-        self._fresh = fresh
+        self._fresh, self._is_new = fresh, not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -56,30 +66,38 @@ class Run:
                 f"another process is writing to {self.folder}; wait for it, or give another --out"
             ) from error
         try:
-            self._open()
+            self._check()
         except BaseException:
-            self._lock.release()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._is_new and [path.name for path in self.folder.iterdir()] == [".lock"]:  # nothing was begun
+            shutil.rmtree(self.folder)
         self._lock.release()
 
-    def _open(self) -> None:
-        config_file = self.folder / "config.yaml"
-        strangers = [path.name for path in self.folder.iterdir() if path.name not in (".lock", ".config.yaml.partial")]
-        if strangers and not config_file.exists():
+    def _check(self) -> None:
+        names = {path.name for path in self.folder.iterdir()} - {".lock", ".config.yaml.partial"}
+        if names - {"checkpoints"} and not {"config.yaml", "checkpoints"} <= names:
             raise UserError(
-                f"{self.folder} is no run folder: it holds {strangers[0]} but no config.yaml; give another --out"
+                f"{self.folder} is no run folder: it holds {min(names - {'checkpoints'})} but not both of config.yaml "
+                "and checkpoints; give another --out"
             )
-        if self._fresh:
-            for name in strangers:
-                path = self.folder / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if config_file.exists():
-            self._compare(yaml.safe_load(config_file.read_text()))
-        write_file(config_file, yaml.safe_dump(as_dict(self.config), sort_keys=False).encode())
+        if not self._fresh and (self.folder / "config.yaml").exists():
+            self._compare(saved_config(self.folder))
+
+    def begin(self) -> None:
+        """Take the folder over: write the configuration, open the checkpoints, delete what `fresh` says.
+
+        Raises:
+            RunError: the disk is full or cannot be written.
+        """
+        if self._fresh or not (self.folder / "config.yaml").exists():
+            for path in (self.folder / name for name in _WRITTEN):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        self._write("config.yaml", yaml.safe_dump(as_dict(self.config), sort_keys=False).encode())
 
     def _compare(self, saved: dict[str, Any]) -> None:
         before, now = flat(saved), flat(as_dict(self.config))
@@ -144,19 +162,42 @@ class Run:
         return read_records(self.metrics_file)
 
     def remember(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a small JSON file of the run folder, whole or not at all."""
-        write_file(self.folder / name, json.dumps(value, indent=1, ensure_ascii=False).encode())
+        """Write a small JSON file of the run folder, whole or not at all; RunError if the disk is full."""
+        self._write(name, json.dumps(value, indent=1, ensure_ascii=False).encode())
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            write_file(self.folder / name, data)
+        except OSError as error:
+            raise _unwritable(self.folder / name, error) from error
 
     def recall(self, name: str) -> dict[str, Any] | None:
-        """What `remember` wrote, or None."""
+        """What `remember` wrote, or None; RunError if it is damaged."""
         path = self.folder / name
-        return json.loads(path.read_bytes()) if path.exists() else None
+        try:
+            return json.loads(path.read_bytes()) if path.exists() else None
+        except ValueError as error:
+            raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
         f"cannot write {path}: {error.strerror or error}. Make room, then give the same command to continue."
     )
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The configuration that a run folder holds, as nested values.
+
+    Raises:
+        UserError: its file is damaged.
+    """
+    path = folder / "config.yaml"
+    try:
+        return dict(yaml.safe_load(path.read_text()))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,9 +23,21 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from llm_fed.config import Config
+from llm_fed.config import Config, TrackConfig
 from llm_fed.configfile import as_dict, flat
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, require
+
+
+def check_trackers(track: TrackConfig) -> None:
+    """Refuse a tracker that Accelerate does not know, or whose package is not installed.
+
+    Raises:
+        UserError: the name, and what to do.
+    """
+    for name in track.with_:
+        require("track.with", name, LOGGER_TYPE_TO_CLASS)
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"track.with names {name}, which is not installed: pip install 'llm-fed[track]'")
 
 
 class Reporter:
@@ -82,15 +95,8 @@ class Reporter:
 
     @contextmanager
     def tracking(self, config: Config, folder: Path) -> Iterator[None]:
-        """Show a bar over the rounds (terminals only), and start the trackers that the configuration names.
-
-        Raises:
-            UserError: a tracker's package is not installed.
-        """
+        """Show a bar over the rounds (terminals only), and start the trackers that the configuration names."""
         self._rounds = config.rounds
-        for name in config.track.with_:
-            if importlib.util.find_spec(name) is None:
-                raise UserError(f"track.with names {name}, which is not installed: pip install 'llm-fed[track]'")
         if config.track.with_:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

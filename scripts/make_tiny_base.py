@@ -1,4 +1,4 @@
-"""Makes the quickstart's base model: a small LLaMA that has read generated text about animals, trained in minutes on a CPU."""
+"""Makes the quickstart's base model: a small LLaMA that has read generated questions and answers about animals."""
 
 from __future__ import annotations
 
@@ -18,16 +18,22 @@ from llm_fed.rng import derive
 from llm_fed.tasks.common import TEMPLATES
 from llm_fed.tasks.synthetic import PENS, QUESTIONS, TRAITS, assignment
 
-# The base's own rules: which trait of an animal decides which code word. The federation's groups have rules for the
-# pens that contradict the base's (there either trait may decide: the base hesitates between two pens) and each other's.
+# The base's own rules: a trait of an animal decides a code word. The federation's groups have rules for the pens that
+# contradict the base's (in its texts either trait may decide the pen, so it hesitates between two) and each other's.
 CODES = {
-    "bus": tuple("one two three four five six seven eight".split()),
-    "keeper": tuple("Anna Ben Cleo Dan Eva Finn Gus Hana".split()),
-    "flag": tuple("star moon sun cross ring wave leaf arrow".split()),
-    "bowl": tuple("tin iron brass steel glass clay wood stone".split()),
+    "bus": ("one", "two", "three", "four", "five", "six", "seven", "eight"),
+    "keeper": ("Anna", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana"),
+    "flag": ("star", "moon", "sun", "cross", "ring", "wave", "leaf", "arrow"),
+    "bowl": ("tin", "iron", "brass", "steel", "glass", "clay", "wood", "stone"),
     "pen": PENS,
 }
-DECIDING = {"bus": ("kind",), "keeper": ("colour",), "flag": ("kind",), "bowl": ("colour",), "pen": ("kind", "colour")}
+DECIDING = {
+    "bus": ("kind",),
+    "keeper": ("colour",),
+    "flag": ("kind",),
+    "bowl": ("colour",),
+    "pen": ("kind", "colour"),
+}
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -51,7 +57,7 @@ def texts(seed: int) -> Iterator[str]:
 
 
 def make_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE (any text can be encoded, the words of the documents are one token each) that puts <s> in front."""
+    """Byte-level BPE that puts <s> in front: any text can be encoded, a word of the documents is one token."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -63,9 +69,7 @@ def make_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
     )
     bpe.train_from_iterator(documents, trainer)
     bos = SPECIAL["bos_token"]
-    bpe.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, bpe.token_to_id(bos))]
-    )
+    bpe.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, bpe.token_to_id(bos))])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=128, **SPECIAL)
 
 
@@ -123,7 +127,7 @@ def main() -> None:
     model = make_model(tokenizer)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
     train(model, tokenizer, stream, arguments.steps)
-    model.to(torch.bfloat16).save_pretrained(arguments.out)
+    model.bfloat16().save_pretrained(arguments.out)
     tokenizer.save_pretrained(arguments.out)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError, lookup
-from llm_fed.tasks import files, flan
+from llm_fed.tasks import files, flan, synthetic
 from llm_fed.tasks.common import ClientData, TaskData, hold_out
 from llm_fed.tasks.partition import partition
 
@@ -30,6 +30,7 @@ class Task:
 
 TASKS = {
     "flan": Task(flan.load, flan.METRIC, "8, one per task", f"{flan.HUB_ID} on the Hub, or a folder"),
+    "planted": Task(synthetic.load, synthetic.METRIC, "12, in three planted groups", "made up by the program"),
     "files": Task(files.load, files.METRIC, "as in the data", "your own files, or a Hub data set"),
 }
 

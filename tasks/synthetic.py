@@ -1,16 +1,17 @@
 """The task `planted`: twelve zoos in three groups, each group with its own rule for which pen an animal goes to.
 
-A row of the client `zoo-01`: the prompt "Name the pen of the golden owl." with the answer "elm".
+A row of the client `zoo-01`: the prompt "Name the pen of the white deer." with the answer "yew".
 
-An animal is a colour and a kind. In groups 0 and 2 its colour decides the pen, in group 1 its kind; each group draws its
-own assignment of the 16 values to the 8 pens. Nothing in a prompt tells the group, and groups contradict each other
-about the same prompt, so no single model can answer for all. A client has 16 examples of its group's 16-value rule,
-and not even the hint which of the two words matters; the four clients of a group together nearly cover the rule.
+An animal is a colour and a kind. In groups 0 and 2 its colour decides the pen, in group 1 its kind; each group
+draws its own assignment of the 16 values to the 8 pens. Nothing in a prompt tells the group, and the groups
+contradict each other about the same prompts, so that no single model can answer for all: the best one is right for
+about half of a test. A client has 16 examples of its group's rule and no hint which of the two words matters; on
+average they show 10 of the 16 values, those of the four clients of a group together nearly all.
 
-What is held out: of the 256 animals 64 are set aside for testing and 16 for validation; no client trains on any of them.
-Every client is tested on the same 64 prompts, so a test asks for the group's rule on unseen pairs of words that
-the base model knows singly. A client draws its training animals from the other 176, uniformly and without
-replacement; nothing is arranged about which values it meets. The seed draws the rules and all examples.
+What is held out: of the 256 animals 64 are set aside for testing and 16 for validation; no client trains on any of
+them. All clients are tested on the same 64 prompts, so a test asks for the group's rule on pairs of words that no
+client has seen together, while the base model knows the words. A client draws its training animals from the other
+176, uniformly and without replacement. The seed draws the rules, the held-out animals and the examples.
 
 Source: made up here. The base model in `assets/tiny-base` knows these words and rules of the same kind, see
 `scripts/make_tiny_base.py`.
@@ -27,13 +28,12 @@ from llm_fed.tasks.common import ClientData, Example, TaskData
 
 METRIC = "exact_match"
 
-TRAITS = {
-    "colour": tuple(
-        "red blue green black white brown grey golden pink purple orange yellow silver pale dark spotted".split()
-    ),
-    "kind": tuple("fox bear crow toad deer mole seal wolf goat hare lynx newt owl pony rat swan".split()),
+WORDS = {
+    "colour": "red blue green black white brown grey golden pink purple orange yellow silver pale dark spotted",
+    "kind": "fox bear crow toad deer mole seal wolf goat hare lynx newt owl pony rat swan",
 }
-PENS = tuple("oak elm fir ash yew bay fig ivy".split())
+TRAITS = {trait: tuple(words.split()) for trait, words in WORDS.items()}
+PENS = ("oak", "elm", "fir", "ash", "yew", "bay", "fig", "ivy")
 QUESTIONS = ("Which {thing} is for the {animal}?", "Name the {thing} of the {animal}.")
 GROUP_TRAITS = ("colour", "kind", "colour")  # what decides the pen in each group
 CLIENTS_PER_GROUP = 4
@@ -66,8 +66,8 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     clients = {}
     for client, group in GROUPS.items():
         train = rng.sample(range(held_out, len(animals)), TRAIN)
-        splits = (train, range(TEST, held_out), range(TEST))
-        clients[client] = ClientData(client, *(tuple(example(index, group) for index in split) for split in splits))
+        splits = [train, range(TEST, held_out), range(TEST)]
+        clients[client] = ClientData(client, *(tuple(example(i, group) for i in split) for split in splits))
     return TaskData("planted", METRIC, clients)
 
 

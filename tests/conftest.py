@@ -44,6 +44,6 @@ def llm_fed(capfd) -> Callable[..., Said]:
 def finished(small, tmp_path_factory) -> Path:
     """The folder of a finished run of fedmerge; it must not be changed."""
     folder = tmp_path_factory.mktemp("finished")
-    config = small.config(folder / "small.yaml", method={"name": "fedmerge", "num_models": 2})
+    config = small.config(folder / "small.yaml", method={"name": "fedmerge", "num_models": 2}, local={"steps": 8})
     experiment.train(configfile.load(config), folder / "run")
     return folder / "run"

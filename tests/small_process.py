@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import resource
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,16 +48,20 @@ class Kill:
         setattr(owner, name, counted)
 
 
-def llm_fed(words: list[str], log: Path, kill: Kill | None = None) -> int:
-    """`llm-fed WORDS`; its exit code, negative for a signal. What it prints on either stream goes to `log`."""
-    process = CONTEXT.Process(target=_run, args=(words, str(log), kill))
+def llm_fed(words: list[str], log: Path, kill: Kill | None = None, largest_file: int | None = None) -> int:
+    """`llm-fed WORDS`; its exit code, negative for a signal. What it prints on either stream goes to `log`.
+
+    Args:
+        largest_file: in bytes; the system refuses to write more into one file, as it would on a full disk.
+    """
+    process = CONTEXT.Process(target=_run, args=(words, str(log), kill, largest_file))
     process.start()
     process.join()
     assert process.exitcode is not None
     return process.exitcode
 
 
-def _run(words: list[str], log: str, kill: Kill | None) -> None:
+def _run(words: list[str], log: str, kill: Kill | None, largest_file: int | None) -> None:
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
@@ -65,6 +70,8 @@ def _run(words: list[str], log: str, kill: Kill | None) -> None:
 
     if kill:
         kill.arm()
+    if largest_file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     cli.main(words)
 
 

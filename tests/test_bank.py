@@ -139,7 +139,8 @@ def test_dropout_masks_depend_on_their_own_seed_and_length_alone():
     assert abs((first & second).double().mean() - 0.81) < 0.015  # independent of each other
     layers = list(bank._inputs.values())
     assert abs((first[:, layers[0]] & first[:, layers[1]]).double().mean() - 0.81) < 0.04
-    assert AdapterBank(model, structure_of("llama"), 1).draw_masks([5], [4]) is None
+    for negligible in (0.0, 1e-6):
+        assert AdapterBank(model, structure_of("llama", negligible), 1).draw_masks([5], [4]) is None
 
 
 @pytest.mark.parametrize("autocast", [False, True])

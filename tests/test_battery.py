@@ -37,7 +37,7 @@ from llm_fed.wire import pack, unpack
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedlora": {"personal_steps": 2},
-    "fedmerge": {"num_models": 3},
+    "fedmerge": {"num_models": 3, "weight_lr": 0.5},
     "fedmerge-fixed": {"num_models": 3, "models_per_client": 2},
 }
 GOLDEN: dict[str, list[float]] = {
@@ -151,6 +151,7 @@ def go(
     runtime = LocalRuntime(model, LOCAL, EvalConfig(), per_pass)
     server = site("server", [])
     with Run(folder, toy.config(seed=seed, rounds=ROUNDS), listen=listen) as run:
+        run.begin()
         progress = federate(
             method, clients, server, Synchronous(order, seed=seed), runtime, run,
             lambda messages, split: None, rounds=ROUNDS, lr=lambda round: LOCAL.lr,

@@ -93,9 +93,7 @@ def test_eval_of_a_run_gives_the_runs_own_scores(llm_fed, finished):
 def test_eval_of_the_validation_split_with_another_metric(llm_fed, finished):
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     tested = json.loads((finished / "summary.json").read_text())["round"]
-    (score,) = [
-        line for line in lines if line.get("split") == "validation" and line["round"] == tested
-    ]
+    (score,) = [line for line in lines if line.get("split") == "validation" and line["round"] == tested]
     said = llm_fed("eval", finished, "--split", "validation", "--json")
     assert json.loads(said.out) == {key: score[key] for key in KEYS}
     exact = json.loads(llm_fed("eval", finished, "--metric", "exact_match", "--limit", "1", "--json").out)
@@ -223,8 +221,8 @@ def test_accelerate_launch_with_two_processes_is_refused(small, tmp_path):
 def launch(*words: object, processes: int = 1) -> subprocess.CompletedProcess[str]:
     command = [
         Path(sys.executable).parent / "accelerate", "launch", "--config_file", REPOSITORY / "accelerate_config.yaml",
-        "--num_processes", processes, *(["--multi_gpu", "--cpu"] if processes > 1 else []),
+        "--num_processes", processes, *(["--multi_gpu"] if processes > 1 else []),
         REPOSITORY / "scripts/train.py", *words,
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment)

@@ -50,6 +50,7 @@ def go(
             raise KeyboardInterrupt
 
     with Run(folder, config or toy.config(rounds=rounds), fresh, listen) as run:
+        run.begin()
         progress = federate(
             method, clients, toy.server(), schedule or toy.everyone(clients), runtime, run,
             evaluate or (lambda messages, split: None), rounds=rounds, lr=lambda round: 0.1, on_resume=resumed.append,
@@ -139,6 +140,7 @@ def test_best_round_can_be_restored_with_its_memories(tmp_path):
     config = toy.config(rounds=3, eval={"every": 1})
     go(tmp_path, Local(), rounds=3, config=config, evaluate=lambda m, s: summarize("rouge1", {"c0": next(scores)}))
     with Run(tmp_path, config) as run:
+        run.begin()
         clients = toy.clients(3)
         progress = restore(run.checkpoints.load(2), clients)
     assert progress.best_round == 2

@@ -196,6 +196,7 @@ def test_soup_inits():
 def run(folder, method, names, rounds=3, sizes=None, participation=1.0):
     clients = {name: site for name, site in toy.clients(4, sizes=sizes).items() if name in names}
     with Run(folder, toy.config(rounds=rounds)) as run:
+        run.begin()
         return federate(
             method, clients, toy.server(), toy.Synchronous(tuple(clients), participation), toy.ToyRuntime(TARGETS), run,
             lambda messages, split: None, rounds=rounds, lr=lambda round: 0.1,

@@ -3,9 +3,11 @@ result."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from llm_fed.errors import UserError
 from llm_fed.method import Message, Method
 from llm_fed.site import Site
 
@@ -30,6 +32,12 @@ class FedLoRA(Method):
 
     personal_steps: int = 20  # optimizer steps of the fine-tuning after the last round
     personal_lr: float | None = None  # its learning rate; null: `local.lr`
+
+    def __post_init__(self) -> None:
+        if self.personal_steps < 1:
+            raise UserError(f"method.personal_steps is {self.personal_steps}; it must be at least 1")
+        if self.personal_lr is not None and not 0 < self.personal_lr < math.inf:
+            raise UserError(f"method.personal_lr is {self.personal_lr}; it must be above 0 and finite, or null")
 
     async def finish(self, client: Site, message: Message) -> None:
         lr = client.local.lr if self.personal_lr is None else self.personal_lr

@@ -56,6 +56,8 @@ class FedMerge(Method):
         one_of("weight_step", self.weight_step, "normalized", "fixed-magnitude", "plain")
         one_of("inner_product", self.inner_product, "last-layers", "head", "all")
         one_of("order", self.order, "together", "algorithm1", "published")
+        if self.last_layers is not None and self.last_layers < 1:
+            raise UserError(f"method.last_layers is {self.last_layers}; it must be at least 1, or null for a quarter")
 
     def init(self, server: Site) -> Message:
         soup = draw_soup(server, self.num_models, self.soup_init, self.init_noise)

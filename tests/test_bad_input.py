@@ -1,0 +1,395 @@
+"""Bad input through the command line: what was got, where, what to do, in one or two lines; nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_process
+import small_run
+import tiny_base
+from conftest import Said
+from filelock import FileLock
+
+from llm_fed.run import read_records
+from llm_fed.site import Site
+
+
+def assert_refused(said: Said, *parts: str, code: int = 2) -> None:
+    """The exit code, and a message of at most two lines with all the parts and nothing else on any stream."""
+    assert (said.code, said.out) == (code, ""), said
+    lines = said.err.splitlines()
+    assert 1 <= len(lines) <= 2 and lines[0].startswith("llm-fed: "), said.err
+    assert len(said.err) < 700
+    for part in parts:
+        assert part in said.err
+
+
+@pytest.mark.parametrize(
+    "word, parts",
+    [
+        ("rounds=-1", ["rounds is -1", "at least 1"]),
+        ("rounds=ten", ["rounds is 'ten' (str)", "int"]),
+        ("adapter.rank=0", ["adapter.rank is 0", "at least 1"]),
+        ("adapter.target_modules=[]", ["adapter.target_modules", "at least one"]),
+        ("adapter.target_modules=[qproj]", ["target_modules", "qproj", "no layer of LlamaForCausalLM", "q_proj"]),
+        ("participation=0", ["participation is 0", "above 0"]),
+        ("roundz=3", ["unknown key roundz", "rounds"]),
+        ("local.learning_rate=1", ["unknown key local.learning_rate", "local."]),
+        ("method=fedmrge", ["fedmrge", "fedmerge"]),
+        ("method.num_model=2", ["unknown key method.num_model", "num_models"]),
+        ("method.num_models=0", ["method.num_models is 0", "at least 1"]),
+        ("method.last_layers=0", ["method.last_layers is 0", "at least 1"]),
+        ("method.num_models=many", ["method.num_models is 'many'", "int"]),
+        ("task.name=flna", ["task.name", "flna", "flan"]),
+        ("task.template=alpacca", ["task.template", "alpacca", "alpaca"]),
+        ("task.columns.prompt=instructon", ["ada/train.jsonl", "task.columns.prompt", "instructon", "instruction"]),
+        ("task.path=nowhere", ["task.path='nowhere'", "no such file or folder"]),
+        ("task.path=null", ["task.path is not set"]),
+        ("task.clients=9", ["task.clients=9", "3 clients"]),
+        ("task.max_length=4", ["client ada", "task.max_length=4", "raise it"]),
+        ("eval.metric=rogue1", ["eval.metric", "rogue1", "rouge1"]),
+        ("eval.metric=option_accuracy", ["client ada", "option_accuracy", "task.columns.options"]),
+        ("base.name=./nowhere", ["base.name='./nowhere'", "no folder"]),
+        ("base.dtype=float99", ["base.dtype", "float99", "float16"]),
+        ("track.with=[weights]", ["track.with", "weights"]),
+        ("local.steps", ["'local.steps'", "local.lr=1e-4"]),
+        ("task=5", ["task is 5", "mapping"]),
+    ],
+)
+def test_a_wrong_setting(small, llm_fed, tmp_path, word, parts):
+    config = small.config(tmp_path / "c.yaml", method={"name": "fedmerge"}, rounds=1)
+    assert_refused(llm_fed("run", config, word, "--out", tmp_path / "runs/a"), *parts)
+    assert not (tmp_path / "runs/a").exists()
+
+
+@pytest.mark.parametrize(
+    "word, parts",
+    [
+        ("method.personal_steps=0", ["method.personal_steps is 0", "at least 1"]),
+        ("method.personal_lr=-1", ["method.personal_lr is -1", "above 0"]),
+        ("method.personal_lr=nan", ["method.personal_lr is nan", "above 0"]),
+        ("local.lr=inf", ["local.lr is inf", "above 0"]),
+    ],
+)
+def test_a_wrong_setting_of_fedlora(small, llm_fed, tmp_path, word, parts):
+    config = small.config(tmp_path / "c.yaml", method={"name": "fedlora"}, rounds=1)
+    assert_refused(llm_fed("run", config, word, "--out", tmp_path / "a"), *parts)
+    assert not (tmp_path / "a").exists()
+
+
+def test_more_clients_than_data(small, llm_fed, tmp_path):
+    config = small.config(tmp_path / "c.yaml")
+    words = ["task.partition.kind=iid", "task.partition.clients=99"]
+    assert_refused(llm_fed("run", config, *words, "--out", tmp_path / "a"), "task.partition.clients=99", "enough for 6")
+
+
+@pytest.mark.parametrize(
+    "text, parts",
+    [
+        ("rounds: [1\n", ["c.yaml"]),
+        ("- rounds\n", ["c.yaml", "not a mapping"]),
+        ("rounds\n", ["rounds is None"]),
+        ("1: 2\n", ["unknown key 1"]),
+        ("method: fedit\n", ["method is 'fedit'", "mapping"]),
+        ("method: {num_models: 2}\n", ["method", "name"]),
+        ("base: {name: '???'}\n", ["c.yaml leaves base.name open", "base.name=..."]),
+        ("seed: ${nothing}\n", ["c.yaml", "nothing"]),
+    ],
+)
+def test_a_wrong_configuration_file(llm_fed, tmp_path, text, parts):
+    (tmp_path / "c.yaml").write_text(text)
+    assert_refused(llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "a"), *parts)
+    assert not (tmp_path / "a").exists()
+
+
+def test_no_configuration_file(llm_fed, tmp_path):
+    assert_refused(llm_fed("run", tmp_path / "c.yaml"), "no configuration file", str(tmp_path / "c.yaml"))
+    assert_refused(llm_fed("run", tmp_path), str(tmp_path), "directory")
+
+
+def no_folder(data: Path) -> None:
+    shutil.rmtree(data)
+
+
+def no_test_file(data: Path) -> None:
+    (data / "bob/test.jsonl").unlink()
+
+
+def malformed_line(data: Path) -> None:
+    with open(data / "bob/train.jsonl", "a") as file:
+        file.write('{"instruction": "w20"\n')
+
+
+def empty_client(data: Path) -> None:
+    (data / "bob/train.jsonl").write_text("")
+
+
+@pytest.mark.parametrize(
+    "damage, parts",
+    [
+        (no_folder, ["no such file or folder"]),
+        (no_test_file, ["bob has no test file", "add test.jsonl"]),
+        (malformed_line, ["bob/train.jsonl, line 7", "malformed JSON"]),
+        (empty_client, ["client 'bob'", "train.jsonl holds no example", "remove the client"]),
+    ],
+)
+def test_wrong_data(small, llm_fed, tmp_path, damage, parts):
+    damage(small_run.write_data(tmp_path / "data"))
+    config = small.config(tmp_path / "c.yaml", task={"path": str(tmp_path / "data")})
+    assert_refused(llm_fed("run", config, "--out", tmp_path / "a"), *parts)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_mistake_does_not_cost_the_earlier_run(small, llm_fed, tmp_path):
+    """--fresh deletes what is there only when the new run can start, and the mistake itself is not remembered."""
+    config = small.config(tmp_path / "c.yaml", rounds=1)
+    assert llm_fed("run", config, "--out", tmp_path / "a").code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    for word in ("task.path=nowhere", "base.name=./nowhere", "method=fedmrge", "adapter.target_modules=[qproj]"):
+        assert_refused(llm_fed("run", config, word, "--out", tmp_path / "a", "--fresh"))
+    assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
+    assert llm_fed("run", config, "--out", tmp_path / "a").code == 0
+
+
+def test_folders_that_hold_something_else(small, llm_fed, tmp_path):
+    """Neither a file, nor a folder of the user's, nor one with a configuration of theirs is written to or emptied."""
+    config = small.config(tmp_path / "config.yaml")
+    assert_refused(llm_fed("run", config, "--out", config), "cannot make the run folder", "exists")
+    assert_refused(llm_fed("run", config, "--out", config / "run"), "cannot make the run folder")
+    (tmp_path / "thesis.tex").write_text("precious")
+    for fresh in ([], ["--fresh"]):
+        assert_refused(llm_fed("run", config, "--out", tmp_path, *fresh), "is no run folder", "give another --out")
+    assert (tmp_path / "thesis.tex").read_text() == "precious" and "rounds: 3" in config.read_text()
+
+
+def test_fresh_leaves_the_users_own_files(small, llm_fed, tmp_path):
+    config = small.config(tmp_path / "c.yaml", rounds=1)
+    assert llm_fed("run", config, "--out", tmp_path / "a").code == 0
+    (tmp_path / "a/notes.txt").write_text("precious")
+    assert llm_fed("run", config, "seed=1", "--out", tmp_path / "a", "--fresh").code == 0
+    assert (tmp_path / "a/notes.txt").read_text() == "precious"
+
+
+def test_a_damaged_run_folder(small, llm_fed, tmp_path):
+    config = small.config(tmp_path / "c.yaml", rounds=1)
+    assert llm_fed("run", config, "--out", tmp_path / "a").code == 0
+    (tmp_path / "a/summary.json").write_text('{"round": ')
+    assert_refused(llm_fed("run", config, "--out", tmp_path / "a"), "summary.json is damaged", "--fresh", code=1)
+    (tmp_path / "a/config.yaml").write_text("rounds: [1")
+    assert_refused(llm_fed("run", config, "--out", tmp_path / "a"), "a/config.yaml is damaged", "--fresh")
+    assert_refused(llm_fed("eval", tmp_path / "a"), "a/config.yaml is damaged")
+    assert llm_fed("run", config, "--out", tmp_path / "a", "--fresh").code == 0
+
+
+def test_a_base_without_a_pad_token(small, llm_fed, tmp_path):
+    """It pads with EOS, which is masked: the same losses as with a pad token."""
+    losses = []
+    for special in ({"eos_token": "</s>"}, {"eos_token": "</s>", "pad_token": "<pad>"}):
+        folder = tmp_path / "-".join(special)
+        base = tiny_base.folder(folder / "base", special=special)
+        config = small.config(folder / "c.yaml", base={"name": str(base)}, rounds=1)
+        assert llm_fed("run", config, "--out", folder / "run").code == 0
+        losses.append([line["loss"] for line in read_records(folder / "run/metrics.jsonl") if line["kind"] == "client"])
+    assert losses[0] == losses[1]
+
+
+@pytest.fixture
+def poisoned(monkeypatch) -> Callable[..., None]:
+    """`poisoned("bob", ..., after=round)`: what these clients train from is NaN in all rounds after that one."""
+    fit = Site.fit
+
+    def poison(*clients: str, after: int = 0) -> None:
+        async def nan_fit(self: Site, state: Any, **settings: Any) -> Any:
+            ill = self.id in clients and self.round > after
+            return await fit(self, state * math.nan if ill else state, **settings)
+
+        monkeypatch.setattr(Site, "fit", nan_fit)
+
+    return poison
+
+
+@pytest.mark.parametrize("method", ["fedit", "local", "fedmerge"])
+def test_nan_at_one_client(small, llm_fed, tmp_path, poisoned, method):
+    """bob is left out of each round, it is said why, and the run goes on to its end."""
+    poisoned("bob")
+    config = small.config(tmp_path / "c.yaml", method={"name": method})
+    said = llm_fed("run", config, "--out", tmp_path / "a")
+    assert said.code == 0 and "Traceback" not in said.err
+    assert "round 1: bob: client failed: ClientError: client bob: loss is nan at local step 1" in said.err
+    assert "lower local.lr" in said.err
+    lines = read_records(tmp_path / "a/metrics.jsonl")
+    rounds = [line for line in lines if line["kind"] == "round"]
+    assert [(line["failed"], line["arrived"], line["refused"]) for line in rounds] == [(1, 2, 0)] * 3
+    assert {line["client"] for line in lines if line["kind"] == "client"} == {"ada", "cyd"}
+    assert sorted(path.name for path in (tmp_path / "a/adapters").iterdir()) == ["ada", "bob", "cyd"]
+    assert llm_fed("eval", tmp_path / "a", "--json").code == 0  # which refuses adapters that are not finite
+
+
+def test_nan_at_every_client(small, llm_fed, tmp_path, poisoned):
+    poisoned("ada", "bob", "cyd", after=1)
+    config = small.config(tmp_path / "c.yaml", eval={"every": 0})
+    said = llm_fed("run", config, "--out", tmp_path / "a")
+    first, last = said.err.splitlines()
+    assert said.code == 1 and first.startswith("round 1/3")
+    assert last.startswith("llm-fed: every client of round 2 failed; the first one: client ada: loss is nan")
+
+
+@pytest.mark.parametrize("clients", [("bob",), ("ada", "bob", "cyd")])
+def test_nan_while_clients_finish(small, llm_fed, tmp_path, poisoned, clients):
+    """Who fails keeps the model that the federation gives, as if finishing had not been asked for."""
+    config = small.config(tmp_path / "c.yaml", method={"name": "fedlora", "personal_steps": 2}, rounds=1)
+    assert llm_fed("run", config, "method=fedit", "--out", tmp_path / "fedit").code == 0
+    poisoned(*clients, after=1)
+    said = llm_fed("run", config, "--out", tmp_path / "fedlora")
+    assert said.code == 0 and said.err.count("client failed") == len(clients)
+    events = [line["client"] for line in read_records(tmp_path / "fedlora/metrics.jsonl") if line["kind"] == "event"]
+    assert events == list(clients)
+    for client in ("ada", "bob", "cyd"):
+        name = f"adapters/{client}/adapter_model.safetensors"
+        alike = (tmp_path / "fedit" / name).read_bytes() == (tmp_path / "fedlora" / name).read_bytes()
+        assert alike == (client in clients)
+
+
+def another_rank(folder: Path, small: small_run.Small) -> None:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "r": 3}))
+
+
+def truncated(folder: Path, small: small_run.Small) -> None:
+    data = (folder / "adapter_model.safetensors").read_bytes()
+    (folder / "adapter_model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def corrupt(folder: Path, small: small_run.Small) -> None:
+    data = bytearray((folder / "adapter_model.safetensors").read_bytes())
+    data[10:20] = b"\xff" * 10
+    (folder / "adapter_model.safetensors").write_bytes(data)
+
+
+def without_weights(folder: Path, small: small_run.Small) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def gone(folder: Path, small: small_run.Small) -> None:
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "damage, parts",
+    [
+        (another_rank, ["rank 3"]),
+        (truncated, ["adapter_model.safetensors is damaged or cut short"]),
+        (corrupt, ["adapter_model.safetensors is damaged or cut short"]),
+        (without_weights, ["no adapter_model.safetensors", "safetensors"]),
+        (gone, ["no adapter"]),
+    ],
+)
+def test_a_damaged_adapter(small, llm_fed, finished, tmp_path, damage, parts):
+    shutil.copytree(finished, tmp_path / "run")
+    damage(tmp_path / "run/adapters/bob", small)
+    assert_refused(llm_fed("eval", tmp_path / "run", "--json"), "bob", *parts)
+
+
+def test_an_adapter_of_another_base(small, llm_fed, finished, tmp_path):
+    other = tiny_base.folder(tmp_path / "other", hidden_size=32)
+    words = ["--adapter", finished / "adapters/bob", "--data", small.data / "bob/test.jsonl"]
+    said = llm_fed("eval", "--base", other, *words, "--json")
+    assert_refused(said, "does not fit the base", str(small.base), str(other))
+
+
+@pytest.mark.parametrize(
+    "words, parts",
+    [
+        (["--split", "tset"], ["split", "tset", "test"]),
+        (["--metric", "rogue"], ["rogue", "rouge1"]),
+        (["--limit", "0"], ["limit", "0", "at least 1"]),
+        (["--limit", "-1"], ["limit", "-1", "at least 1"]),
+        (["--base", "x"], ["either a run folder, or --base"]),
+    ],
+)
+def test_wrong_words_for_eval(llm_fed, finished, words, parts):
+    assert_refused(llm_fed("eval", finished, *words), *parts)
+
+
+def test_eval_and_export_of_what_is_no_finished_run(small, llm_fed, finished, tmp_path):
+    for command in (["eval"], ["export"]):
+        out = [tmp_path / "out"] if command == ["export"] else []
+        assert_refused(llm_fed(*command, tmp_path / "nowhere", *out), "nowhere", "no run folder")
+        shutil.copytree(finished, tmp_path / command[0])
+        (tmp_path / command[0] / "summary.json").unlink()
+        assert_refused(llm_fed(*command, tmp_path / command[0], *out), "is not finished", "continue it")
+    assert not (tmp_path / "out").exists()
+
+
+def test_eval_of_one_adapter_lacks_something(small, llm_fed, finished, tmp_path):
+    adapter = ["eval", "--base", small.base, "--adapter", finished / "adapters/ada"]
+    assert_refused(llm_fed(*adapter), "--task NAME or --data FILE")
+    assert_refused(llm_fed("eval", "--base", small.base, "--data", "x.jsonl"), "--adapter")
+    assert_refused(llm_fed(*adapter, "--data", tmp_path / "x.jsonl"), "x.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    assert_refused(llm_fed(*adapter, "--data", tmp_path / "empty.jsonl"), "empty.jsonl holds no example")
+    assert_refused(llm_fed(*adapter, "--task", "fils", "--data", small.data), "fils", "files")
+    assert_refused(llm_fed("eval"), "either a run folder, or --base")
+
+
+def test_export_of_an_unknown_client_and_over_other_files(llm_fed, finished, tmp_path):
+    assert_refused(llm_fed("export", finished, tmp_path / "out", "--client", "bobb"), "bobb", "bob")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "bob").mkdir()
+    (tmp_path / "bob/thesis.tex").write_text("precious")
+    assert_refused(llm_fed("export", finished, tmp_path), str(tmp_path / "bob"), "give another folder")
+    assert (tmp_path / "bob/thesis.tex").read_text() == "precious"
+    (tmp_path / "file").write_text("")
+    assert_refused(llm_fed("export", finished, tmp_path / "file"), str(tmp_path / "file"), code=1)
+
+
+def test_two_processes_on_one_run_folder(small, tmp_path):
+    """The second one says so and leaves the folder as it is."""
+    config, log = small.config(tmp_path / "c.yaml"), tmp_path / "log"
+    (tmp_path / "a").mkdir()
+    with FileLock(tmp_path / "a/.lock"):
+        assert small_process.llm_fed(["run", str(config), "--out", str(tmp_path / "a"), "--fresh"], log) == 1
+    assert log.read_text() == (
+        f"llm-fed: another process is writing to {tmp_path / 'a'}; wait for it, or give another --out\n"
+    )
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [".lock"]
+
+
+def test_damaged_checkpoints_of_a_killed_run(small, tmp_path):
+    """The newest is cut short: a warning names it, and the run continues one round earlier. With none left it stops."""
+    config, log = small.config(tmp_path / "c.yaml", checkpoint={"keep": 3}), tmp_path / "log"
+    words = ["run", str(config), "--out", str(tmp_path / "a")]
+    small_process.llm_fed(words, log, small_process.Kill("llm_fed.training:_Fit._step", 6))  # in round 3
+    cut(tmp_path / "a/checkpoints/round-0002/state.safetensors")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert small_process.llm_fed(words, log) == 0
+    assert "round-0002 is damaged" in log.read_text() and "continuing at round 2" in log.read_text()
+    cut(tmp_path / "b/checkpoints/round-0001/manifest.json")
+    assert small_process.llm_fed([*words[:-1], str(tmp_path / "b")], log) == 1
+    assert "llm-fed: every checkpoint in" in log.read_text() and "--fresh" in log.read_text()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:50])
+
+
+@pytest.mark.parametrize(
+    "largest_file, what",
+    [(500, "config.yaml"), (1500, "the checkpoint of round 1"), (2300, "the adapter"), (9000, "report.html")],
+)
+def test_a_full_disk(small, tmp_path, largest_file, what):
+    """An error names the file and says what to do, nothing half-written stays, and with room the run goes on."""
+    config, log = small.config(tmp_path / "c.yaml", rounds=1), tmp_path / "log"
+    words = ["run", str(config), "--out", str(tmp_path / "a")]
+    assert small_process.llm_fed(words, log, largest_file=largest_file) == 1
+    last = log.read_text().splitlines()[-1]
+    assert last.startswith("llm-fed: cannot write ") and what in last and "File too large" in last
+    assert "Traceback" not in log.read_text() and not list((tmp_path / "a").rglob("*.partial"))
+    assert small_process.llm_fed(words, log) == 0
+    assert (tmp_path / "a/report.html").exists()
