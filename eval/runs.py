@@ -3,6 +3,7 @@ file."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -123,7 +124,8 @@ def adapter_folders(folder: Path) -> dict[str, Path]:
         raise UserError(
             f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
         )
-    return {path.name: path for path in sorted(folder.glob("adapters/*")) if not path.name.startswith(".")}
+    partial = re.compile(r"\..*\.(partial|replaced)")  # what a killed export may have left
+    return {path.name: path for path in sorted(folder.glob("adapters/*")) if not partial.fullmatch(path.name)}
 
 
 def _names(folder: Path) -> set[str]:

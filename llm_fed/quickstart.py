@@ -32,6 +32,6 @@ def run(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
         reporter.note(f"{method}: {resolved.rounds} rounds")
         results[method] = experiment.train(resolved, folder / method, reporter=reporter)
     weights = [line["weights"] for line in read_records(folder / "fedmerge" / "metrics.jsonl") if "weights" in line][-1]
-    groups = [synthetic.group(client) for client in weights["clients"]]
+    groups = [f"group {synthetic.group(client) + 1}" for client in weights["clients"]]
     plot_weights(folder / "merging_weights.png", weights["clients"], weights["values"], groups=groups)
     return results

@@ -98,6 +98,9 @@ class Run:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         self._write("config.yaml", yaml.safe_dump(as_dict(self.config), sort_keys=False).encode())
+        if self._timing_file.exists():
+            data = self._timing_file.read_bytes()
+            os.truncate(self._timing_file, data.rfind(b"\n") + 1)  # a power failure may have left half a line
 
     def _compare(self, saved: dict[str, Any]) -> None:
         before, now = flat(saved), flat(as_dict(self.config))
@@ -123,7 +126,11 @@ class Run:
 
     def log_timing(self, record: Mapping[str, Any]) -> None:
         """Append one line to timing.jsonl."""
-        self._append(self.folder / "timing.jsonl", record)
+        self._append(self._timing_file, record)
+
+    @property
+    def _timing_file(self) -> Path:
+        return self.folder / "timing.jsonl"
 
     def _append(self, path: Path, record: Mapping[str, Any]) -> None:
         try:

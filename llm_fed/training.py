@@ -5,7 +5,6 @@ Shape letters: K clients, N rows of a micro-batch, T tokens, n target tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -193,7 +192,7 @@ class _Fit:
 
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
         last = max(len(job.batches) for job in self.jobs)
-        losses = torch.full((last, len(self.jobs)), math.nan, device=self.device)
+        losses = torch.zeros(last, len(self.jobs), device=self.device)
         failed: dict[int, int] = {}  # the step at which a client's loss was not finite
         with activation_checkpointing(self.model):
             for step in range(last):
@@ -207,7 +206,7 @@ class _Fit:
         return [self._result(k, losses[:, k].tolist(), failed.get(k)) for k in range(len(self.jobs))], self.work
 
     def _step(self, step: int, active: list[int], losses: Tensor) -> None:
-        """One optimizer step of every active client; their mean losses go to `losses` (K,)."""
+        """One optimizer step of every active client; their mean losses are added to `losses` (K,)."""
         examples = [(k, n, example) for k in active for n, example in enumerate(self.jobs[k].batches[step])]
         lengths = [len(example.input_ids) for _, _, example in examples]
         batches = plan(lengths, self.work.budget, self.overhead)
@@ -219,7 +218,6 @@ class _Fit:
         )
         weights, scales = self._weights(step, active)
         self.bank.grads.zero_()
-        losses[active] = 0
         for chosen in batches:
             rows = [examples[i] for i in chosen]
             batch = collate([example for _, _, example in rows])

@@ -13,6 +13,7 @@ import pytest
 import small_process
 import small_run
 import tiny_base
+import yaml
 from conftest import Said
 from filelock import FileLock
 
@@ -185,6 +186,23 @@ def test_a_damaged_run_folder(small, llm_fed, tmp_path):
     assert_refused(llm_fed("run", config, "--out", tmp_path / "a"), "a/config.yaml is damaged", "--fresh")
     assert_refused(llm_fed("eval", tmp_path / "a"), "a/config.yaml is damaged")
     assert llm_fed("run", config, "--out", tmp_path / "a", "--fresh").code == 0
+
+
+def test_torn_and_cut_logs(small, llm_fed, finished, tmp_path):
+    """Half a line at the end is what a power failure leaves, and is cut; metrics that a checkpoint saw must be there."""
+    config = small.config(tmp_path / "c.yaml", **yaml.safe_load((finished / "config.yaml").read_text()))
+    for name in ("torn", "cut"):
+        shutil.copytree(finished, tmp_path / name)
+        (tmp_path / name / "summary.json").unlink()
+    for file in ("metrics.jsonl", "timing.jsonl"):
+        with open(tmp_path / "torn" / file, "a") as log:
+            log.write('{"kind": "rou')
+    assert llm_fed("run", config, "--out", tmp_path / "torn").code == 0
+    assert (tmp_path / "torn/metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    assert (tmp_path / "torn/timing.jsonl").read_bytes() == (finished / "timing.jsonl").read_bytes()
+    cut(tmp_path / "cut/metrics.jsonl")
+    said = llm_fed("run", config, "--out", tmp_path / "cut")
+    assert_refused(said, "metrics.jsonl has 50 bytes but the checkpoint saw", "--fresh", code=1)
 
 
 def test_a_base_without_a_pad_token(small, llm_fed, tmp_path):

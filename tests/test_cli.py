@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,14 @@ def test_export_of_all_and_of_one(llm_fed, small, finished, tmp_path):
     assert "fedmerge" in card and "Chen et al. 2026" in card and "num_models: 2" in card
 
 
+def test_export_knows_a_client_from_what_a_killed_export_left(llm_fed, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run/adapters/ada").rename(tmp_path / "run/adapters/.ada")  # a client id may begin with a dot
+    shutil.copytree(tmp_path / "run/adapters/bob", tmp_path / "run/adapters/.bob.partial")
+    assert llm_fed("export", tmp_path / "run", tmp_path / "out").code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".ada", "bob", "cyd"]
+
+
 def test_methods_and_tasks(llm_fed):
     for command, table in (("methods", methods.METHODS), ("tasks", tasks.TASKS)):
         listed = json.loads(llm_fed(command, "--json").out)
@@ -178,14 +187,18 @@ def test_help(llm_fed):
         assert "Usage: llm-fed" in said.out + said.err
 
 
-def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch):
+def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch, recwarn):
+    """And nothing else, such as a warning of the clients whose turn it was not yet."""
+
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("llm_fed.experiment.federate", interrupt)
-    said = llm_fed("run", small.config(tmp_path / "c.yaml"), "--out", tmp_path / "run")
+    monkeypatch.setattr("llm_fed.training._Fit._step", interrupt)
+    config = small.config(tmp_path / "c.yaml", clients_per_pass=1)
+    said = llm_fed("run", config, "--out", tmp_path / "run")
     assert said.code == 130
     assert said.err == "llm-fed: interrupted; the same command continues from the last checkpoint\n"
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
 def test_the_installed_command_and_the_module():

@@ -42,8 +42,12 @@ class LocalRuntime:
         """Each site's return value, or the exception that ended it, in the order given."""
         outcomes: dict[str, Any] = {}
         items = iter(work.items())
-        while chunk := dict(islice(items, self.clients_per_pass)):
-            outcomes.update(drive(chunk, self._execute))
+        try:
+            while chunk := dict(islice(items, self.clients_per_pass)):
+                outcomes.update(drive(chunk, self._execute))
+        finally:
+            for coroutine in work.values():
+                coroutine.close()  # Python warns of those that an error or Ctrl-C kept from starting
         return outcomes
 
     def take_work(self) -> Work:

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# What is too long for every change (`make long`): slow tests, the quickstart at three seeds, both server-side benchmarks.
+# With LLM_FED_BASE and LLM_FED_DATA set, also the cohort benchmark on real data.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin="${VENV:-.venv}/bin"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+
+"$bin/python" -m pytest -m slow
+for seed in 0 1 2; do
+  "$bin/llm-fed" quickstart --seed "$seed" --out "$work/quickstart-$seed"
+done
+"$bin/python" scripts/bench/overhead.py "$work"/quickstart-0/*/
+"$bin/python" scripts/bench/server.py
+if [ -n "${LLM_FED_BASE:-}" ] && [ -n "${LLM_FED_DATA:-}" ]; then
+  "$bin/python" scripts/bench/cohort.py --base "$LLM_FED_BASE" --data "$LLM_FED_DATA/flan/dataset1" --steps 4 20
+else
+  echo "LLM_FED_BASE and LLM_FED_DATA are not set: the cohort benchmark on real data is skipped"
+fi
