@@ -47,9 +47,8 @@ def check_options(client: Site) -> None:
         for number, query in enumerate(queries):
             if query.correct < 0:
                 raise UserError(
-                    f"client {client.id}: {split} example {number} has no option that equals its answer, so there is no "
-                    "option_accuracy; use eval.metric=exact_match, or name the column of options in "
-                    "task.columns.options"
+                    f"client {client.id}: {split} example {number} has no option that equals its answer, so there is "
+                    "no option_accuracy; use eval.metric=exact_match, or name the column in task.columns.options"
                 )
 
 

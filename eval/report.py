@@ -99,9 +99,7 @@ def _read_lines(path: Path) -> tuple[list[Line], bool]:
         try:
             lines.append(json.loads(text))
         except ValueError as error:
-            raise UserError(
-                f"{path}, line {number} is not JSON ({error}). Continue the run to repair it."
-            ) from error
+            raise UserError(f"{path}, line {number} is not JSON ({error}). Continue the run to repair it.") from error
     return lines, bool(last)
 
 

@@ -36,8 +36,8 @@ def evaluate_run(folder: Path, *, split: str = "test", metric: str | None = None
     require("--split", split, SPLITS)
     config = read_config(folder)
     adapter_folders(folder)
-    given = {key: value for key, value in (("metric", metric), ("limit", limit)) if value is not None}
-    config = replace(config, eval=replace(config.eval, **given))
+    evaluation = replace(config.eval, metric=metric or config.eval.metric)
+    config = replace(config, eval=evaluation if limit is None else replace(evaluation, limit=limit))
     check(config)
     experiment = prepare(config, Reporter())
     states = {
@@ -86,7 +86,7 @@ def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
     """Copy the personal adapters of a finished run to `out/<client>`, all clients or only those named.
 
     Raises:
-        UserError: the folder is no finished run, a client is not among its clients, or `out/<client>` holds other files.
+        UserError: the folder is no finished run, it has no such client, or `out/<client>` holds other files.
         RunError: the disk is full, or `out` cannot be written.
     """
     found = adapter_folders(folder)

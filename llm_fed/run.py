@@ -30,7 +30,7 @@ _WRITTEN = (
 class Run:
     """The run folder, opened for writing. Use as a context manager: it holds the folder's lock.
 
-    Entering checks the folder and changes nothing in it; `begin` takes it over, once everything else is known to be right.
+    Entering checks the folder and changes nothing in it; `begin` takes it over, once all else is known to be right.
 
     Args:
         fresh: delete what an earlier run left there.

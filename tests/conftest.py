@@ -26,6 +26,14 @@ class Said:
     out: str
     err: str
 
+    def assert_refused(self, *parts: str, code: int = 2) -> None:
+        """The exit code, and a message of at most two lines with all the parts; nothing else on either stream."""
+        assert (self.code, self.out) == (code, ""), self
+        lines = self.err.splitlines()
+        assert 1 <= len(lines) <= 2 and lines[0].startswith("llm-fed: ") and len(self.err) < 700, self.err
+        for part in parts:
+            assert part in self.err
+
 
 @pytest.fixture
 def llm_fed(capfd) -> Callable[..., Said]:

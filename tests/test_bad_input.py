@@ -10,25 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_process
 import small_run
 import tiny_base
-import yaml
-from conftest import Said
-from filelock import FileLock
 
 from llm_fed.run import read_records
 from llm_fed.site import Site
-
-
-def assert_refused(said: Said, *parts: str, code: int = 2) -> None:
-    """The exit code, and a message of at most two lines with all the parts and nothing else on any stream."""
-    assert (said.code, said.out) == (code, ""), said
-    lines = said.err.splitlines()
-    assert 1 <= len(lines) <= 2 and lines[0].startswith("llm-fed: "), said.err
-    assert len(said.err) < 700
-    for part in parts:
-        assert part in said.err
 
 
 @pytest.mark.parametrize(
@@ -65,7 +51,7 @@ def assert_refused(said: Said, *parts: str, code: int = 2) -> None:
 )
 def test_a_wrong_setting(small, llm_fed, tmp_path, word, parts):
     config = small.config(tmp_path / "c.yaml", method={"name": "fedmerge"}, rounds=1)
-    assert_refused(llm_fed("run", config, word, "--out", tmp_path / "runs/a"), *parts)
+    llm_fed("run", config, word, "--out", tmp_path / "runs/a").assert_refused(*parts)
     assert not (tmp_path / "runs/a").exists()
 
 
@@ -80,14 +66,14 @@ def test_a_wrong_setting(small, llm_fed, tmp_path, word, parts):
 )
 def test_a_wrong_setting_of_fedlora(small, llm_fed, tmp_path, word, parts):
     config = small.config(tmp_path / "c.yaml", method={"name": "fedlora"}, rounds=1)
-    assert_refused(llm_fed("run", config, word, "--out", tmp_path / "a"), *parts)
+    llm_fed("run", config, word, "--out", tmp_path / "a").assert_refused(*parts)
     assert not (tmp_path / "a").exists()
 
 
 def test_more_clients_than_data(small, llm_fed, tmp_path):
     config = small.config(tmp_path / "c.yaml")
     words = ["task.partition.kind=iid", "task.partition.clients=99"]
-    assert_refused(llm_fed("run", config, *words, "--out", tmp_path / "a"), "task.partition.clients=99", "enough for 6")
+    llm_fed("run", config, *words, "--out", tmp_path / "a").assert_refused("task.partition.clients=99", "enough for 6")
 
 
 @pytest.mark.parametrize(
@@ -105,13 +91,13 @@ def test_more_clients_than_data(small, llm_fed, tmp_path):
 )
 def test_a_wrong_configuration_file(llm_fed, tmp_path, text, parts):
     (tmp_path / "c.yaml").write_text(text)
-    assert_refused(llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "a"), *parts)
+    llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "a").assert_refused(*parts)
     assert not (tmp_path / "a").exists()
 
 
 def test_no_configuration_file(llm_fed, tmp_path):
-    assert_refused(llm_fed("run", tmp_path / "c.yaml"), "no configuration file", str(tmp_path / "c.yaml"))
-    assert_refused(llm_fed("run", tmp_path), str(tmp_path), "directory")
+    llm_fed("run", tmp_path / "c.yaml").assert_refused("no configuration file", str(tmp_path / "c.yaml"))
+    llm_fed("run", tmp_path).assert_refused(str(tmp_path), "directory")
 
 
 def no_folder(data: Path) -> None:
@@ -143,66 +129,8 @@ def empty_client(data: Path) -> None:
 def test_wrong_data(small, llm_fed, tmp_path, damage, parts):
     damage(small_run.write_data(tmp_path / "data"))
     config = small.config(tmp_path / "c.yaml", task={"path": str(tmp_path / "data")})
-    assert_refused(llm_fed("run", config, "--out", tmp_path / "a"), *parts)
+    llm_fed("run", config, "--out", tmp_path / "a").assert_refused(*parts)
     assert not (tmp_path / "a").exists()
-
-
-def test_a_mistake_does_not_cost_the_earlier_run(small, llm_fed, tmp_path):
-    """--fresh deletes what is there only when the new run can start, and the mistake itself is not remembered."""
-    config = small.config(tmp_path / "c.yaml", rounds=1)
-    assert llm_fed("run", config, "--out", tmp_path / "a").code == 0
-    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
-    for word in ("task.path=nowhere", "base.name=./nowhere", "method=fedmrge", "adapter.target_modules=[qproj]"):
-        assert_refused(llm_fed("run", config, word, "--out", tmp_path / "a", "--fresh"))
-    assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
-    assert llm_fed("run", config, "--out", tmp_path / "a").code == 0
-
-
-def test_folders_that_hold_something_else(small, llm_fed, tmp_path):
-    """Neither a file, nor a folder of the user's, nor one with a configuration of theirs is written to or emptied."""
-    config = small.config(tmp_path / "config.yaml")
-    assert_refused(llm_fed("run", config, "--out", config), "cannot make the run folder", "exists")
-    assert_refused(llm_fed("run", config, "--out", config / "run"), "cannot make the run folder")
-    (tmp_path / "thesis.tex").write_text("precious")
-    for fresh in ([], ["--fresh"]):
-        assert_refused(llm_fed("run", config, "--out", tmp_path, *fresh), "is no run folder", "give another --out")
-    assert (tmp_path / "thesis.tex").read_text() == "precious" and "rounds: 3" in config.read_text()
-
-
-def test_fresh_leaves_the_users_own_files(small, llm_fed, tmp_path):
-    config = small.config(tmp_path / "c.yaml", rounds=1)
-    assert llm_fed("run", config, "--out", tmp_path / "a").code == 0
-    (tmp_path / "a/notes.txt").write_text("precious")
-    assert llm_fed("run", config, "seed=1", "--out", tmp_path / "a", "--fresh").code == 0
-    assert (tmp_path / "a/notes.txt").read_text() == "precious"
-
-
-def test_a_damaged_run_folder(small, llm_fed, tmp_path):
-    config = small.config(tmp_path / "c.yaml", rounds=1)
-    assert llm_fed("run", config, "--out", tmp_path / "a").code == 0
-    (tmp_path / "a/summary.json").write_text('{"round": ')
-    assert_refused(llm_fed("run", config, "--out", tmp_path / "a"), "summary.json is damaged", "--fresh", code=1)
-    (tmp_path / "a/config.yaml").write_text("rounds: [1")
-    assert_refused(llm_fed("run", config, "--out", tmp_path / "a"), "a/config.yaml is damaged", "--fresh")
-    assert_refused(llm_fed("eval", tmp_path / "a"), "a/config.yaml is damaged")
-    assert llm_fed("run", config, "--out", tmp_path / "a", "--fresh").code == 0
-
-
-def test_torn_and_cut_logs(small, llm_fed, finished, tmp_path):
-    """Half a line at the end is what a power failure leaves, and is cut; metrics that a checkpoint saw must be there."""
-    config = small.config(tmp_path / "c.yaml", **yaml.safe_load((finished / "config.yaml").read_text()))
-    for name in ("torn", "cut"):
-        shutil.copytree(finished, tmp_path / name)
-        (tmp_path / name / "summary.json").unlink()
-    for file in ("metrics.jsonl", "timing.jsonl"):
-        with open(tmp_path / "torn" / file, "a") as log:
-            log.write('{"kind": "rou')
-    assert llm_fed("run", config, "--out", tmp_path / "torn").code == 0
-    assert (tmp_path / "torn/metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
-    assert (tmp_path / "torn/timing.jsonl").read_bytes() == (finished / "timing.jsonl").read_bytes()
-    cut(tmp_path / "cut/metrics.jsonl")
-    said = llm_fed("run", config, "--out", tmp_path / "cut")
-    assert_refused(said, "metrics.jsonl has 50 bytes but the checkpoint saw", "--fresh", code=1)
 
 
 def test_a_base_without_a_pad_token(small, llm_fed, tmp_path):
@@ -311,14 +239,14 @@ def gone(folder: Path, small: small_run.Small) -> None:
 def test_a_damaged_adapter(small, llm_fed, finished, tmp_path, damage, parts):
     shutil.copytree(finished, tmp_path / "run")
     damage(tmp_path / "run/adapters/bob", small)
-    assert_refused(llm_fed("eval", tmp_path / "run", "--json"), "bob", *parts)
+    llm_fed("eval", tmp_path / "run", "--json").assert_refused("bob", *parts)
 
 
 def test_an_adapter_of_another_base(small, llm_fed, finished, tmp_path):
     other = tiny_base.folder(tmp_path / "other", hidden_size=32)
     words = ["--adapter", finished / "adapters/bob", "--data", small.data / "bob/test.jsonl"]
     said = llm_fed("eval", "--base", other, *words, "--json")
-    assert_refused(said, "does not fit the base", str(small.base), str(other))
+    said.assert_refused("does not fit the base", str(small.base), str(other))
 
 
 @pytest.mark.parametrize(
@@ -332,82 +260,36 @@ def test_an_adapter_of_another_base(small, llm_fed, finished, tmp_path):
     ],
 )
 def test_wrong_words_for_eval(llm_fed, finished, words, parts):
-    assert_refused(llm_fed("eval", finished, *words), *parts)
+    llm_fed("eval", finished, *words).assert_refused(*parts)
 
 
 def test_eval_and_export_of_what_is_no_finished_run(small, llm_fed, finished, tmp_path):
     for command in (["eval"], ["export"]):
         out = [tmp_path / "out"] if command == ["export"] else []
-        assert_refused(llm_fed(*command, tmp_path / "nowhere", *out), "nowhere", "no run folder")
+        llm_fed(*command, tmp_path / "nowhere", *out).assert_refused("nowhere", "no run folder")
         shutil.copytree(finished, tmp_path / command[0])
         (tmp_path / command[0] / "summary.json").unlink()
-        assert_refused(llm_fed(*command, tmp_path / command[0], *out), "is not finished", "continue it")
+        llm_fed(*command, tmp_path / command[0], *out).assert_refused("is not finished", "continue it")
     assert not (tmp_path / "out").exists()
 
 
 def test_eval_of_one_adapter_lacks_something(small, llm_fed, finished, tmp_path):
     adapter = ["eval", "--base", small.base, "--adapter", finished / "adapters/ada"]
-    assert_refused(llm_fed(*adapter), "--task NAME or --data FILE")
-    assert_refused(llm_fed("eval", "--base", small.base, "--data", "x.jsonl"), "--adapter")
-    assert_refused(llm_fed(*adapter, "--data", tmp_path / "x.jsonl"), "x.jsonl")
+    llm_fed(*adapter).assert_refused("--task NAME or --data FILE")
+    llm_fed("eval", "--base", small.base, "--data", "x.jsonl").assert_refused("--adapter")
+    llm_fed(*adapter, "--data", tmp_path / "x.jsonl").assert_refused("x.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
-    assert_refused(llm_fed(*adapter, "--data", tmp_path / "empty.jsonl"), "empty.jsonl holds no example")
-    assert_refused(llm_fed(*adapter, "--task", "fils", "--data", small.data), "fils", "files")
-    assert_refused(llm_fed("eval"), "either a run folder, or --base")
+    llm_fed(*adapter, "--data", tmp_path / "empty.jsonl").assert_refused("empty.jsonl holds no example")
+    llm_fed(*adapter, "--task", "fils", "--data", small.data).assert_refused("fils", "files")
+    llm_fed("eval").assert_refused("either a run folder, or --base")
 
 
 def test_export_of_an_unknown_client_and_over_other_files(llm_fed, finished, tmp_path):
-    assert_refused(llm_fed("export", finished, tmp_path / "out", "--client", "bobb"), "bobb", "bob")
+    llm_fed("export", finished, tmp_path / "out", "--client", "bobb").assert_refused("bobb", "bob")
     assert not (tmp_path / "out").exists()
     (tmp_path / "bob").mkdir()
     (tmp_path / "bob/thesis.tex").write_text("precious")
-    assert_refused(llm_fed("export", finished, tmp_path), str(tmp_path / "bob"), "give another folder")
+    llm_fed("export", finished, tmp_path).assert_refused(str(tmp_path / "bob"), "give another folder")
     assert (tmp_path / "bob/thesis.tex").read_text() == "precious"
     (tmp_path / "file").write_text("")
-    assert_refused(llm_fed("export", finished, tmp_path / "file"), str(tmp_path / "file"), code=1)
-
-
-def test_two_processes_on_one_run_folder(small, tmp_path):
-    """The second one says so and leaves the folder as it is."""
-    config, log = small.config(tmp_path / "c.yaml"), tmp_path / "log"
-    (tmp_path / "a").mkdir()
-    with FileLock(tmp_path / "a/.lock"):
-        assert small_process.llm_fed(["run", str(config), "--out", str(tmp_path / "a"), "--fresh"], log) == 1
-    assert log.read_text() == (
-        f"llm-fed: another process is writing to {tmp_path / 'a'}; wait for it, or give another --out\n"
-    )
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [".lock"]
-
-
-def test_damaged_checkpoints_of_a_killed_run(small, tmp_path):
-    """The newest is cut short: a warning names it, and the run continues one round earlier. With none left it stops."""
-    config, log = small.config(tmp_path / "c.yaml", checkpoint={"keep": 3}), tmp_path / "log"
-    words = ["run", str(config), "--out", str(tmp_path / "a")]
-    small_process.llm_fed(words, log, small_process.Kill("llm_fed.training:_Fit._step", 6))  # in round 3
-    cut(tmp_path / "a/checkpoints/round-0002/state.safetensors")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    assert small_process.llm_fed(words, log) == 0
-    assert "round-0002 is damaged" in log.read_text() and "continuing at round 2" in log.read_text()
-    cut(tmp_path / "b/checkpoints/round-0001/manifest.json")
-    assert small_process.llm_fed([*words[:-1], str(tmp_path / "b")], log) == 1
-    assert "llm-fed: every checkpoint in" in log.read_text() and "--fresh" in log.read_text()
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:50])
-
-
-@pytest.mark.parametrize(
-    "largest_file, what",
-    [(500, "config.yaml"), (1500, "the checkpoint of round 1"), (2300, "the adapter"), (9000, "report.html")],
-)
-def test_a_full_disk(small, tmp_path, largest_file, what):
-    """An error names the file and says what to do, nothing half-written stays, and with room the run goes on."""
-    config, log = small.config(tmp_path / "c.yaml", rounds=1), tmp_path / "log"
-    words = ["run", str(config), "--out", str(tmp_path / "a")]
-    assert small_process.llm_fed(words, log, largest_file=largest_file) == 1
-    last = log.read_text().splitlines()[-1]
-    assert last.startswith("llm-fed: cannot write ") and what in last and "File too large" in last
-    assert "Traceback" not in log.read_text() and not list((tmp_path / "a").rglob("*.partial"))
-    assert small_process.llm_fed(words, log) == 0
-    assert (tmp_path / "a/report.html").exists()
+    llm_fed("export", finished, tmp_path / "file").assert_refused(str(tmp_path / "file"), code=1)

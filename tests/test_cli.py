@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -35,7 +36,7 @@ KEYS = ["metric", "clients", "mean", "std", "worst_half"]
 
 def test_flags_are_frozen():
     """Scripts depend on these. Whoever changes one says so in CHANGELOG.md and here."""
-    commands = typer.main.get_command(cli.app).commands
+    commands: dict[str, Any] = vars(typer.main.get_command(cli.app))["commands"]
     found = {name: [flag for param in command.params for flag in param.opts] for name, command in commands.items()}
     changed = [
         f"{name}: {flag} is {'new' if flag in found.get(name, []) else 'gone'}"

@@ -12,6 +12,7 @@ from llm_fed import methods
 from llm_fed.config import AdapterConfig, Config
 from llm_fed.configfile import as_dict, coerce, flat, from_dict, load
 from llm_fed.errors import UserError
+from llm_fed.methods.fedit import FedLoRA
 
 RUNS = sorted((Path(__file__).parents[1] / "scripts/runs").glob("*.yaml"))
 
@@ -149,7 +150,7 @@ def test_the_word_method_replaces_the_files_section(file, words, method):
 
 def test_hyper_parameters_are_typed():
     built = methods.build({"name": "fedlora", "personal_lr": "1e-3"})
-    assert built == methods.METHODS["fedlora"](personal_lr=1e-3)
+    assert built == FedLoRA(personal_lr=1e-3)
     with pytest.raises(UserError, match="method.personal_steps is 'many' .str.; it takes int"):
         methods.build({"name": "fedlora", "personal_steps": "many"})
 

@@ -87,9 +87,7 @@ def test_option_accuracy_of_log_likelihoods():
 
 
 def test_option_accuracy_of_chosen_texts():
-    assert score("option_accuracy", ["yes", "no", "No"], [("yes",), ("yes", "no"), ("no",)]) == pytest.approx(
-        200 / 3
-    )
+    assert score("option_accuracy", ["yes", "no", "No"], [("yes",), ("yes", "no"), ("no",)]) == pytest.approx(200 / 3)
 
 
 def test_option_accuracy_refuses_an_option_that_does_not_exist():
@@ -134,9 +132,7 @@ def test_a_failed_score_does_not_touch_the_next():
 def test_summary_by_hand():
     """10, 40, 20: mean 70/3, variance (1600 + 2500 + 100) / 9 / 3 = 4200/27, worst half (10 + 20) / 2."""
     summary = summarize("rouge1", {"a": 10.0, "b": 40.0, "c": 20.0})
-    assert (summary.mean, summary.std, summary.worst_half) == pytest.approx(
-        (70 / 3, math.sqrt(4200 / 27), 15)
-    )
+    assert (summary.mean, summary.std, summary.worst_half) == pytest.approx((70 / 3, math.sqrt(4200 / 27), 15))
     assert list(summary.as_json()) == ["metric", "clients", "mean", "std", "worst_half"]
     assert summary.as_json()["clients"] == {"a": 10.0, "b": 40.0, "c": 20.0}
 

@@ -51,9 +51,7 @@ def write_run(folder, rounds=20, clients=CLIENTS, final=True, tail=""):
             lines.append({"kind": "client", "round": number, "client": client, **work})
         counts = {"asked": 4, "arrived": 4, "refused": 0, "failed": int(number % 10 == 0)}
         traffic = {"bytes_up": 6000, "bytes_down": 10000, "padding": 0.07}
-        lines.append(
-            {"kind": "round", "round": number, "lr": 1e-4, "loss": 2.0 / number, **counts, **traffic}
-        )
+        lines.append({"kind": "round", "round": number, "lr": 1e-4, "loss": 2.0 / number, **counts, **traffic})
         weights = {"clients": clients, "values": [[i / 4, 1 - i / 4] for i in range(len(clients))]}
         lines.append({"kind": "server", "round": number, "weights": weights})
         if number % 5 == 0:
@@ -148,9 +146,7 @@ def test_the_report_is_the_only_thing_written_and_always_the_same(full):
 
 
 def test_unfinished_run_with_a_cut_line(tmp_path):
-    page = read(
-        write_run(tmp_path / "run", rounds=7, final=False, tail='{"kind": "client", "client": "\udcc3')
-    )
+    page = read(write_run(tmp_path / "run", rounds=7, final=False, tail='{"kind": "client", "client": "\udcc3'))
     assert "Not finished: 7 of 20 rounds, no final score yet." in page.text
     assert "The last line of metrics.jsonl is incomplete" in page.text
     assert "rouge1 (0–100) on the validation split, models of round 5: not the final score." in page.text
@@ -229,9 +225,7 @@ def test_rows_of_a_group_are_drawn_together(tmp_path):
 
 
 def test_large_heat_map_has_no_names_and_no_values(tmp_path):
-    texts = comments(
-        plots.plot_weights(tmp_path / "w.svg", [f"client-{i}" for i in range(60)], [[0.25] * 4] * 60)
-    )
+    texts = comments(plots.plot_weights(tmp_path / "w.svg", [f"client-{i}" for i in range(60)], [[0.25] * 4] * 60))
     assert "client" in texts and not any(text.startswith("client-") or text == "0.25" for text in texts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,11 +61,11 @@ def uninterrupted(small, tmp_path_factory):
     return folder
 
 
-def start(small, method: str, out: Path, kill: Kill | None = None) -> tuple[int, int | None]:
+def start(small, method: str, out: Path, kill: Kill | None = None, *options: str) -> tuple[int, int | None]:
     """The command's exit code, and the round with which it said that it continues."""
     config = small.config(out.parent / "config.yaml", method=METHODS[method], **CONFIG)
     log = out.parent / "log"
-    code = llm_fed(["run", str(config), "--out", str(out)], log, kill)
+    code = llm_fed(["run", str(config), "--out", str(out), *options], log, kill)
     said = [line.split()[-1] for line in log.read_text().splitlines() if line.startswith("continuing at round")]
     assert len(said) <= 1 and "Traceback" not in log.read_text(), log.read_text()
     return code, int(said[0]) if said else None
@@ -95,6 +96,21 @@ def test_killed_again_and_again(small, uninterrupted, tmp_path, method):
     assert results(out) == results(whole)
     assert timed_rounds(whole) == list(range(1, ROUNDS + 1))
     assert timed_rounds(out) == sorted(set(timed_rounds(out)))
+
+
+def test_killed_while_fresh_deletes_the_earlier_run(small, uninterrupted, tmp_path):
+    """What is left never passes for a complete run, nor for a stranger's folder."""
+    whole, out = uninterrupted("local"), tmp_path / "run"
+    shutil.copytree(whole, out)
+    for kill in (
+        Kill("shutil:rmtree", match="/adapters"),
+        Kill("pathlib:Path.unlink", match="metrics.jsonl"),
+        Kill("shutil:rmtree", match="/checkpoints"),
+    ):
+        assert start(small, "local", out, kill, "--fresh") == (-signal.SIGKILL, None)
+        assert not (out / "summary.json").exists()
+    assert start(small, "local", out, None, "--fresh") == (0, None)
+    assert results(out) == results(whole)
 
 
 @pytest.mark.slow

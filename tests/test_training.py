@@ -284,8 +284,8 @@ def test_a_clients_nan_ends_that_client_alone(poison):
 def test_a_last_step_to_infinity_is_that_clients_error():
     model, structure = tiny.build("llama"), structure_of("llama")
     jobs = [shortened(job, 1) for job in cohort(model, structure, torch.float32)]
-    jobs[1] = replace(jobs[1], lr=3e38)  # float32 ends at 3.4e38
-    results, _ = fit(model, structure, jobs, LocalConfig(optimizer="sgd"))
+    jobs[1] = replace(jobs[1], lr=3e38)  # float32 ends at 3.4e38, and a large alpha makes large gradients
+    results, _ = fit(model, replace(structure, alpha=500), jobs, LocalConfig(optimizer="sgd"))
     assert isinstance(results[1], ClientError) and "client c1: not finite after 1 local steps" in str(results[1])
     assert len(successes(results)) == 2
 
