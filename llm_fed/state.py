@@ -14,8 +14,6 @@ from torch import Tensor
 
 from llm_fed.errors import UserError
 
-BLOCK_BYTES = 8 * 2**20  # of `blocks`; measured (docs/performance.md)
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -189,31 +187,6 @@ def stack(states: Iterable[State]) -> Tensor:
     return torch.stack([state.row for state in states]) if side_by_side is None else side_by_side
 
 
-def blocks(states: Sequence[State], parts: Iterable[slice] | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """The matrix (K, P) of the states' rows, some columns at a time: (columns, (K, columns)).
-
-    A block stays in the processor's cache while it is used, so that a sum of products over all blocks reads every row
-    once and never copies the whole matrix. Its memory is reused for the next block.
-
-    Args:
-        parts: the columns to go through (default: all).
-    """
-    rows = [state.row for state in states]
-    width = max(1, BLOCK_BYTES // (len(rows) * rows[0].element_size()))
-    matrix = _adjacent(states)
-    buffer = rows[0].new_empty(len(rows), width if matrix is None else 0)
-    for part in [slice(0, states[0].layout.size)] if parts is None else parts:
-        for start in range(part.start, part.stop, width):
-            columns = slice(start, min(start + width, part.stop))
-            if matrix is not None:
-                yield columns, matrix[:, columns]
-            else:
-                block = buffer[:, : columns.stop - start]
-                for target, row in zip(block, rows, strict=True):
-                    target.copy_(row[columns])
-                yield columns, block
-
-
 def _adjacent(states: Sequence[State]) -> Tensor | None:
     """The rows as one matrix where they already lie one after another in memory."""
     first = states[0].row
@@ -235,7 +208,7 @@ def unstack(rows: Tensor, like: State) -> list[State]:
 
 def combine(states: Sequence[State], weights: Tensor) -> State:
     """`sum_k weights[k] * states[k]`, weights (K,): one matrix product on the rows, floating extras alike."""
-    (row,) = mix(states, weights[None])
+    (row,) = weights[None].to(states[0].row.dtype) @ stack(states)
     extras = {}
     for name, first in states[0].extras.items():
         if first.is_floating_point():
@@ -244,23 +217,6 @@ def combine(states: Sequence[State], weights: Tensor) -> State:
         else:
             extras[name] = first
     return State(states[0].layout, row, extras)
-
-
-def mix(states: Sequence[State], weights: Tensor) -> Tensor:
-    """`weights @ stack(states)`: (J, K) weights give J rows (J, P), reading each state once."""
-    weights = weights.to(states[0].row.dtype)
-    mixed = states[0].row.new_empty(len(weights), states[0].layout.size)
-    for columns, block in blocks(states):
-        torch.matmul(weights, block, out=mixed[:, columns])
-    return mixed
-
-
-def products(states: Sequence[State], rows: Tensor, parts: Iterable[slice] | None = None) -> Tensor:
-    """Inner products of K states with J rows (J, P), over the columns in `parts`: (K, J), summed in float64."""
-    total = torch.zeros(len(states), len(rows), dtype=torch.float64)
-    for columns, block in blocks(states, parts):
-        total += (block @ rows[:, columns].T).double()
-    return total
 
 
 def _difference(left: Layout, right: Layout) -> str:

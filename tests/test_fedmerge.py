@@ -38,11 +38,6 @@ def pair(a: float, b: float) -> State:
     return State.of({"layers.0.lora_A": tensor(a), "layers.1.lora_A": tensor(b)})
 
 
-def states(matrix):
-    """The rows of a matrix as states of one entry."""
-    return [State.of({"layers.0.lora_A": row}) for row in matrix]
-
-
 def step(method: FedMerge, soup, uploads, logits=None):
     state = {"soup": soup, "logits": logits or {}}
     return asyncio.run(method.server_update(None, state, uploads))
@@ -60,7 +55,7 @@ def test_logit_gradient_by_hand_and_against_autograd():
     <Theta_1 - theta, Delta> = 3/4 * 2 - 3/4 = 3/4, <Theta_2 - theta, Delta> = -1/4 * 2 + 1/4 = -1/4;
     g = (3/16, -3/16)."""
     weights = tensor([0.25, 0.75])
-    got = logit_gradient(torch.eye(2, dtype=torch.float64), states(tensor([2, 1])), weights, ALL)
+    got = logit_gradient(torch.eye(2, dtype=torch.float64), tensor([2, 1]), weights, ALL)
     assert got.tolist() == [[pytest.approx(3 / 16), pytest.approx(-3 / 16)]]
 
     generator = torch.Generator().manual_seed(0)
@@ -73,7 +68,7 @@ def test_logit_gradient_by_hand_and_against_autograd():
         merged * deltas
     ).sum().backward()  # the direction Delta_i is minus the gradient at theta_i, so this ascends as Eq. 11 does
     assert torch.allclose(
-        logit_gradient(soup, states(deltas), logits.softmax(1).detach(), [slice(0, 7)]), logits.grad, atol=1e-12
+        logit_gradient(soup, deltas, logits.softmax(1).detach(), [slice(0, 7)]), logits.grad, atol=1e-12
     )
 
 
@@ -81,7 +76,7 @@ def test_soup_step_normalized():
     """n = (1, 3), w = ((1/2, 1/2), (1, 0)): model 1 moves by (1/2 Delta_1 + 3 Delta_2) / 3.5, model 2 by Delta_1."""
     moved = step_soup(
         tensor([0, 0], [1, 1]),
-        states(tensor([7, 0], [0, 7])),
+        tensor([7, 0], [0, 7]),
         tensor([0.5, 0.5], [1, 0]),
         torch.tensor([1.0, 3.0], dtype=torch.float64),
         "normalized",
@@ -93,7 +88,7 @@ def test_soup_step_gradient():
     """Eq. 8 with n_i / n = 1/4, 3/4: model 1 moves by 1/8 Delta_1 + 3/4 Delta_2, model 2 by 1/8 Delta_1."""
     moved = step_soup(
         tensor([0, 0], [1, 1]),
-        states(tensor([8, 0], [0, 8])),
+        tensor([8, 0], [0, 8]),
         tensor([0.5, 0.5], [1, 0]),
         torch.tensor([1.0, 3.0], dtype=torch.float64),
         "gradient",
@@ -104,7 +99,7 @@ def test_soup_step_gradient():
 def test_a_soup_model_that_nobody_weighs_stays():
     moved = step_soup(
         tensor([0, 0], [1, 1]),
-        states(tensor([8, 0])),
+        tensor([8, 0]),
         tensor([1, 0]),
         torch.tensor([2.0], dtype=torch.float64),
         "normalized",

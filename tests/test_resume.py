@@ -31,7 +31,7 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
         (Kill("llm_fed.run:Run.log_timing"), 3),  # between rounds
     ],
     "local": [
-        (Kill("os:fsync", 2, match="checkpoints/rows"), None),  # some of the clients' memories are written
+        (Kill("os:fsync", 3, match="checkpoints/rows"), None),  # one memory is written, the next not yet safe
         (Kill("llm_fed.federation:Run.log", 7), 2),  # between two clients' lines of round 2
         (Kill("os:replace", match="round-0001"), 3),  # before the old checkpoint is put aside
         (Kill("shutil:rmtree", match=".round-0002.partial"), 3),  # while it is deleted

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import llm_fed.state
 from llm_fed.errors import UserError
 from llm_fed.merge import mean
-from llm_fed.state import State, combine, mix, products, stack, unstack
+from llm_fed.state import State, combine, stack, unstack
 from llm_fed.wire import WireError, pack, unpack
 
 
@@ -45,23 +44,6 @@ def test_stacking_rows_that_lie_together_does_not_copy():
     assert torch.equal(stack(back[1:]), rows[1:]) and stack(back[1:]).data_ptr() == rows[1].data_ptr()
     assert torch.equal(stack([back[2], back[0]]), rows[[2, 0]])  # not in order: copied
     assert combine(back, torch.tensor([0.0, 1.0, 2.0]))["x.lora_A"][0, 0] == 5.0
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_products_in_blocks_are_the_products(monkeypatch, together):
-    """Blocks of 4 columns over P = 10, with parts that begin and end inside blocks."""
-    monkeypatch.setattr(llm_fed.state, "BLOCK_BYTES", 3 * 8 * 4)
-    generator = torch.Generator().manual_seed(0)
-    rows, others = (torch.randn(n, 10, generator=generator, dtype=torch.float64) for n in (3, 2))
-    states = [State.of({"x": row if together else row.clone()}) for row in rows]
-    if together:
-        states = unstack(rows, states[0])
-    weights = torch.randn(2, 3, generator=generator, dtype=torch.float64)
-    assert torch.allclose(mix(states, weights), weights @ rows, atol=1e-14)
-    assert torch.allclose(products(states, others), rows @ others.T, atol=1e-14)
-    parts = [slice(0, 1), slice(3, 9)]
-    chosen = [0, 3, 4, 5, 6, 7, 8]
-    assert torch.allclose(products(states, others, parts), rows[:, chosen] @ others[:, chosen].T, atol=1e-14)
 
 
 def test_states_of_other_entries_do_not_mix():

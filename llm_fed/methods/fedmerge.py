@@ -21,7 +21,7 @@ from llm_fed.errors import UserError, require
 from llm_fed.method import Message, Method, Upload
 from llm_fed.rng import generator
 from llm_fed.site import Site
-from llm_fed.state import Layout, State, combine, mix, products, stack, unstack
+from llm_fed.state import Layout, State, combine, stack, unstack
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FedMerge(Method):
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
-        soup, deltas = stack(state["soup"]), [upload.content for upload in uploads]  # (d, P), k states
+        soup, deltas = stack(state["soup"]), stack(upload.content for upload in uploads)  # (d, P), (k, P)
         sizes = torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64)
         logits = torch.stack([logit_row(state, upload.client) for upload in uploads])  # (k, d)
         where = coordinates(state["soup"][0].layout, self.inner_product, self.last_layers)
@@ -137,7 +137,7 @@ class FedMergeFixed(Method):
             return state
         weights = torch.stack([self.weights(upload.client) for upload in uploads])
         sizes = torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64)
-        deltas = [upload.content for upload in uploads]
+        deltas = stack(upload.content for upload in uploads)
         moved = step_soup(stack(state["soup"]), deltas, weights, sizes, self.soup_step)
         seen = sorted({*state["seen"], *(upload.client for upload in uploads)})
         return {"soup": unstack(moved, state["soup"][0]), "seen": seen}
@@ -168,16 +168,16 @@ def softmax_row(state: Message, client: str) -> Tensor:
     return logit_row(state, client).softmax(0)
 
 
-def logit_gradient(soup: Tensor, deltas: list[State], weights: Tensor, where: list[slice]) -> Tensor:
+def logit_gradient(soup: Tensor, deltas: Tensor, weights: Tensor, where: list[slice]) -> Tensor:
     """g_ij = w_ij <Theta_j - theta_i, Delta_i> (k, d), App. D, over the chosen coordinates.
 
     Since theta_i = sum_j w_ij Theta_j, one product of the deltas (k, P) with the soup (d, P) holds all of it.
     """
-    inner = products(deltas, soup, where)  # <Theta_j, Delta_i>
+    inner = sum((deltas[:, part] @ soup[:, part].T).double() for part in where)  # <Theta_j, Delta_i>
     return weights * (inner - (weights * inner).sum(1, keepdim=True))
 
 
-def step_soup(soup: Tensor, deltas: list[State], weights: Tensor, sizes: Tensor, how: str) -> Tensor:
+def step_soup(soup: Tensor, deltas: Tensor, weights: Tensor, sizes: Tensor, how: str) -> Tensor:
     """Theta_j + sum_i c_ij Delta_i (d, P); `sizes` are the n_i (k,).
 
     `gradient`: c_ij = (n_i / n) w_ij (Eq. 8, 10); `normalized`: c_ij = n_i w_ij / sum_k n_k w_kj, so that each soup
@@ -187,7 +187,7 @@ def step_soup(soup: Tensor, deltas: list[State], weights: Tensor, sizes: Tensor,
     mixing = sizes[:, None] * weights  # (k, d)
     total = sizes.sum() if how == "gradient" else mixing.sum(0)
     mixing = torch.where(mixing > 0, mixing / total, 0.0)
-    return mix(deltas, mixing.T).add_(soup)
+    return (mixing.T.to(deltas.dtype) @ deltas).add_(soup)
 
 
 def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[slice]:

@@ -15,7 +15,7 @@ import torch
 
 from llm_fed.method import Upload
 from llm_fed.methods.fedmerge import FedMerge
-from llm_fed.state import Layout, State
+from llm_fed.state import Layout, State, unstack
 
 
 def main() -> None:
@@ -29,7 +29,8 @@ def main() -> None:
 
     per_layer = given.parameters // given.layers
     layout = Layout(tuple(f"model.layers.{i}.q.lora_A" for i in range(given.layers)), ((per_layer,),) * given.layers)
-    soup = [State(layout, torch.randn(layout.size)) for _ in range(given.models)]
+    like = State(layout, torch.zeros(layout.size))
+    soup = unstack(torch.randn(given.models, layout.size), like)
     uploads = [Upload(f"c{i}", 100, 0, State(layout, torch.randn(layout.size))) for i in range(given.clients)]
     rows = [upload.content.row for upload in uploads] + [state.row for state in soup]
     state = {"soup": soup, "logits": {}}
