@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from llm_fed.bank import freeze
 from llm_fed.config import BaseConfig
 from llm_fed.errors import UserError, lookup
 
@@ -81,7 +82,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
                 'set "eos_token" or "pad_token" in its tokenizer_config.json'
             )
         tokenizer.pad_token = tokenizer.eos_token
-    _freeze(model)
+    freeze(model)
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.name)
     return Base(model, tokenizer, config.name, dtype, None if dtype == torch.float32 else dtype)
@@ -120,16 +121,6 @@ def _quantization(name: str | None, dtype: torch.dtype) -> BitsAndBytesConfig | 
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
-
-
-def _freeze(model: PreTrainedModel) -> None:
-    model.requires_grad_(False)
-    model.eval()
-    for module in model.modules():
-        # On a CPU with AVX512-BF16, bitsandbytes would repack 4-bit weights at the first forward pass without
-        # gradients, for a kernel that has no backward: later gradients of the layers below would be wrong.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 def _checkpoint_activations(model: PreTrainedModel, name: str) -> None:

@@ -1,6 +1,6 @@
 """What a finished run spent outside local training and evaluation, per round, from its timing.jsonl.
 
-    python scripts/bench/overhead.py RUN_DIR [RUN_DIR ...]
+python scripts/bench/overhead.py RUN_DIR [RUN_DIR ...]
 """
 
 from __future__ import annotations

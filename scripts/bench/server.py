@@ -1,6 +1,6 @@
 """FedMerge's server step against the time to read its rows once from memory, alternating in one run.
 
-    python scripts/bench/server.py --clients 88 --models 12 --parameters 3200000
+python scripts/bench/server.py --clients 88 --models 12 --parameters 3200000
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@ def credit(scores: list[float], right: int) -> float:
     NaN is never right.
     """
     if not 0 <= right < len(scores):
-        raise ValueError(
-            f"the right option is number {right}, but there are {len(scores)} options (counted from 0)"
-        )
+        raise ValueError(f"the right option is number {right}, but there are {len(scores)} options (counted from 0)")
     if math.isnan(scores[right]) or any(score > scores[right] for score in scores):
         return 0.0
     return 1 / scores.count(scores[right])

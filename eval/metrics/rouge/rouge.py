@@ -44,9 +44,6 @@ class Rouge(evaluate.Metric):
     def _compute(self, predictions, references, rouge_types=TYPES):
         scorer = rouge_scorer.RougeScorer(list(rouge_types), tokenizer=Tokenizer())
         best = [
-            scorer.score_multi(texts, prediction)
-            for prediction, texts in zip(predictions, references, strict=True)
+            scorer.score_multi(texts, prediction) for prediction, texts in zip(predictions, references, strict=True)
         ]
-        return {
-            kind: 100 * sum(example[kind].fmeasure for example in best) / len(best) for kind in rouge_types
-        }
+        return {kind: 100 * sum(example[kind].fmeasure for example in best) / len(best) for kind in rouge_types}
