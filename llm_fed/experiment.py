@@ -25,7 +25,7 @@ from llm_fed.eval.clients import Personal, check_options, evaluate
 from llm_fed.eval.report import write_report
 from llm_fed.eval.scores import METRICS, Summary
 from llm_fed.federation import Progress, federate, finish, restore
-from llm_fed.method import Message, Method
+from llm_fed.method import Method
 from llm_fed.models.loading import Base, load_base
 from llm_fed.run import Run
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
@@ -33,7 +33,7 @@ from llm_fed.schedule import Synchronous
 from llm_fed.site import Query, Site
 from llm_fed.tasks.common import Example, encode, encode_continuation, encode_prompt
 from llm_fed.tracking import Reporter, check_trackers
-from llm_fed.wire import WireError
+from llm_fed.wire import Message, WireError
 
 
 @dataclass

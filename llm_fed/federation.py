@@ -14,11 +14,11 @@ from llm_fed.checkpoint import Saved
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.scores import Summary
 from llm_fed.inbox import InFlight
-from llm_fed.method import Message, Method, Upload
+from llm_fed.method import Method, Upload
 from llm_fed.run import Run
 from llm_fed.schedule import Schedule
 from llm_fed.site import Site
-from llm_fed.wire import pack, unpack
+from llm_fed.wire import Message, pack, unpack
 
 
 class Runtime(Protocol):

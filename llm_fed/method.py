@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llm_fed.merge import mean
+from llm_fed.wire import Message
 
 if TYPE_CHECKING:
     from llm_fed.bank import Lora
     from llm_fed.site import Site
-
-Message = Any  # a tree of numbers, strings, lists, dicts, tensors and states: what `wire.pack` takes
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from llm_fed.bank import Lora
 from llm_fed.cohort import Request
 from llm_fed.config import LocalConfig
 from llm_fed.errors import ClientError
-from llm_fed.method import Message
 from llm_fed.rng import derive, generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 from llm_fed.training import Fitted, Job
+from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

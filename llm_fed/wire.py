@@ -17,6 +17,8 @@ from torch import Tensor
 
 from llm_fed.state import Layout, State
 
+Message = Any  # a tree as described above
+
 _HEADER = "llm_fed"
 
 

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from llm_fed.errors import UserError, require
-from llm_fed.method import Message, Method, Upload
+from llm_fed.method import Method, Upload
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import Layout, State, combine, stack, unstack
+from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)
