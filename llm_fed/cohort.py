@@ -1,8 +1,8 @@
 """Coroutine clients: runs many `async` methods side by side, and hands work of the same kind to one fused execution.
 
 A client's coroutine runs until it awaits a `Request`; when every client of the pass waits, requests with an equal
-`key` are
-executed together and each client goes on with its own result. No event loop is involved, and the order is fixed.
+`key` are executed together and each client goes on with its own result. No event loop is involved, and the order is
+fixed.
 """
 
 from __future__ import annotations

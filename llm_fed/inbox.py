@@ -12,8 +12,7 @@ import torch
 from llm_fed.state import State
 
 # An upload whose norm is above this many times the median of those that arrive with it is refused, from the third
-# round on:
-# before that the norms of fresh adapters' updates may differ by more.
+# round on: before that the norms of fresh adapters' updates may differ by more.
 NORM_BOUND, FREE_ROUNDS = 10.0, 2
 
 

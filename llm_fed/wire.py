@@ -2,8 +2,7 @@
 
 A message is a tree of None, bool, int, float, str, lists, dicts with string keys, tensors and `State`s. Everything that
 crosses between server and clients, and everything that a checkpoint holds, passes through `pack` and `unpack`, so
-nothing
-is shared by reference and `len(pack(message))` is the exact number of bytes that travels.
+nothing is shared by reference and `len(pack(message))` is the exact number of bytes that travels.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """FedMerge: Federated Model Merging for Personalization (Chen, Zhou, Long, Jiang, Zhang; AAAI 2026), Algorithm 1.
 
 The server keeps a soup of d models and, for each of m clients, weights over them. A client is sent one merged model,
-trains it
-and returns the difference; the server propagates it back to the soup and to that client's weights, as through a
-linear layer.
+trains it and returns the difference; the server propagates it back to the soup and to that client's weights, as
+through a linear layer.
 
 Letters: m clients of the federation, k clients that answered, d soup models, P parameters of a model.
 """
@@ -30,19 +29,16 @@ class FedMerge(Method):
     """One personal model per client, merged from a soup with weights that the server learns.
 
     Deviation: the soup's step divides by the weights' column sum (`soup_step: normalized`), as the published code
-    does; Eq. 8
-    and 10 as written (`gradient`) move the merged model only 1/d as far (`test_soup_step_gradient`, docs/results.md).
-    Deviation: `weight_lr` is not the paper's 0.01: with it no weight of eight can pass 0.196 within 50 rounds,
-    because a
-    normalised step of 0.01 moves the logits by at most 0.5 (docs/results.md has the sweep).
+    does; Eq. 8 and 10 as written (`gradient`) move the merged model only 1/d as far (`test_soup_step_gradient`,
+    docs/results.md).
+    Deviation: `weight_lr` is not the paper's 0.01: with it no weight of eight can pass 0.196 within 50 rounds, because
+    a normalised step of 0.01 moves the logits by at most 0.5 (docs/results.md has the sweep).
     """
 
     paper: ClassVar[str] = "FedMerge (Chen et al. 2026)"
 
     num_models: int = 8  # d; the paper tries 2 to 12
-    weight_step: str = (
-        "normalized"  # normalized (App. B) | fixed-magnitude (earlier draft, Sec. 4.1) | plain (Eq. 9, 11)
-    )
+    weight_step: str = "normalized"  # normalized (App. B) | fixed-magnitude (earlier draft) | plain (Eq. 9, 11)
     weight_lr: float = 0.1  # step of `normalized` and `plain`
     max_step: float = 0.01  # `fixed-magnitude`: the largest change of any logit in one round
     soup_step: str = "normalized"  # normalized | gradient
@@ -102,8 +98,7 @@ class FedMerge(Method):
 
 @dataclass(frozen=True)
 class FedMergeFixed(Method):
-    """FedMerge with frozen weights: each client draws some soup models once and merges them evenly (Table 2,
-    "Fixed")."""
+    """FedMerge with frozen weights: each client draws some soup models once and merges them evenly (Table 2)."""
 
     paper: ClassVar[str] = "FedMerge with fixed weights (Chen et al. 2026, Table 2)"
 
@@ -182,8 +177,7 @@ def step_soup(soup: Tensor, deltas: Tensor, weights: Tensor, sizes: Tensor, how:
     """Theta_j + sum_i c_ij Delta_i (d, P); `sizes` are the n_i (k,).
 
     `gradient`: c_ij = (n_i / n) w_ij (Eq. 8, 10); `normalized`: c_ij = n_i w_ij / sum_k n_k w_kj, so that each soup
-    model moves
-    by a weighted mean of the updates. A model that no client weighs stays where it is.
+    model moves by a weighted mean of the updates. A model that no client weighs stays where it is.
     """
     mixing = sizes[:, None] * weights  # (k, d)
     total = sizes.sum() if how == "gradient" else mixing.sum(0)
