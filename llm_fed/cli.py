@@ -175,6 +175,9 @@ def tasks(as_json: Json = False) -> None:
 def doctor(as_json: Json = False) -> None:
     """Say what this machine has, and check that the pieces work: a fused training step, a 4-bit layer, the metrics."""
     from llm_fed.doctor import examine
+    from llm_fed.experiment import quiet
+
+    quiet()
 
     findings = examine()
     if as_json:
