@@ -174,6 +174,8 @@ def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Re
     )
     config_text = (run.folder / "config.yaml").read_text()
     for id, state in personal.items():
+        if isinstance(state, Exception):
+            raise state
         card = adapters.model_card(
             client=id, base=config.base.name, method=config.method["name"], paper=experiment.method.paper,
             metrics={experiment.metric: summary.clients[id]} if summary and id in summary.clients else {},

@@ -125,9 +125,6 @@ class State:
             row[self.layout.slices[name]] = other[name].reshape(-1)
         return State(self.layout, row, {**self.extras, **other.extras})
 
-    def clone(self) -> State:
-        return State(self.layout, self.row.clone(), {name: value.clone() for name, value in self.extras.items()})
-
     def _plus(self, other: State, sign: int) -> State:
         if self.layout != other.layout:
             raise ValueError(f"states of different entries: {_difference(self.layout, other.layout)}")
