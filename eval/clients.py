@@ -62,6 +62,9 @@ async def score_split(
     """A client's score (0-100) on its own `split` under `theta`; the metric is the run's, unless one is given."""
     metric = metric or client.metric
     queries = client.queries[split][:limit]
+    if metric == "accuracy":
+        logits = await client.logits(theta, queries)
+        return score(metric, logits.argmax(-1).tolist(), [picture.label for picture in queries])
     if metric != "option_accuracy":
         texts = await client.generate(theta, [query.prompt for query in queries])
         return score(metric, texts, [query.answers for query in queries])

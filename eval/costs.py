@@ -3,21 +3,18 @@ metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from llm_fed.cohort import Request, drive
-from llm_fed.errors import RunError
 from llm_fed.eval.runs import adapter_folders
-from llm_fed.lora import layout
 from llm_fed.method import Method, Upload
 from llm_fed.run import read_records
 from llm_fed.site import Site
-from llm_fed.state import State
+from llm_fed.state import Layout, State
+from llm_fed.training import Fitted
 from llm_fed.wire import Message
 
 
@@ -50,29 +47,43 @@ class Traffic:
 
 
 def count_parameters(
-    method: Method, server: Site, clients: Mapping[str, Site], model: nn.Module, needs: Sequence[Parameters] = ()
+    method: Method,
+    server: Site,
+    clients: Mapping[str, Site],
+    layout: Callable[[Any], Layout],
+    needs: Sequence[Parameters] = (),
 ) -> Parameters:
-    """What a method holds and sends. Nothing is trained, and `model` may lie on the meta device: the server's state is
+    """What a method holds and sends. Nothing is trained: the server's state is
     that after one step on answers of the right shape from all clients, since some methods keep what they receive.
 
     Args:
+        layout: the entries of a state of a structure.
         needs: counts of the runs that the method starts from; what they hold at the server and send counts as its own.
     """
-    held = max(layout(model, structure).size for structure in {site.structure for site in clients.values()})
+    held = max(layout(structure).size for structure in {site.structure for site in clients.values()})
     if needs:
         return Parameters(sum(n.server for n in needs), sum(n.down for n in needs), sum(n.up for n in needs), held)
     state = method.init(server)
     message = method.broadcast(state, next(iter(clients)))
     answer = method.upload_like(message)
     step = method.server_update(server, state, [Upload(client, 1, 0, answer) for client in clients])
-    (state,) = drive({server.id: step}, _no_work).values()
+    server.begin(1, 0.0)
+    (state,) = drive({server.id: step}, _idle).values()
     if isinstance(state, Exception):
         raise state
     return Parameters(entries(state), entries(message), entries(answer), held)
 
 
-def _no_work(requests: Sequence[Request]) -> Sequence[Any]:
-    raise RunError(f"compare cannot count the parameters of a method whose server asks for work ({requests[0].kind})")
+def _idle(requests: Sequence[Request]) -> Sequence[Any]:
+    """Answers of the right shape to what a server asks for, without the work."""
+    return [_IDLE[request.kind](request.payload) for request in requests]
+
+
+_IDLE: dict[str, Callable[[Any], Any]] = {
+    "fit": lambda job: Fitted(job.start, (0.0,)),
+    "gradient": lambda asked: (0.0, 0.0 * asked.state),
+    "head": lambda job: job.head,
+}
 
 
 def entries(message: Message) -> int:
@@ -84,13 +95,16 @@ def entries(message: Message) -> int:
 
 
 def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
-    """What a finished run sent and received per client, up to and with `last_round` (default: all)."""
+    """What a finished run sent and received per client, up to and with `last_round` (default: all).
+
+    Where the server is tested, so that no client has an exported model, those count that ever answered.
+    """
     lines = [
         line
         for line in read_records(run_dir / "metrics.jsonl")
         if line["kind"] == "client" and (last_round is None or line["round"] <= last_round)
     ]
-    clients = len(adapter_folders(run_dir))
+    clients = max(len(adapter_folders(run_dir)), len({line["client"] for line in lines}))
     up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
     asked = max(1, len(lines))
     return Traffic(up / asked, down / asked, up / clients, down / clients)

@@ -30,6 +30,7 @@ MAX_CELLS = 160  # more cells than this are not labelled with their values
 MAX_LETTERS = 24  # longer names are cut
 
 Curve = tuple[Sequence[int], Sequence[float]]
+Band = tuple[Sequence[float] | Sequence[str], Sequence[float], Sequence[float], Sequence[float]]  # x, curve, bounds
 Point = tuple[str, float, float, float | None]  # label, cost, score, standard deviation
 
 
@@ -89,6 +90,51 @@ def plot_bytes(
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(value):g}"))
     axes.xaxis.set_major_locator(_whole_numbers())
     axes.set(xlabel="round", ylabel=f"{('bytes', 'kB', 'MB', 'GB', 'TB')[power]} per round")
+    _legend(figure)
+    return _save(figure, path)
+
+
+def plot_spread(
+    path: Path,
+    rounds: Sequence[int],
+    quantiles: Sequence[Sequence[float]],
+    negative: Sequence[float],
+    *,
+    dark: bool = False,
+) -> Path:
+    """Merging coefficients by round (Feddle, Figure 6): median, quartiles and range; below, the share of negative ones.
+
+    Args:
+        quantiles: (R, 5) of each round: minimum, lower quartile, median, upper quartile, maximum.
+        negative: (R,) shares, 0-1.
+    """
+    figure = Figure(figsize=(4.8, 3.9), layout="constrained", facecolor=PAGE[dark])
+    upper, lower = _bare(figure, (2, 1, 1), dark), _bare(figure, (2, 1, 2), dark)
+    least, first, median, third, most = np.asarray(quantiles, dtype=float).T
+    upper.fill_between(rounds, least, most, color=LINE[dark], alpha=0.18, linewidth=0, label="minimum to maximum")
+    upper.fill_between(rounds, first, third, color=LINE[dark], alpha=0.4, linewidth=0, label="quartiles")
+    upper.plot(rounds, median, color=LINE[dark], linewidth=1.4, label="median")
+    upper.axhline(0, color=INK[dark], linewidth=0.8)
+    upper.set(ylabel="coefficient")
+    lower.plot(rounds, 100 * np.asarray(negative), color=ORANGE, linewidth=1.4)
+    lower.set(xlabel="round", ylabel="negative (%)", ylim=(0, 100))
+    lower.sharex(upper)
+    lower.xaxis.set_major_locator(_whole_numbers())
+    _legend(figure)
+    return _save(figure, path)
+
+
+def plot_bands(path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: str, dark: bool = False) -> Path:
+    """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2)."""
+    figure, axes = _figure(4.8, 3.1, dark)
+    for number, (label, (x, middle, low, high)) in enumerate(curves.items()):
+        colour = PALETTE[number % len(PALETTE)]
+        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+        marker = MARKERS[number % len(MARKERS)]
+        axes.plot(x, middle, marker=marker, color=colour, markersize=3.5, linewidth=1.4, label=label)
+    if all(isinstance(place, int) for x, *_ in curves.values() for place in x):
+        axes.xaxis.set_major_locator(_whole_numbers())
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     _legend(figure)
     return _save(figure, path)
 

@@ -19,12 +19,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from llm_fed.checkpoint import write_file
+from llm_fed.config import EvalConfig
 from llm_fed.errors import RunError, UserError
-from llm_fed.eval import merges, plots
+from llm_fed.eval import atlas, merges, plots
+from llm_fed.files import write_file
 
 Line = dict[str, Any]
-KINDS = ("client", "round", "score", "event", "server", "merge")
+KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge")
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -39,9 +40,8 @@ def write_report(run_dir: str | Path) -> Path:
     lines, cut = _read_lines(run_dir / "metrics.jsonl")
     timing, _ = _read_lines(run_dir / "timing.jsonl")
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
-    scores = by_kind["score"]
-    tests = [line for line in scores if line["split"] == "test"]
-    shown = tests[-1] if tests else scores[-1] if scores else None
+    curve, final = _scores(by_kind["score"], facts.pop("during"))
+    shown = final or (curve[-1] if curve else None)
     name = run_dir.name
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -61,6 +61,7 @@ def write_report(run_dir: str | Path) -> Path:
             cut=cut,
             done=max((line["round"] for line in by_kind["round"]), default=0),
             shown=shown,
+            final=bool(final),
             clients=_client_rows(by_kind, shown),
             totals=_totals(by_kind["round"]),
             seconds=sum(line["seconds"] for line in timing),
@@ -68,7 +69,7 @@ def write_report(run_dir: str | Path) -> Path:
             events=_events(by_kind["event"]),
             parents=by_kind["merge"][0]["rounds"] if by_kind["merge"] else {},
             merges=merges.tabulate(_recipes(by_kind)) if by_kind["merge"] else [],
-            pictures=_pictures(by_kind),
+            pictures=_pictures(by_kind, curve, final),
         )
         write_file(path, html.encode())
     except OSError as error:
@@ -82,7 +83,8 @@ def _read_config(path: Path) -> tuple[Line, str]:
         text = path.read_text(encoding="utf-8")
         config: Any = OmegaConf.to_container(OmegaConf.create(text))
         names = {section: config[section]["name"] for section in ("method", "base", "task")}
-        return names | {key: config[key] for key in ("seed", "rounds")}, text
+        during = config.get("eval", {}).get("during", EvalConfig.during)
+        return names | {key: config[key] for key in ("seed", "rounds")} | {"during": during}, text
     except OSError as error:
         problem = f"config.yaml cannot be read ({error.strerror})"
         raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
@@ -105,12 +107,26 @@ def _read_lines(path: Path) -> tuple[list[Line], bool]:
     return lines, bool(last)
 
 
+def _scores(lines: list[Line], during: str) -> tuple[list[Line], Line | None]:
+    """The scores of the split that is scored `during` training, one per round, and the final test score."""
+    curve: dict[int, Line] = {}
+    final = None
+    for line in lines:
+        # the final score of a run that is tested during training is the second one of its round
+        if line["split"] == during and line["round"] not in curve:
+            curve[line["round"]] = line
+        elif line["split"] == "test":
+            final = line
+    return list(curve.values()), final
+
+
 def _client_rows(by_kind: dict[str, list[Line]], shown: Line | None) -> list[Line]:
-    """One row per client of the table: score, last loss, rounds, bytes, number of events."""
+    """One row per client of the table: score, last loss, rounds, bytes, numbers of drop-outs and of events."""
     work: dict[str, list[Line]] = {client: [] for client in (shown["clients"] if shown else ())}
     for line in by_kind["client"]:
         work.setdefault(line["client"], []).append(line)
     trouble = Counter(line.get("client") for line in by_kind["event"])
+    silent = Counter(line["client"] for line in by_kind["drop-out"])
     return [
         {
             "client": client,
@@ -120,6 +136,7 @@ def _client_rows(by_kind: dict[str, list[Line]], shown: Line | None) -> list[Lin
             "rounds": len(lines),
             "bytes_up": sum(line["bytes_up"] for line in lines),
             "bytes_down": sum(line["bytes_down"] for line in lines),
+            "drop_outs": silent[client],
             "events": trouble[client],
         }
         for client, lines in work.items()
@@ -128,8 +145,8 @@ def _client_rows(by_kind: dict[str, list[Line]], shown: Line | None) -> list[Lin
 
 def _totals(rounds: list[Line]) -> Line:
     """Sums over the rounds, and the mean share of padding."""
-    names = ("asked", "arrived", "refused", "failed", "bytes_up", "bytes_down")
-    sums: Line = {name: sum(line[name] for line in rounds) for name in names}
+    names = ("asked", "arrived", "refused", "failed", "dropped_out", "bytes_up", "bytes_down")
+    sums: Line = {name: sum(line.get(name, 0) for line in rounds) for name in names}
     return sums | {"padding": fmean(line["padding"] for line in rounds) if rounds else None}
 
 
@@ -164,23 +181,22 @@ def _recipes(by_kind: dict[str, list[Line]]) -> dict[str, Line]:
     return {line["client"]: line for line in by_kind["merge"]}
 
 
-def _pictures(by_kind: dict[str, list[Line]]) -> list[Line]:
+def _pictures(by_kind: dict[str, list[Line]], curve: list[Line], final: Line | None) -> list[Line]:
     """Title, alternative text and the data URIs (light and dark) of each picture for which there is data."""
     draws: list[tuple[str, str, Callable[..., Path]]] = []  # title, alternative text, function
-    rounds, scores = by_kind["round"], by_kind["score"]
-    curve = [line for line in scores if line["split"] == "validation"]
-    tests = [line for line in scores if line["split"] == "test"]
+    rounds, shown = by_kind["round"], final or (curve[-1] if curve else None)
     if curve:
-        test = (tests[-1]["round"], tests[-1]["mean"]) if tests else None
         draw = partial(
             plots.plot_scores,
             rounds=[line["round"] for line in curve],
             mean=[line["mean"] for line in curve],
             worst_half=[line["worst_half"] for line in curve],
             metric=curve[-1]["metric"],
-            test=test,
+            split=curve[-1]["split"],
+            test=(final["round"], final["mean"]) if final else None,
         )
-        draws.append(("Score by round", "validation score: mean and worst half of the clients", draw))
+        alt = f"{curve[-1]['split']} score: mean and worst half of the clients"
+        draws.append(("Score by round", alt, draw))
     if rounds:
         numbers = [line["round"] for line in rounds]
         losses: dict[str, tuple[list[int], list[float]]] = {}
@@ -200,11 +216,12 @@ def _pictures(by_kind: dict[str, list[Line]]) -> list[Line]:
         draw = partial(plots.plot_weights, clients=weights["clients"], values=weights["values"])
         alt = "heat map of merging weights: a row per client, a column per soup model"
         draws.append((f"Merging weights after round {weighted[-1]['round']}", alt, draw))
+    if found := atlas.spreads(by_kind["server"]):
+        alt = "median, quartiles and range of the merging coefficients by round, and the share of negative ones"
+        draws.append(("Merging coefficients by round", alt, partial(atlas.draw, found)))
     curves, chosen = merges.curves(_recipes(by_kind))
     if curves:
-        draw = partial(
-            plots.plot_mixing, curves=curves, chosen=chosen, metric=scores[-1]["metric"] if scores else "score"
-        )
+        draw = partial(plots.plot_mixing, curves=curves, chosen=chosen, metric=shown["metric"] if shown else "score")
         draws.append(
             ("Score by merging weight", "validation score of each client by the federated adapter's weight", draw)
         )

@@ -16,6 +16,7 @@ from llm_fed.configfile import from_dict
 from llm_fed.errors import RunError, UserError, require
 from llm_fed.eval.scores import Summary
 from llm_fed.experiment import Experiment, choose_device, prepare
+from llm_fed.export import read as read_personal
 from llm_fed.models.loading import load_base
 from llm_fed.run import saved_config
 from llm_fed.site import Site
@@ -41,8 +42,8 @@ def evaluate_run(folder: Path, *, split: str = "test", metric: str | None = None
     check(config)
     experiment = prepare(config, Reporter())
     states = {
-        id: adapters.read(folder / "adapters" / id, experiment.base, site.structure)[0]
-        for id, site in experiment.clients.items()
+        id: read_personal(folder / "adapters" / id, site.structure, experiment.base)
+        for id, site in experiment.scored.items()
     }
     return _score(experiment, states, split)
 

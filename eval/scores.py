@@ -22,6 +22,7 @@ METRICS = {
     "commonsense_accuracy": "commonsense_accuracy",
     "squad_f1": "squad",
     "squad_em": "squad",
+    "accuracy": "accuracy",
 }
 
 
@@ -65,8 +66,9 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
     Args:
         metrics: names in METRICS.
         predictions: one text per example. option_accuracy takes the log-likelihoods of the example's options,
-            or the text of the chosen option.
-        references: a tuple of right texts per example; with log-likelihoods, the index of the right option.
+            or the text of the chosen option; accuracy the index of a label.
+        references: a tuple of right texts per example; with log-likelihoods, the index of the right option; with
+            labels, the right one's.
 
     Raises:
         UserError: unknown metric, no example, or an example without a reference.

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from llm_fed.checkpoint import write_file
 from llm_fed.config import AdapterConfig
-from llm_fed.errors import RunError, UserError
+from llm_fed.errors import UserError
+from llm_fed.files import write_folder
 from llm_fed.lora import Lora, layout, targets
-from llm_fed.models.loading import Base
 from llm_fed.state import Layout, State
+
+if TYPE_CHECKING:
+    from llm_fed.models.images import ImageBase
+    from llm_fed.models.loading import Base
 
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
 GATE = "gate.safetensors"  # of several experts: routers and mixing rule; its metadata names the experts in order
 
 # The settings of an adapter that are understood here, and those that do not change what it computes. Whatever
 # else differs from PEFT's default is a feature that the bank does not have.
-_UNDERSTOOD = {"peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "fan_in_fan_out"}
+_UNDERSTOOD = {
+    "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "fan_in_fan_out", "modules_to_save",
+}  # fmt: skip
 _INERT = {"peft_version", "task_type", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision"}
 # Initialisations that leave the base's weights alone; the others (PiSSA, OLoRA, LoftQ, ...) change them.
 _INITIALISATIONS = (True, False, "gaussian", "orthogonal")
@@ -41,12 +44,11 @@ class AdapterWarning(UserWarning):
     """An adapter that fits the base names another one."""
 
 
-def write(folder: Path, state: State, structure: Lora, base: Base, card: str) -> None:
+def write(folder: Path, state: State, structure: Lora, base: Base | ImageBase, card: str) -> None:
     """Write one adapter as a folder that `peft.PeftModel.from_pretrained(model, folder)` loads.
 
     Several experts become one such folder each, `folder/<expert>`, beside a gate.safetensors with what weighs them;
-    `llm_fed.load_client` loads the whole. The folder appears complete or not at all. One that exists is replaced when
-    the new one is complete, and only if it holds nothing but an adapter.
+    `llm_fed.load_client` loads the whole. The folder appears complete or not at all, see `files.write_folder`.
 
     Args:
         state: the entries of `bank.layout(base.model, structure)`; their dtype is kept.
@@ -57,28 +59,10 @@ def write(folder: Path, state: State, structure: Lora, base: Base, card: str) ->
         RunError: the disk is full, or the folder cannot be written.
     """
     files = {**_files(state, structure, base), CARD: card.encode()}
-    folder, expected = Path(folder), {Path(name).parts[0] for name in files}
-    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= expected):
-        raise UserError(f"{folder} holds something else than an adapter and is not replaced; give another folder")
-    partial, replaced = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "replaced"))
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for name, data in files.items():
-            (partial / name).parent.mkdir(exist_ok=True)
-            write_file(partial / name, data)
-        if folder.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            os.replace(folder, replaced)
-        os.replace(partial, folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:
-        raise RunError(f"cannot write the adapter {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    write_folder(Path(folder), files, "an adapter")
 
 
-def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State, Lora]:
+def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) -> tuple[State, Lora]:
     """Read a PEFT LoRA folder, whoever wrote it, or a folder of several experts as `write` makes it: its state (at
     least float32) and its structure.
 
@@ -96,6 +80,8 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     if (folder / GATE).is_file() or (structure and not structure.plain):
         return _read_experts(folder, base, structure)
     found, name = _read_config(folder)
+    if found.whole and not (structure and structure.whole):
+        raise UserError(f"the adapter {folder} is no plain LoRA: modules_to_save={list(found.whole)} is not supported")
     if structure and not (found.rank == structure.rank and math.isclose(found.scaling, structure.scaling)):
         raise UserError(
             f"the adapter {folder} has rank {found.rank} and alpha {found.alpha:g}, where adapter.rank="
@@ -117,20 +103,20 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     return state, found
 
 
-def _files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
+def _files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, bytes]:
     """What an adapter's folder holds beside its card, by path in the folder."""
     if not structure.plain:
         return _expert_files(state, structure, base)
-    chosen, modules = structure.target_modules, targets(base.model, structure).values()
-    alpha = structure.alpha
+    modules, alpha = targets(base.model, structure).values(), structure.alpha
     settings = _peft_settings(
-        task_type="CAUSAL_LM",
+        task_type=None if structure.whole else "CAUSAL_LM",
         base_model_name_or_path=base.name,
         r=structure.rank,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
         lora_dropout=structure.dropout,
-        target_modules=chosen if isinstance(chosen, str) else list(chosen),
+        target_modules=_chosen(base.model, structure),
         fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules),
+        modules_to_save=list(structure.whole) or None,
         inference_mode=True,
     )
     tensors = {_peft_name(name): tensor.cpu().contiguous() for name, tensor in state.tensors().items()}
@@ -141,7 +127,7 @@ def _files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
     }
 
 
-def _expert_files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
+def _expert_files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, bytes]:
     files, gate = {}, {name: state[name] for name in state if name.endswith(".router")}
     for expert in structure.experts:
         own = state.select(re.escape(f".{expert}.lora_")).renamed(f".{expert}.lora_", ".lora_")
@@ -152,7 +138,7 @@ def _expert_files(state: State, structure: Lora, base: Base) -> dict[str, bytes]
     return {**files, GATE: save(tensors, metadata=metadata)}
 
 
-def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[State, Lora]:
+def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) -> tuple[State, Lora]:
     path = folder / GATE
     try:
         with safe_open(path, "pt") as file:
@@ -183,8 +169,41 @@ def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[Sta
     return State.of({name: entries[name] for name in expected.names}, tensors), whole
 
 
+def inject(model: nn.Module, structure: Lora) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """PEFT's own layers put into `model` (changed in place), and their parameters by entry of a state.
+
+    For models whose adapters train one client after another; a cohort around one base trains in an `AdapterBank`.
+    """
+    import peft  # here, because the import takes seconds and most commands need no adapter folder
+
+    expected = layout(model, structure)
+    config = peft.LoraConfig(
+        r=structure.rank,
+        lora_alpha=structure.alpha,  # type: ignore[arg-type]  # fractions work, too
+        lora_dropout=structure.dropout,
+        target_modules=_chosen(model, structure),
+        modules_to_save=list(structure.whole) or None,
+    )
+    wrapped = peft.get_peft_model(model, config)  # type: ignore[arg-type]
+    injected = wrapped.get_base_model()
+    found = {
+        name.replace(".modules_to_save.default", "").removesuffix(".default.weight"): parameter
+        for name, parameter in injected.named_parameters()
+        if parameter.requires_grad
+    }
+    return injected, {name: found[name] for name in expected.names}
+
+
+def _chosen(model: nn.Module, structure: Lora) -> str | list[str]:
+    """How PEFT is told the target modules; its `all-linear` would include a head that is trained whole."""
+    chosen = structure.target_modules
+    if not isinstance(chosen, str):
+        return list(chosen)
+    return "|".join(map(re.escape, targets(model, structure))) if structure.whole else chosen
+
+
 def _peft_name(entry: str) -> str:
-    return f"base_model.model.{entry}.weight"
+    return f"base_model.model.{entry}.weight" if entry.endswith((".lora_A", ".lora_B")) else f"base_model.model.{entry}"
 
 
 def _peft_settings(**settings: Any) -> dict[str, Any]:
@@ -210,7 +229,8 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
                 alpha=values["lora_alpha"] * (math.sqrt(values["r"]) if values.get("use_rslora") else 1),
                 dropout=values["lora_dropout"],
                 target_modules=chosen if isinstance(chosen, str) else tuple(chosen or ()),
-            )
+            ),
+            whole=tuple(values.get("modules_to_save") or ()),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, UserError) as error:
         raise UserError(f"{path} is no configuration of a LoRA adapter: {error!r}") from error

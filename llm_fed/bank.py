@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from llm_fed.errors import UserError
 from llm_fed.lora import Lora, layout, pair, router, sizes, targets
 from llm_fed.state import State
 
@@ -53,6 +54,8 @@ class AdapterBank:
         dtype: torch.dtype = torch.float32,
         train: str = r".*",
     ):
+        if structure.whole:
+            raise UserError(f"{', '.join(structure.whole)} cannot be trained beside a cohort's adapters")
         freeze(model)
         self.model, self.structure = model, structure
         self.targets, self.layout = targets(model, structure), layout(model, structure)

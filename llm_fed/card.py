@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -14,9 +15,42 @@ from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained({base!r})
 model = PeftModel.from_pretrained(model, "path/to/this/folder")"""
+_LOAD_IMAGE_ADAPTER = """from peft import PeftModel
+from transformers import AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained({base!r}, num_labels={labels}, ignore_mismatched_sizes=True)
+model = PeftModel.from_pretrained(model, "path/to/this/folder")"""
+_LOAD_IMAGE_MODEL = """from transformers import AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained("path/to/this/folder")"""
+_LOAD_BUILT = """from safetensors.torch import load_file
+
+from llm_fed.models.images import ARCHITECTURES
+
+model = ARCHITECTURES[{base!r}]({labels})
+model.load_state_dict(load_file("path/to/this/folder/model.safetensors"))"""
 _LOAD_EXPERTS = """from llm_fed import load_client
 
 print(load_client("path/to/this/folder", {base!r}).generate(["a prompt"]))"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a personal model is, in a card's words."""
+
+    words: str
+    loads: str  # an example in Python
+    library: str
+    task: str  # the Hub's name of what it does
+
+
+KINDS = {
+    "adapter": Kind("A personal LoRA adapter", _LOAD, "peft", "text-generation"),
+    "experts": Kind("Personal LoRA experts, a folder each, with their gate,", _LOAD_EXPERTS, "peft", "text-generation"),
+    "image adapter": Kind("A personal LoRA adapter", _LOAD_IMAGE_ADAPTER, "peft", "image-classification"),
+    "image model": Kind("A personal model", _LOAD_IMAGE_MODEL, "transformers", "image-classification"),
+    "built image model": Kind("A personal model", _LOAD_BUILT, "llm_fed", "image-classification"),
+}
 
 
 def model_card(
@@ -28,7 +62,8 @@ def model_card(
     metrics: Mapping[str, float],
     config: str,
     recipe: Mapping[str, Any] | None = None,
-    plain: bool = True,
+    kind: str = "adapter",
+    labels: int = 0,
 ) -> str:
     """The text of an adapter's README.md, with the front matter that the Hub reads, without a licence field.
 
@@ -40,21 +75,23 @@ def model_card(
         metrics: scores by name, 0-100.
         config: the run's resolved configuration, YAML.
         recipe: what a merge found out (`Method.recipe`).
-        plain: one LoRA adapter; otherwise several experts, a PEFT folder each, and what weighs them.
+        kind: a name in KINDS.
+        labels: of an image model, how many it tells apart.
     """
+    shown = KINDS[kind]
     settings = _public(yaml.safe_load(config))
     task, base_shown = settings["task"], _public(base)
     dataset = task["path"] if "/" in (task["path"] or "") else task["name"]  # a Hub id, or the task's own name
     loads = f"path/to/{base_shown}" if _is_local(base) else base
     data = ModelCardData(
         base_model=None if _is_local(base) else base,
-        library_name="peft",
-        pipeline_tag="text-generation",
-        tags=["llm_fed", "lora", "federated-learning"],
+        library_name=shown.library,
+        pipeline_tag=shown.task,
+        tags=["llm_fed", *(["lora"] if shown.library == "peft" else []), "federated-learning"],
         model_name=f"{method}-{client}" if metrics else None,
         eval_results=[
             EvalResult(
-                task_type="text-generation", dataset_type=dataset, dataset_name=f"{task['name']}, client {client}",
+                task_type=shown.task, dataset_type=dataset, dataset_name=f"{task['name']}, client {client}",
                 dataset_split="test", metric_type=name, metric_value=round(value, 2),
             )
             for name, value in metrics.items()
@@ -66,13 +103,13 @@ def model_card(
 {data.to_yaml()}
 ---
 
-# Adapter of client {client}
+# {"Adapter" if shown.library == "peft" else "Model"} of client {client}
 
-{"A personal LoRA adapter" if plain else "Personal LoRA experts, a folder each, with their gate,"} of `{base_shown}`, \
+{shown.words} of `{base_shown}`, \
 trained by llm_fed with the method `{method}` ({paper}).
 
 ```python
-{(_LOAD if plain else _LOAD_EXPERTS).format(base=loads)}
+{shown.loads.format(base=loads, labels=labels)}
 ```
 
 ## Scores of this client

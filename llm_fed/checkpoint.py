@@ -1,53 +1,35 @@
 """Checkpoints: a round's complete state on disk, written so that a crash at any moment leaves the previous one whole.
 
 `checkpoints/round-0007/` holds `state.safetensors` (a packed message) and `manifest.json` (its checksum and the rows it
-refers to). What is one row per client lies once in `checkpoints/rows/<sha256>.safetensors`, shared by all checkpoints.
+refers to). What is one row per client lies once in `checkpoints/rows/<sha256>.safetensors`, shared by all checkpoints
+and by the run itself, which keeps there what exceeds its RAM (`rows.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llm_fed.errors import RunError
+from llm_fed.files import sync_folder, write_file
+from llm_fed.rows import Memory, Row, RowStore
 from llm_fed.wire import WireError, pack, unpack
 
 _NAME = re.compile(r"round-(\d+)")
+Rows = Mapping[str, Row | Mapping[str, Row]]  # a row, or the rows of one owner by key
 
 
 class CheckpointWarning(UserWarning):
     """A checkpoint was damaged and an older one is used."""
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write `data` so that `path` holds either all of it or what it held before, whatever happens meanwhile."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @dataclass(frozen=True)
@@ -56,26 +38,42 @@ class Saved:
 
     round: int
     state: Any  # the message given to `save`
-    rows: dict[str, Any]  # the rows given to `save`
+    rows: Rows  # the rows given to `save`
+    store: RowStore
+
+    def memory(self, owner: str) -> Memory:
+        """What the owner of these rows remembered; nothing where there are none."""
+        held = self.rows.get(owner, {})
+        if not isinstance(held, Row):
+            return Memory(self.store, held)
+        memory = Memory(self.store)  # checkpoints of older versions hold a client's whole memory as one row
+        memory.update(held.message())
+        return memory
 
 
 class Checkpoints:
-    """The checkpoints of one run folder; there is one writer (the run holds a lock)."""
+    """The checkpoints of one run folder; there is one writer (the run holds a lock).
 
-    def __init__(self, folder: Path):
-        self.folder, self._rows = folder, folder / "rows"
-        self._rows.mkdir(parents=True, exist_ok=True)
-        for leftover in [*folder.glob(".*.partial"), *self._rows.glob(".*.partial")]:
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    Args:
+        limit: of the row store's RAM, in bytes.
+
+    Attributes:
+        store: the run's rows.
+    """
+
+    def __init__(self, folder: Path, limit: float = math.inf):
+        self.folder, self.store = folder, RowStore(folder / "rows", limit)
+        for leftover in folder.glob(".*.partial"):
+            shutil.rmtree(leftover)
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, oldest first."""
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
-    def save(self, round: int, state: Any, rows: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of `round`: `state` and `rows` are messages (`wire.pack`), rows of equal content
-        stored once.
+    def save(self, round: int, state: Any, rows: Rows) -> Path:
+        """Write the checkpoint of `round`: the message `state` (`wire.pack`), and those of the `rows` that have no file
+        yet.
 
         Raises:
             RunError: the disk is full or cannot be written; nothing half-written stays, earlier checkpoints are
@@ -84,16 +82,17 @@ class Checkpoints:
         final = self._path(round)
         partial = self.folder / f".{final.name}.partial"
         try:
-            manifest = {"round": round, "rows": {key: self._store(row) for key, row in rows.items()}}
+            manifest = {"round": round, "rows": {key: _files(row) for key, row in rows.items()}}
+            sync_folder(self.store.folder)
             data = pack(state)
             manifest["sha256"] = hashlib.sha256(data).hexdigest()
             partial.mkdir()
             write_file(partial / "state.safetensors", data)
-            write_file(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
+            write_file(partial / "manifest.json", json.dumps(manifest).encode())
             if final.exists():
                 shutil.rmtree(final)
             os.replace(partial, final)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             raise RunError(
                 f"cannot write the checkpoint of round {round} to {final}: {error.strerror or error}. "
@@ -115,7 +114,8 @@ class Checkpoints:
             data = (folder / "state.safetensors").read_bytes()
             if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
                 raise WireError("state.safetensors does not have the checksum of its manifest")
-            return Saved(round, unpack(data), {key: self._fetch(name) for key, name in manifest["rows"].items()})
+            rows = {key: self._rows(names) for key, names in manifest["rows"].items()}
+            return Saved(round, unpack(data), rows, self.store)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise WireError(f"{folder} is damaged: {error}") from error
 
@@ -143,32 +143,26 @@ class Checkpoints:
                 doomed = self.folder / f".{self._path(round).name}.partial"
                 os.replace(self._path(round), doomed)
                 shutil.rmtree(doomed)
-        used: set[str] = set()
-        for round in self.rounds():
-            used |= _rows_of(self._path(round))
-        for path in self._rows.iterdir():
-            if path.name not in used:
-                path.unlink()
+        self.store.prune({name for round in self.rounds() for name in _names_in(self._path(round))})
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:04d}"
 
-    def _store(self, row: Any) -> str:
-        data = pack(row)
-        name = f"{hashlib.sha256(data).hexdigest()}.safetensors"
-        if not (self._rows / name).exists():
-            write_file(self._rows / name, data)
-        return name
-
-    def _fetch(self, name: str) -> Any:
-        data = (self._rows / name).read_bytes()
-        if f"{hashlib.sha256(data).hexdigest()}.safetensors" != name:
-            raise WireError(f"row {name} does not have the content that its name says")
-        return unpack(data)
+    def _rows(self, names: str | dict[str, str]) -> Row | dict[str, Row]:
+        if isinstance(names, str):
+            return self.store.saved(names)
+        return {key: self.store.saved(name) for key, name in names.items()}
 
 
-def _rows_of(folder: Path) -> set[str]:
+def _files(row: Row | Mapping[str, Row]) -> str | dict[str, str]:
+    return row.file() if isinstance(row, Row) else {key: item.file() for key, item in row.items()}
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    """The rows that a checkpoint refers to; none where it is damaged."""
     try:
-        return set(json.loads((folder / "manifest.json").read_bytes())["rows"].values())
+        manifest = json.loads((folder / "manifest.json").read_bytes())["rows"]
     except (OSError, ValueError, KeyError):
-        return set()
+        return
+    for names in manifest.values():
+        yield from [names] if isinstance(names, str) else names.values()

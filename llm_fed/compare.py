@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from llm_fed import experiment
-from llm_fed.checkpoint import write_file
+from llm_fed import experiment, parties, tasks
 from llm_fed.config import BaseConfig, Config
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Parameters, count_parameters
 from llm_fed.eval.plots import Point, plot_tradeoff
 from llm_fed.eval.tables import Row, Table, to_text
-from llm_fed.lora import Lora, layout
-from llm_fed.models.loading import Base, load_base
+from llm_fed.files import write_file
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
 from llm_fed.plan import Job, Plan, in_row, read_section
+from llm_fed.structure import structure_of
 from llm_fed.tracking import Reporter
 
 
@@ -83,7 +85,7 @@ def _empty_table(plan: Plan, bases: _Bases) -> Table:
         built = experiment.prepare(job.config, Reporter(Console(quiet=True)), base=bases.of(job.config))
         metrics[label] = built.metric
         needs = [count(need, label) for need in job.needs.values()]
-        return count_parameters(built.method, built.server, built.clients, built.base.model, needs)
+        return count_parameters(built.method, built.server, built.clients, built.base.layout, needs)
 
     rows = []
     for label, words in plan.rows.items():
@@ -93,8 +95,7 @@ def _empty_table(plan: Plan, bases: _Bases) -> Table:
     if len(set(metrics.values())) > 1:
         scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())
         raise UserError(f"rows of one table need one metric, but they are scored {scored}; give eval.metric")
-    assert plan.file.adapter is not None  # checked with the configuration
-    adapter = layout(bases.of(plan.file).model, Lora.from_config(plan.file.adapter)).size
+    adapter = bases.of(plan.file).layout(structure_of(plan.file.adapter)).size
     table = Table(metrics[rows[0].label], plan.seeds, adapter, rows)
     if any(job.needs for job in plan.cells.values()):
         table.notes.append(
@@ -121,14 +122,16 @@ class _Bases:
     """Loads bases as they are asked for, one in memory at a time."""
 
     def __init__(self) -> None:
-        self._key: tuple[BaseConfig, str] | None = None
-        self._base: Base | None = None
+        self._key: tuple[BaseConfig, str, str] | None = None
+        self._base: Any = None
 
-    def of(self, config: Config) -> Base:
-        if self._base is None or (config.base, config.device) != self._key:
+    def of(self, config: Config) -> Base | ImageBase:
+        key = config.base, config.device, config.task.name
+        if key != self._key:
             self._base = None
-            self._base = load_base(config.base, experiment.choose_device(config.device))
-            self._key = config.base, config.device
+            task = tasks.load(config.task, config.seed)
+            self._base = parties.load(config, task, experiment.choose_device(config.device))
+            self._key = key
         return self._base
 
 

@@ -12,9 +12,9 @@ from llm_fed.errors import require as known
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """The frozen base model."""
+    """The model that everything starts from; under adapters it is frozen."""
 
-    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder
+    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder; of images also cnn
     dtype: str = "bfloat16"  # float32 | bfloat16 | float16: the base's weights and the autocast of training
     quantization: str | None = None  # nf4 | int8 (bitsandbytes)
     activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
@@ -23,7 +23,7 @@ class BaseConfig:
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The LoRA adapter that clients train (Hu et al. 2022)."""
+    """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
 
     rank: int = 8
     alpha: float = 16  # the adapter's output is scaled by alpha / rank
@@ -58,19 +58,34 @@ class PartitionConfig:
 
 
 @dataclass(frozen=True)
+class ServerConfig:
+    """The server's own examples; by default it has none."""
+
+    examples: int | None = 0  # taken at random from the task's test split, or from the training split of `name`
+    each: bool = False  # `examples` of each natural client (task, language, folder) instead of in total
+    name: str | None = None  # another task: out-of-domain data; `examples` may then be null for all
+    path: str | None = None  # where that task lies
+    test: bool = False  # the rest of the test split stays at the server, where one model for all is tested
+
+
+@dataclass(frozen=True)
 class TaskConfig:
-    """Whose examples, and how they become text."""
+    """Whose examples, and how they become text or inputs of an image model."""
 
     name: str = "flan"
     path: str | None = None  # a folder with one folder per client, one file with a client column, or a Hub data set id
     groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
     clients: int | None = None  # keep only the first so many clients, after `groups` and `partition`
+    sample_clients: bool = False  # keep `clients` drawn at random instead of the first
     max_length: int = 512  # in tokens, prompt and response together; longer examples are skipped and counted
     template: str = "alpaca-short"  # alpaca | alpaca-short | plain | chat
     loss_on: str = "response"  # response | all: which tokens count in the loss
     validation: float = 0.1  # share of each client's training examples held out, where the data has no validation split
+    image_size: int | None = None  # images: height and width in pixels; null: as the data has them, all of one size
+    noise: float = 0.0  # images: share of the clients' training labels replaced by a class drawn at random
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
 
 
 @dataclass(frozen=True)
@@ -102,11 +117,14 @@ class EvalConfig:
 
     every: int = 10  # rounds between validation scores; the last round is always scored; 0: only the last
     # rouge1 | rouge2 | rougeL | exact_match | option_accuracy | commonsense_accuracy | squad_f1 | squad_em
-    metric: str | None = "rouge1"  # null: the task's own
+    # accuracy (of image tasks)
+    metric: str | None = None  # null: the task's own
     limit: int | None = None  # at most this many examples per client and split
     batch_size: int = 32  # rows per generation batch, of any clients
     max_new_tokens: int = 128
-    select: str = "best"  # best: test the round with the best validation score | last
+    select: str = "best"  # best: test the round with the best score during training | last
+    during: str = "validation"  # validation | test: the split that is scored during training
+    of_last: int | None = None  # best: only of so many last scores; null: of all
 
 
 @dataclass(frozen=True)
@@ -116,6 +134,7 @@ class CheckpointConfig:
     every: int = 1  # rounds
     keep: int = 2  # newest checkpoints kept; the best round is kept too
     keep_rounds: tuple[int, ...] = ()  # rounds kept for ever
+    memory_limit: float = 4.0  # GiB of RAM for what is kept of single clients; the rest lies in the run folder
 
 
 @dataclass(frozen=True)
@@ -134,6 +153,9 @@ class Config:
     rounds: int = 50
     participation: float = 1.0  # share of the clients asked each round, of those that are not at work
     clients_per_pass: int | str = "auto"  # how many clients are trained in one fused pass; 1: one after another
+    # Uploads whose norm is over so many times the median of those that arrive in the round are refused; null: only
+    # those with NaN or infinite values.
+    norm_bound: float | None = 10.0
     device: str = "auto"  # auto | cpu | cuda
     base: BaseConfig = field(default_factory=BaseConfig)
     adapter: AdapterConfig | None = field(default_factory=AdapterConfig)
@@ -172,18 +194,28 @@ def check(config: Config) -> None:
     require(
         per_pass == "auto" or (isinstance(per_pass, int) and per_pass >= 1), "clients_per_pass", "auto or at least 1"
     )
+    require(config.norm_bound is None or config.norm_bound > 1, "norm_bound", "above 1, or null")
     one_of("device", "auto", "cpu", "cuda")
     one_of("base.dtype", "float32", "bfloat16", "float16")
     one_of("base.quantization", None, "nf4", "int8")
-    if config.adapter is None:
-        raise UserError(
-            "adapter is null: full models are not supported yet; give adapter.rank and adapter.target_modules"
-        )
-    require(config.adapter.rank >= 1, "adapter.rank", "at least 1")
-    require(config.adapter.alpha > 0, "adapter.alpha", "above 0")
-    require(0 <= config.adapter.dropout < 1, "adapter.dropout", "at least 0 and below 1")
-    require(len(config.adapter.target_modules) > 0, "adapter.target_modules", "at least one module name")
+    if config.adapter is not None:
+        require(config.adapter.rank >= 1, "adapter.rank", "at least 1")
+        require(config.adapter.alpha > 0, "adapter.alpha", "above 0")
+        require(0 <= config.adapter.dropout < 1, "adapter.dropout", "at least 0 and below 1")
+        require(len(config.adapter.target_modules) > 0, "adapter.target_modules", "at least one module name")
     require(config.task.clients is None or config.task.clients >= 1, "task.clients", "at least 1, or null for all")
+    require(config.task.clients is not None or not config.task.sample_clients, "task.clients",
+            "a number with task.sample_clients")  # fmt: skip
+    require(config.task.image_size is None or config.task.image_size >= 1, "task.image_size", "at least 1, or null")
+    require(0 <= config.task.noise <= 1, "task.noise", "at least 0 and at most 1")
+    server = config.task.server
+    require(server.examples is None or server.examples >= 0, "task.server.examples", "at least 0, or null")
+    if server.name is None:
+        require(server.examples is not None, "task.server.examples", "a number, unless task.server.name is given")
+        require(server.path is None, "task.server.path", "null, unless task.server.name is given")
+    else:
+        require(server.examples != 0, "task.server.examples", "at least 1 with task.server.name, or null for all")
+        require(not server.each, "task.server.each", "false with task.server.name")
     require(config.task.max_length >= 2, "task.max_length", "at least 2 tokens")
     require(0 <= config.task.validation < 1, "task.validation", "at least 0 and below 1")
     one_of("task.template", "alpaca", "alpaca-short", "plain", "chat")
@@ -206,6 +238,9 @@ def check(config: Config) -> None:
     require(config.eval.batch_size >= 1, "eval.batch_size", "at least 1")
     require(config.eval.max_new_tokens >= 1, "eval.max_new_tokens", "at least 1")
     one_of("eval.select", "best", "last")
+    one_of("eval.during", "validation", "test")
+    require(config.eval.of_last is None or config.eval.of_last >= 1, "eval.of_last", "at least 1, or null")
     require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")
     require(config.checkpoint.keep >= 1, "checkpoint.keep", "at least 1")
+    require(config.checkpoint.memory_limit >= 0, "checkpoint.memory_limit", "at least 0")
     require("name" in config.method, "method", "a mapping with the method's name")

@@ -22,6 +22,7 @@ from llm_fed.config import (
     EvalConfig,
     LocalConfig,
     PartitionConfig,
+    ServerConfig,
     TaskConfig,
     TrackConfig,
     check,
@@ -198,7 +199,7 @@ def _build(kind: type[Section], tree: Any, where: str) -> Section:
 _SECTIONS: dict[str, type] = {
     section.__name__: section
     for section in (
-        BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, TaskConfig, LocalConfig, DelayConfig,
+        BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, ServerConfig, TaskConfig, LocalConfig, DelayConfig,
         EvalConfig, CheckpointConfig,
         TrackConfig,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
@@ -37,3 +38,15 @@ def did_you_mean(name: str, valid: Collection[str]) -> str:
     """ " (the closest is 'x')" for a mistyped name; nothing where no name is valid."""
     close = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0)
     return f" (the closest is {close[0]!r})" if close else ""
+
+
+def at_least(key: str, value: float, least: float) -> None:
+    """Refuse a value of `key` below `least`."""
+    if not value >= least:
+        raise UserError(f"{key} is {value}; it must be at least {least}")
+
+
+def above_zero(key: str, value: float) -> None:
+    """Refuse a value of `key` that is not a positive, finite number."""
+    if not 0 < value < math.inf:
+        raise UserError(f"{key} is {value}; it must be above 0 and finite")

@@ -8,7 +8,6 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,25 @@ import torch
 from accelerate import PartialState
 from transformers.utils import logging as transformers_logging
 
-from llm_fed import adapters, methods, tasks
+from llm_fed import export, methods, parties, tasks
 from llm_fed.card import model_card
 from llm_fed.config import Config
-from llm_fed.encoding import Encoder
 from llm_fed.errors import ClientError, RunError, UserError, require
-from llm_fed.eval.clients import Personal, check_options, evaluate
+from llm_fed.eval.clients import Personal, evaluate
 from llm_fed.eval.report import write_report
 from llm_fed.eval.scores import METRICS, Summary
-from llm_fed.federation import Progress, federate, finish, restore
-from llm_fed.lora import Lora, draw
+from llm_fed.federation import Progress, federate, finish, messages_for, restore
+from llm_fed.language import LanguageEngine
 from llm_fed.method import Method
-from llm_fed.models.loading import Base, load_base
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
 from llm_fed.needed import check_rounds, needed_config, states_of_run
 from llm_fed.run import Run
-from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
+from llm_fed.runtime.local import Engine, LocalRuntime, choose_clients_per_pass
 from llm_fed.schedule import Delayed, Schedule
 from llm_fed.site import Site
 from llm_fed.tracking import Reporter, check_trackers
+from llm_fed.vision import VisionEngine
 from llm_fed.wire import Message, WireError
 
 
@@ -42,7 +42,7 @@ class Experiment:
     """Everything that a run needs, in memory."""
 
     config: Config
-    base: Base
+    base: Base | ImageBase
     metric: str
     method: Method
     clients: dict[str, Site]
@@ -50,14 +50,19 @@ class Experiment:
     schedule: Schedule
     runtime: LocalRuntime
 
+    @property
+    def scored(self) -> dict[str, Site]:
+        """Who is scored: every client, or the server alone where it holds the test examples."""
+        return parties.scored(self.clients, self.server)
+
     def evaluate(self, messages: Mapping[str, Message], split: str) -> Summary | None:
-        """Every client's score under the personal model that the method makes of what the client is sent."""
+        """The score of everybody who is scored, under the model that the method makes of what this one is sent."""
         return self.score(lambda site: self.method.personalize(site, messages[site.id]), split)
 
     def score(self, personal: Personal, split: str) -> Summary | None:
-        """Every client's score under the model that `personal` gives it."""
+        """The score of everybody who is scored, under the model that `personal` gives it."""
         limit = self.config.eval.limit
-        return evaluate(personal, self.clients, self.runtime, split=split, metric=self.metric, limit=limit)
+        return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit)
 
     def lr(self, round: int) -> float:
         """Linear from `local.lr` in the first round to `local.lr_end` in the last."""
@@ -66,7 +71,11 @@ class Experiment:
 
 
 def prepare(
-    config: Config, reporter: Reporter, *, base: Base | None = None, task: tasks.common.TaskData | None = None
+    config: Config,
+    reporter: Reporter,
+    *,
+    base: Base | ImageBase | None = None,
+    task: tasks.common.TaskData | None = None,
 ) -> Experiment:
     """Load and build everything, the cheap and fallible parts first.
 
@@ -82,41 +91,21 @@ def prepare(
     task = task or tasks.load(config.task, config.seed)
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
-    assert config.adapter is not None  # checked with the configuration
-    structure = Lora.from_config(config.adapter)
-    base = base or load_base(config.base, choose_device(config.device))
-    encoder = Encoder(base.tokenizer, config.task)
-
-    def site(id: str, data: tasks.common.ClientData | None) -> Site:
-        wrapped = method.wrap(structure, None)
-        site = Site(id, wrapped, config.local, config.seed, partial(draw, base.model, wrapped))
-        if data is None:
-            return site
-        site.train, site.metric = encoder.training(id, "training", data.train), metric
-        site.held_out = encoder.training(id, "validation", data.validation, required=False)
-        site.queries = {
-            "validation": encoder.queries(id, "validation", data.validation, config.eval.limit),
-            "test": encoder.queries(id, "test", data.test, config.eval.limit),
-        }
-        if metric == "option_accuracy":
-            check_options(site)
-        site.structure = method.wrap(structure, site)
-        site.draw = partial(draw, base.model, site.structure)
-        return site
-
-    clients = {id: site(id, data) for id, data in task.clients.items()}
-    if note := encoder.note():
-        reporter.note(note)
-    server = site("server", None)
-    server.clients = tuple(clients)
+    parties.check_kinds(config, task, method, metric)
+    base = base or parties.load(config, task, choose_device(config.device))
+    clients, server = parties.build(config, task, base, method, metric, reporter)
     delay = config.delay
     schedule = Delayed(
         tuple(clients), config.participation, config.seed, sigma=delay.sigma, per=delay.per, drop_out=delay.drop_out
     )
-    per_pass = choose_clients_per_pass(
-        config.clients_per_pass, schedule.cohort_size, server.initial(), base.model.device
-    )
-    runtime = LocalRuntime(base, config.local, config.eval, per_pass)
+    server.cohort = schedule.cohort_size
+    per_pass = choose_clients_per_pass(config.clients_per_pass, schedule.cohort_size, server.initial(), base.device)
+    engine: Engine
+    if isinstance(base, ImageBase):
+        engine = VisionEngine(base, config.local)
+    else:
+        engine = LanguageEngine(base, config.local, config.eval)
+    runtime = LocalRuntime(engine, per_pass)
     return Experiment(config, base, metric, method, clients, server, schedule, runtime)
 
 
@@ -127,7 +116,7 @@ def train(
     fresh: bool = False,
     reporter: Reporter | None = None,
     needed: Mapping[str, Path] | None = None,
-    base: Base | None = None,
+    base: Base | ImageBase | None = None,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end: adapters, test scores and report lie in `folder` afterwards.
 
@@ -158,7 +147,7 @@ def train(
             progress = federate(
                 experiment.method, experiment.clients, experiment.server, experiment.schedule, experiment.runtime, run,
                 experiment.evaluate,
-                rounds=config.rounds, lr=experiment.lr, on_resume=reporter.resumed,
+                rounds=config.rounds, lr=experiment.lr, scored=experiment.scored, on_resume=reporter.resumed,
             )  # fmt: skip
             return _conclude(experiment, run, progress, reporter)
 
@@ -206,7 +195,7 @@ def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Re
     config = experiment.config
     if config.eval.select == "best" and progress.best_round not in (0, progress.round):
         try:
-            progress = restore(run.checkpoints.load(progress.best_round), experiment.clients)
+            progress = restore(run.checkpoints.load(progress.best_round), experiment.clients, experiment.server)
         except WireError as error:
             raise RunError(
                 f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last"
@@ -216,6 +205,7 @@ def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Re
         experiment.method, experiment.clients, experiment.runtime, run, progress,
         round=config.rounds + 1, lr=config.local.lr,
     )  # fmt: skip
+    messages |= messages_for(experiment.method, progress.state, experiment.scored.keys() - messages.keys())
     return _deliver(experiment, run, messages, progress.round)
 
 
@@ -229,19 +219,20 @@ def _deliver(
     if summary:
         run.log(record)
     personal = experiment.runtime.run(
-        {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.clients.items()}
+        {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.scored.items()}
     )
     config_text = (run.folder / "config.yaml").read_text()
     for id, state in personal.items():
         if isinstance(state, Exception):
             raise state
+        site = experiment.scored[id]
         card = model_card(
             client=id, base=config.base.name, method=config.method["name"], paper=experiment.method.paper,
             metrics={experiment.metric: summary.clients[id]} if summary and id in summary.clients else {},
-            config=config_text, recipe=experiment.method.recipe(experiment.clients[id]),
-            plain=experiment.clients[id].structure.plain,
+            config=config_text, recipe=experiment.method.recipe(site),
+            kind=export.kind(site.structure, experiment.base), labels=site.num_labels,
         )  # fmt: skip
-        adapters.write(run.folder / "adapters" / id, state, experiment.clients[id].structure, experiment.base, card)
+        export.write(run.folder / "adapters" / id, state, site.structure, experiment.base, card)
     result = {"round": round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
     result |= facts
     run.mark()
@@ -269,7 +260,7 @@ def _same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> N
     now = {
         "clients_per_pass": experiment.runtime.clients_per_pass,
         "threads": torch.get_num_threads(),
-        "device": str(experiment.base.model.device),
+        "device": str(experiment.base.device),
         "torch": torch.__version__,
         "machine": platform.machine(),
     }

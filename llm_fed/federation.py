@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from llm_fed import inbox
 from llm_fed.checkpoint import Saved
-from llm_fed.errors import RunError, UserError
+from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.eval.scores import Summary
 from llm_fed.inbox import InFlight
 from llm_fed.method import Method, Upload
+from llm_fed.rows import Memory, Row
 from llm_fed.run import Run
 from llm_fed.schedule import Ask, Schedule
 from llm_fed.site import Site
@@ -54,13 +57,15 @@ def federate(
     *,
     rounds: int,
     lr: Callable[[int], float],
+    scored: Iterable[str] | None = None,
     on_resume: Callable[[int], None] = lambda round: None,
 ) -> Progress:
     """Run, or continue, a federation to its last round.
 
     Args:
-        evaluate: validation scores of all clients, called every `config.eval.every` rounds and after the last.
+        evaluate: the scores of `eval.during`'s split, called every `config.eval.every` rounds and after the last.
         lr: the learning rate of a round (1, 2, ...).
+        scored: who is scored; default: the clients.
         on_resume: called with the round that a continued run begins with.
 
     Returns:
@@ -89,15 +94,15 @@ def federate(
         run.log({"kind": "round", "round": round, "lr": lr(round), **record, "padding": round_(work.padding)})
         if report := method.report(progress.state):
             run.log({"kind": "server", "round": round, **report})
-        scored = round == rounds or (run.config.eval.every and round % run.config.eval.every == 0)
+        due = round == rounds or (run.config.eval.every and round % run.config.eval.every == 0)
         improved = False
-        if scored:
+        if due:
             with watch("evaluate"):
-                improved = _score(method, clients, run, progress, evaluate)
+                improved = _score(method, clients if scored is None else scored, run, progress, evaluate, rounds)
         settings = run.config.checkpoint
         if improved or round == rounds or round % settings.every == 0 or round in settings.keep_rounds:
             with watch("checkpoint"):
-                save(run, progress, clients)
+                save(run, progress, clients, server)
         run.log_timing({"round": round, **watch.record()})
     return progress
 
@@ -132,13 +137,17 @@ def messages_for(method: Method, state: Message, clients: Iterable[str]) -> dict
     return {client: unpack(sent) for client, sent in _broadcast(method, state, clients).items()}
 
 
-def save(run: Run, progress: Progress, clients: Mapping[str, Site]) -> None:
+def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site) -> None:
     """Write the checkpoint of `progress.round`, then delete those that are no longer kept."""
-    rows: dict[str, Any] = {f"memory/{name}": site.memory for name, site in clients.items() if site.memory}
+    rows: dict[str, Row | Mapping[str, Row]] = {}
+    for owner, site in _owners(clients, server):
+        assert isinstance(site.memory, Memory)  # since `_resume`
+        if site.memory:
+            rows[owner] = site.memory.rows
     flying = []
     for item in progress.in_flight:
         key = f"flight/{item.asked}/{item.client}"
-        rows[key] = unpack(item.content)
+        rows[key] = item.content
         flying.append([key, item.client, item.asked, item.arrival, item.num_examples, item.expected])
     state = {
         "state": progress.state,
@@ -155,15 +164,15 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site]) -> None:
     )
 
 
-def restore(saved: Saved, clients: Mapping[str, Site]) -> Progress:
-    """Put what a checkpoint holds back: the clients' memories, and the rest as it is returned."""
-    for name, site in clients.items():
-        site.memory = saved.rows.get(f"memory/{name}", {})
-    flying = [
-        InFlight(client, asked, arrival, examples, pack(saved.rows[key]), expected)
-        for key, client, asked, arrival, examples, expected in saved.state["in_flight"]
-    ]
-    held = saved.state
+def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = None) -> Progress:
+    """Put what a checkpoint holds back: the memories of the clients and the server, and the rest as it is returned."""
+    for owner, site in _owners(clients, server):
+        site.memory = saved.memory(owner)
+    held, flying = saved.state, []
+    for key, client, asked, arrival, examples, expected in held["in_flight"]:
+        content = saved.rows[key]
+        assert isinstance(content, Row)  # as `save` put it there
+        flying.append(InFlight(client, asked, arrival, examples, content, expected))
     return Progress(held["state"], saved.round, flying, held["best_round"], held["best_score"])
 
 
@@ -176,9 +185,18 @@ def _resume(run: Run, method: Method, clients: Mapping[str, Site], server: Site)
     saved = run.checkpoints.latest()
     if saved is None:
         run.rewind(0)
+        for _, site in _owners(clients, server):
+            site.memory = Memory(run.checkpoints.store)
         return Progress(method.init(server))
     run.rewind(saved.state["metrics"])
-    return restore(saved, clients)
+    return restore(saved, clients, server)
+
+
+def _owners(clients: Mapping[str, Site], server: Site | None) -> Iterator[tuple[str, Site]]:
+    """The sites whose memories a checkpoint holds, each with the key of its rows there."""
+    yield from ((f"memory/{name}", site) for name, site in clients.items())
+    if server is not None:
+        yield "server", server
 
 
 def _broadcast(method: Method, state: Message, clients: Iterable[str]) -> dict[str, bytes]:
@@ -207,10 +225,10 @@ def _ask(
 
 def _attempt(clients: Mapping[str, Site], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:
     """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked."""
-    before = {name: dict(clients[name].memory) for name in work}
+    before = {name: copy(clients[name].memory) for name in work}
     answers = runtime.run(work)
     for name, answer in answers.items():
-        if isinstance(answer, UserError):
+        if isinstance(answer, UserError | RunError):
             raise answer
         if isinstance(answer, Exception):
             clients[name].memory = before[name]
@@ -227,13 +245,14 @@ def _collect(
     answers: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Put the answers on their way, and log each client's line; who drops out was sent its message and did no work."""
-    up = down = failed = 0
+    up = down = failed = dropped = 0
     means = []
     for ask in asks:
         name = ask.client
         down += len(messages[name])
         if ask.delay is None:
-            _event(run, progress.round, name, "dropped out", "its answer never arrives")
+            dropped += 1
+            run.log({"kind": "drop-out", "round": progress.round, "client": name})
             continue
         answer, site = answers[name], clients[name]
         if isinstance(answer, Exception):
@@ -244,7 +263,14 @@ def _collect(
         up += len(content)
         expected = inbox.skeleton(method.upload_like(unpack(messages[name])))
         progress.in_flight.append(
-            InFlight(name, progress.round, progress.round + ask.delay, site.num_examples, content, expected)
+            InFlight(
+                name,
+                progress.round,
+                progress.round + ask.delay,
+                site.num_examples,
+                run.checkpoints.store.row(content),
+                expected,
+            )
         )
         record: dict[str, Any] = {"kind": "client", "round": progress.round, "client": name}
         if site.losses:
@@ -252,7 +278,7 @@ def _collect(
             record |= {"loss": means[-1], "steps": len(site.losses)}
         record |= {"examples": site.num_examples, "bytes_up": len(content), "bytes_down": len(messages[name])}
         run.log(record | {"staleness": ask.delay})
-    total = {"asked": len(messages), "failed": failed, "bytes_up": up, "bytes_down": down}
+    total = {"asked": len(messages), "failed": failed, "dropped_out": dropped, "bytes_up": up, "bytes_down": down}
     return total | ({"loss": round_(statistics.fmean(means))} if means else {})
 
 
@@ -263,8 +289,9 @@ def _arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Uplo
         key=lambda item: (item.arrival, item.client),
     )
     progress.in_flight = [item for item in progress.in_flight if item.arrival > progress.round]
-    contents = [unpack(item.content) for item in due]
-    flaws = inbox.flaws(contents, [item.expected for item in due], bounded=progress.round > inbox.FREE_ROUNDS)
+    contents = [item.content.message() for item in due]
+    bound = run.config.norm_bound if progress.round > inbox.FREE_ROUNDS else None
+    flaws = inbox.flaws(contents, [item.expected for item in due], bound)
     for item, flaw in zip(due, flaws, strict=True):
         if flaw:
             _event(run, progress.round, item.client, "refused upload", flaw)
@@ -277,13 +304,18 @@ def _arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Uplo
     return uploads
 
 
-def _score(method: Method, clients: Mapping[str, Site], run: Run, progress: Progress, evaluate: Evaluate) -> bool:
-    """Log the validation scores; whether they are the best so far."""
-    summary = evaluate(messages_for(method, progress.state, clients), "validation")
+def _score(
+    method: Method, scored: Iterable[str], run: Run, progress: Progress, evaluate: Evaluate, rounds: int
+) -> bool:
+    """Log the scores; whether they are the best so far of those among which the best is sought."""
+    settings = run.config.eval
+    summary = evaluate(messages_for(method, progress.state, scored), settings.during)
     if summary is None:
         return False
-    run.log({"kind": "score", "round": progress.round, "split": "validation", **summary.as_json()})
-    if summary.mean <= progress.best_score:
+    run.log({"kind": "score", "round": progress.round, "split": settings.during, **summary.as_json()})
+    to_come = math.ceil((rounds - progress.round) / settings.every) if settings.every else 0
+    too_early = settings.of_last is not None and to_come >= settings.of_last
+    if too_early or summary.mean <= progress.best_score:
         return False
     progress.best_round, progress.best_score = progress.round, summary.mean
     return True
@@ -292,6 +324,8 @@ def _score(method: Method, clients: Mapping[str, Site], run: Run, progress: Prog
 def _single(runtime: Runtime, site: Site, round: int, lr: float, work: Coroutine[Any, Any, Any]) -> Any:
     site.begin(round, lr)
     (outcome,) = runtime.run({site.id: work}).values()
+    if isinstance(outcome, ClientError):
+        raise RunError(f"round {round}: the server's own training failed: {outcome}") from outcome
     if isinstance(outcome, Exception):
         raise outcome
     return outcome

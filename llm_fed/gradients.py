@@ -22,7 +22,14 @@ from llm_fed.merge.moments import Evidence, Moments
 from llm_fed.packing import Example, MicroBatch, collate, num_targets, plan
 from llm_fed.rng import generator
 from llm_fed.state import State, stack
-from llm_fed.training import activation_checkpointing, budget_and_overhead, target_logits, within_memory
+from llm_fed.training import (
+    GradientOf,
+    activation_checkpointing,
+    budget_and_overhead,
+    target_logits,
+    token_losses,
+    within_memory,
+)
 
 # Row, gradient, the row that the layers read, its gradient, and the moments' float64 temporaries.
 _COPIES = 10
@@ -76,6 +83,43 @@ def per_example_gradients(
         return found
 
     return within_memory(run, budget or budget_and_overhead(model.device)[0])
+
+
+def mean_gradient(
+    model: PreTrainedModel,
+    structure: Lora,
+    asked: GradientOf,
+    *,
+    autocast: torch.dtype | None = None,
+    budget: int | None = None,
+) -> tuple[float, State]:
+    """The mean loss per target token of the examples, and its gradient with respect to the adapter; no dropout.
+
+    Raises:
+        ClientError: no target token.
+        RunError: the device's memory does not suffice for one example.
+    """
+    count = num_targets(asked.examples)
+    if not count:
+        raise ClientError("the gradient of a loss was asked for, but no example has a target token")
+    lengths = [len(example.input_ids) for example in asked.examples]
+    default, overhead = budget_and_overhead(model.device)
+
+    def run(budget: int) -> tuple[float, State]:
+        bank, total = AdapterBank(model, structure, 1, asked.state.row.dtype), 0.0
+        bank.load(0, asked.state)
+        adapted_head = model.get_output_embeddings() in bank.targets.values()
+        with activation_checkpointing(model):
+            for chosen in plan(lengths, budget, overhead):
+                batch = collate([asked.examples[i] for i in chosen])
+                with bank.attached(torch.zeros(len(chosen), dtype=torch.int64)):
+                    with torch.autocast(model.device.type, autocast, enabled=autocast is not None):
+                        loss = token_losses(model, batch, all_rows=adapted_head).sum() / count
+                    loss.backward()
+                total += float(loss.detach())
+        return total, State(bank.layout, bank.grads[0].to(asked.state.row.device))
+
+    return within_memory(run, budget or default)
 
 
 def evidence(

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llm_fed.rng import derive
+from llm_fed.rows import Row
 from llm_fed.state import State
 
 if TYPE_CHECKING:
     from llm_fed.method import Upload
     from llm_fed.site import Site
 
-# An upload whose norm is above this many times the median of those that arrive with it is refused, from the third
-# round on: before that the norms of fresh adapters' updates may differ by more.
-NORM_BOUND, FREE_ROUNDS = 10.0, 2
+FREE_ROUNDS = 2  # rounds in which norms are not compared: those of fresh adapters' updates may differ by more
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class InFlight:
     asked: int  # the round in which the client was asked
     arrival: int  # the round in which the server receives it
     num_examples: int
-    content: bytes  # packed
+    content: Row
     expected: Any  # `skeleton` of what the method says that the upload looks like
 
 
@@ -42,25 +41,26 @@ def by_arrival(server: Site, uploads: list[Upload]) -> list[Upload]:
     return sorted(uploads, key=lambda upload: derive(server.seed, "arrival", server.round, upload.client))
 
 
-def flaws(contents: list[Any], expected: list[Any], bounded: bool) -> list[str]:
+def flaws(contents: list[Any], expected: list[Any], bound: float | None) -> list[str]:
     """Per upload what is wrong with it, in words; empty where nothing is.
 
     Args:
         contents: the uploads' messages.
         expected: the skeleton that each should have.
-        bounded: whether norms are compared with the median of all.
+        bound: the largest norm, as a multiple of the median over those uploads given here that are otherwise without
+            flaw; None: norms are not compared. The median is that of one round's arrivals, late ones among them: an
+            upload that arrives alone is its own median and is never refused for its norm, and of two one is refused
+            only where `bound` is below 2.
     """
     found = [_flaw(skeleton(content), wanted, "upload") for content, wanted in zip(contents, expected, strict=True)]
     norms = [_norm(content) for content in contents]
     usual = [norm for norm, flaw in zip(norms, found, strict=True) if not flaw and math.isfinite(norm)]
-    limit = NORM_BOUND * statistics.median(usual) if bounded and usual else math.inf
+    median = statistics.median(usual) if usual else math.inf
     for k, norm in enumerate(norms):
         if not found[k] and not math.isfinite(norm):
             found[k] = "it holds NaN or infinite values, or its norm overflows"
-        elif not found[k] and norm > limit:
-            found[k] = (
-                f"its norm {norm:.3g} is over {NORM_BOUND:g} times the median {limit / NORM_BOUND:.3g} of this round"
-            )
+        elif not found[k] and bound is not None and norm > bound * median:
+            found[k] = f"its norm {norm:.3g} is over {bound:g} times the median {median:.3g} of this round (norm_bound)"
     return found
 
 
@@ -68,7 +68,8 @@ def skeleton(message: Any) -> Any:
     """Names, shapes and dtypes of a message without its values, as plain lists and dicts."""
     if isinstance(message, State):
         entries = {name: list(shape) for name, shape in message.layout.shape_of.items()}
-        return {"dtype": str(message.row.dtype), "entries": entries}
+        found: dict[str, Any] = {"dtype": str(message.row.dtype), "entries": entries}
+        return found | ({"extras": skeleton(message.extras)} if message.extras else {})
     if isinstance(message, torch.Tensor):
         return {"dtype": str(message.dtype), "shape": list(message.shape)}
     if isinstance(message, dict):
@@ -95,7 +96,9 @@ def _flaw(got: Any, wanted: Any, where: str) -> str:
 def _norm(message: Any) -> float:
     """Euclidean norm over every floating number in a message."""
     if isinstance(message, State):
-        return message.norm()
+        # Running statistics are in no norm, but where they are not finite, nothing is.
+        finite = all(bool(torch.isfinite(value).all()) for value in message.extras.values())
+        return message.norm() if finite else math.inf
     if isinstance(message, torch.Tensor):
         return float(torch.linalg.vector_norm(message.double())) if message.is_floating_point() else 0.0
     if isinstance(message, dict | list | tuple):

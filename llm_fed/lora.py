@@ -34,9 +34,10 @@ class Lora:
     target_modules: tuple[str, ...] | str  # as in PEFT: last parts of names, a regular expression, or all-linear
     experts: tuple[str, ...] = ("",)  # adapters side by side on each layer; one alone needs no name
     gate: str = "sum"  # sum | router | mix
+    whole: tuple[str, ...] = ()  # modules trained whole beside the adapters: an image model's head
 
     @classmethod
-    def from_config(cls, config: AdapterConfig) -> Lora:
+    def from_config(cls, config: AdapterConfig, whole: tuple[str, ...] = ()) -> Lora:
         """Raises UserError where a value cannot be an adapter's."""
         chosen = config.target_modules
         if config.rank < 1:
@@ -48,7 +49,7 @@ class Lora:
         if not chosen:
             raise UserError("adapter.target_modules is empty; name layers to adapt, e.g. [q_proj, v_proj]")
         chosen = chosen if isinstance(chosen, str) else tuple(chosen)
-        return cls(config.rank, config.alpha, config.dropout, chosen)
+        return cls(config.rank, config.alpha, config.dropout, chosen, whole=whole)
 
     @property
     def scaling(self) -> float:
@@ -83,7 +84,7 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     if isinstance(chosen, str) and chosen.lower() == "all-linear":
         head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-        return {name: module for name, module in linear.items() if module is not head}
+        return {name: module for name, module in linear.items() if module is not head and name not in structure.whole}
     if isinstance(chosen, str):
         try:
             found = [name for name in modules if re.fullmatch(chosen, name)]
@@ -106,6 +107,8 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
                 f"adapter.target_modules={chosen!r} matches {name}, a {type(modules[name]).__name__}; "
                 "only linear layers can be adapted"
             )
+        if name in structure.whole:
+            raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
     return {name: linear[name] for name in found}
 
 
@@ -113,7 +116,7 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
     """The entries of one client's state, in module order.
 
     Per layer and expert `{module}.{expert}.lora_A` (r, in) and `.lora_B` (out, r), an unnamed expert without its
-    part of the name; then, with a router, `{module}.router` (E, in).
+    part of the name; then, with a router, `{module}.router` (E, in). Last the parameters of modules trained whole.
     """
     names: list[str] = []
     shapes: list[tuple[int, ...]] = []
@@ -125,7 +128,19 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
         if structure.gate == "router":
             names.append(router(name))
             shapes.append((len(structure.experts), inputs))
+    for name, parameter in whole_parameters(model, structure).items():
+        names.append(name)
+        shapes.append(tuple(parameter.shape))
     return Layout(tuple(names), tuple(shapes))
+
+
+def whole_parameters(model: nn.Module, structure: Lora) -> dict[str, nn.Parameter]:
+    """The model's own parameters that are trained beside the adapters."""
+    return {
+        f"{module}.{name}": parameter
+        for module in structure.whole
+        for name, parameter in model.get_submodule(module).named_parameters()
+    }
 
 
 def pair(module: str, expert: str) -> tuple[str, str]:
@@ -142,10 +157,13 @@ def router(module: str) -> str:
 def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> State:
     """A fresh adapter as PEFT draws it, from a CPU generator: A uniform within 1/sqrt(in) of zero, B zero.
 
-    Experts draw one after another; routers start at zero, so that all experts weigh the same.
+    Experts draw one after another; routers start at zero, so that all experts weigh the same. Modules trained whole
+    start as the model has them.
     """
     places = layout(model, structure)
     state = State(places, torch.zeros(places.size, dtype=dtype))
+    for name, parameter in whole_parameters(model, structure).items():
+        state[name].copy_(parameter.detach())
     for name in state:
         if name.endswith(".lora_A"):
             nn.init.kaiming_uniform_(state[name], a=math.sqrt(5), generator=generator)

@@ -16,8 +16,8 @@ from llm_fed.merge import mean
 from llm_fed.wire import Message
 
 if TYPE_CHECKING:
-    from llm_fed.lora import Lora
     from llm_fed.site import Site
+    from llm_fed.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,14 @@ class Method:
     # Names of methods whose results this one starts from: it has no rounds of its own, only `finish` (with None as the
     # message) and `personalize`, and finds each client's results in `client.given`.
     needs: ClassVar[tuple[str, ...]] = ()
+    # One model for all: what `broadcast` sends to any client, so that the server can test it on data of its own.
+    one_model: ClassVar[bool] = False
     # Regular expressions of entries: those that a client trains, and those that travel; the others are its own.
     trained: ClassVar[str] = r".*"
     shared: ClassVar[str] = r".*"
 
-    def wrap(self, structure: Lora, client: Site | None) -> Lora:
-        """Which parameters this client has (None: the server), given the run's adapter. Equal structures train
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+        """Which parameters this client has (None: the server), given the run's structure. Equal structures train
         fused."""
         return structure
 

@@ -7,17 +7,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from llm_fed import adapters, methods
+from llm_fed import export, methods
 from llm_fed.checkpoint import Checkpoints
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
 from llm_fed.federation import messages_for, restore
-from llm_fed.lora import Lora, draw
 from llm_fed.method import Method
+from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.structure import structure_of
 from llm_fed.wire import WireError
 
 
@@ -46,7 +47,12 @@ def needed_config(config: Config, name: str) -> Config:
 
 
 def states_of_run(
-    folder: Path, round: int | None, config: Config, base: Base, clients: Mapping[str, Site], runtime: LocalRuntime
+    folder: Path,
+    round: int | None,
+    config: Config,
+    base: Base | ImageBase,
+    clients: Mapping[str, Site],
+    runtime: LocalRuntime,
 ) -> dict[str, State]:
     """The personal model of each of `clients` in a run.
 
@@ -58,13 +64,12 @@ def states_of_run(
         UserError: the run has no such round or client, or its adapters are none of this base.
         RunError: the checkpoint is damaged.
     """
-    assert config.adapter is not None  # checked with the configuration
-    structure = Lora.from_config(config.adapter)
+    structure = structure_of(config.adapter, base.head if isinstance(base, ImageBase) else "")
     if round is None:
         missing = [id for id in clients if not (folder / "adapters" / id).is_dir()]
         if missing:
             raise UserError(f"the run {folder} has no adapter of client {missing[0]}; is it finished?")
-        return {id: adapters.read(folder / "adapters" / id, base, structure)[0] for id in clients}
+        return {id: export.read(folder / "adapters" / id, structure, base) for id in clients}
     checkpoints = Checkpoints(folder / "checkpoints")
     if round not in checkpoints.rounds():
         kept = ", ".join(map(str, checkpoints.rounds()))
@@ -77,7 +82,7 @@ def states_of_run(
         wrapped = method.wrap(structure, site)
         if not wrapped.plain:
             raise UserError(f"the run {folder} gives client {id} several experts; only plain adapters can be merged")
-        sites[id] = replace(site, structure=wrapped, draw=partial(draw, base.model, wrapped), memory={})
+        sites[id] = replace(site, structure=wrapped, draw=partial(base.draw, wrapped), memory={})
     try:
         progress = restore(checkpoints.load(round), sites)
     except WireError as error:

@@ -21,6 +21,7 @@ from llm_fed.errors import RunError, UserError, did_you_mean
 from llm_fed.eval.costs import Traffic, read_traffic
 from llm_fed.eval.tables import Result
 from llm_fed.method import Method
+from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.needed import needed_config
 from llm_fed.run import Run, saved_config
@@ -43,7 +44,7 @@ class Job:
             with Run(self.folder, self.config) as run:
                 self.outcome = run.recall("summary.json") or ""
 
-    def train(self, reporter: Reporter, base: Base) -> None:
+    def train(self, reporter: Reporter, base: Base | ImageBase) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
         for name, need in self.needs.items():
             if isinstance(need.outcome, str):

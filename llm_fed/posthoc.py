@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from llm_fed import adapters
+from llm_fed import adapters, export
 from llm_fed.card import model_card
 from llm_fed.config import BaseConfig, Config
 from llm_fed.configfile import as_dict, from_dict
@@ -257,6 +257,6 @@ def _write(experiment: Experiment, out: Path, origins: Mapping[str, Mapping[str,
             base=experiment.base.name, client=id, method=config.method["name"], paper=method.paper, metrics={},
             config=text, recipe=recipe,
         )  # fmt: skip
-        adapters.write(out / id, states[id], site.structure, experiment.base, card)
+        export.write(out / id, states[id], site.structure, experiment.base, card)
         merged.append(Merged(id, out / id, recipe))
     return merged

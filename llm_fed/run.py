@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from llm_fed.checkpoint import Checkpoints, write_file
+from llm_fed.checkpoint import Checkpoints
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
 from llm_fed.errors import RunError, UserError
+from llm_fed.files import write_file
 
 # What may differ between the commands that start and continue a run, because it changes no number.
 _FREE_KEYS = ("checkpoint.", "track.")
@@ -96,7 +97,8 @@ class Run:
         if self._fresh or not (self.folder / "config.yaml").exists():
             for path in (self.folder / name for name in _WRITTEN):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        limit = self.config.checkpoint.memory_limit * 2**30
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
         self._write("config.yaml", yaml.safe_dump(as_dict(self.config), sort_keys=False).encode())
         if self._timing_file.exists():
             data = self._timing_file.read_bytes()

@@ -3,8 +3,9 @@ empty)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -12,12 +13,12 @@ from llm_fed.cohort import Request
 from llm_fed.config import LocalConfig
 from llm_fed.errors import ClientError, UserError
 from llm_fed.gradients import GradientJob
-from llm_fed.lora import Lora
 from llm_fed.merge.moments import Evidence
 from llm_fed.rng import derive, generator
 from llm_fed.state import Layout, State
-from llm_fed.tasks.common import Encoded
-from llm_fed.training import Fitted, Job
+from llm_fed.structure import Structure
+from llm_fed.tasks.common import Encoded, Picture
+from llm_fed.training import Fitted, GradientOf, HeadJob, Job
 from llm_fed.wire import Message
 
 
@@ -35,25 +36,28 @@ class Query:
 class Site:
     """One party of the federation, as a method's client code sees it.
 
-    `memory` is private to the site, survives rounds and is checkpointed; what is put there must be a message
-    (`wire.pack`).
+    `memory` is private to the site, survives rounds and is checkpointed, one row per key (`rows.Memory`); what is put
+    there must be a message (`wire.pack`), and is changed by putting it there again.
     """
 
     id: str
-    structure: Lora
+    structure: Structure
     local: LocalConfig
     seed: int
     draw: Callable[[torch.Generator], State]  # a fresh state of `structure`
-    train: Sequence[Encoded] = ()
-    held_out: Sequence[Encoded] = ()  # the validation examples, as training would see them
-    queries: Mapping[str, Sequence[Query]] = field(default_factory=dict)  # by split: validation, test
+    train: Sequence[Any] = ()  # Encoded or Picture
+    held_out: Sequence[Any] = ()  # the validation examples, as training would see them
+    queries: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # Query or Picture, by split: validation, test
     metric: str = ""  # the run's, see `eval.clients.score_split`
     given: Mapping[str, State] = field(default_factory=dict)  # by name of a needed method, its result for this client
-    memory: dict[str, Message] = field(default_factory=dict)
+    memory: MutableMapping[str, Message] = field(default_factory=dict)
     round: int = 0
     lr: float = 0.0
     losses: list[float] = field(default_factory=list)  # of this round's local steps, for the metrics
     clients: tuple[str, ...] = ()  # at the server: who is registered
+    cohort: int = 0  # at the server: the most clients that are asked in one round
+    foreign: bool = False  # at the server: its examples are of another domain than the clients'
+    num_labels: int = 0  # of this site's pictures
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
 
     @property
@@ -90,9 +94,11 @@ class Site:
         *,
         train: str = r".*",
         steps: int | None = None,
+        epochs: int | None = None,
         lr: float | None = None,
-        structure: Lora | None = None,
+        structure: Structure | None = None,
         mix: tuple[float, ...] | None = None,
+        teachers: Sequence[State] = (),
     ) -> State:
         """Train from `state` on this site's examples with the run's `local` settings; awaitable, fused over the cohort.
 
@@ -100,9 +106,12 @@ class Site:
             state: where training starts; it is not changed.
             train: regular expression of the entries that are trained; the others stay as they are.
             steps: optimizer steps (default: `local.steps`, else `local.epochs` passes over the examples).
+            epochs: passes over the examples, in the place of steps.
             lr: learning rate (default: this round's).
             structure: what `state` is a state of (default: the site's own).
             mix: the weight of each expert, where the structure's gate is `mix`.
+            teachers: distil from them: the loss is the divergence of the predictions from those of the teachers' mean
+                logits, and labels are not used.
 
         Raises:
             ClientError: no example, or a loss that is not finite.
@@ -111,39 +120,44 @@ class Site:
         job = Job(
             client=self.id,
             start=state,
-            batches=self.batches(steps, nth),
+            batches=self.batches(steps, nth, epochs),
             lr=self.lr if lr is None else lr,
             train=train,
             seed=derive(self.seed, "dropout", self.round, self.id, nth),
             mix=mix,
+            teachers=teachers,
         )
         fitted: Fitted = await Request("fit", self.id, structure or self.structure, job)
         self.losses.extend(fitted.losses)
         return fitted.state
 
-    def batches(self, steps: int | None = None, nth: int = 0) -> list[list[Encoded]]:
-        """The examples of each optimizer step: shuffled epochs cut into batches, from (seed, round, site, nth)
-        alone."""
+    def batches(self, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[Any]]:
+        """The examples of each optimizer step: shuffled epochs cut into batches, from (seed, round, site, nth) alone.
+
+        Args:
+            steps, epochs: how many, see `fit`.
+        """
         if not self.train:
             raise ClientError(f"client {self.id} has no training example")
         size = min(self.local.batch_size, len(self.train))
         per_epoch = -(-len(self.train) // size)
-        total = steps if steps is not None else self.local.steps
+        total = steps if steps is not None else epochs * per_epoch if epochs is not None else self.local.steps
         if total is None:
             total = (self.local.epochs or 1) * per_epoch
         draws = generator(self.seed, "batches", self.round, self.id, nth)
-        chosen: list[list[Encoded]] = []
+        chosen: list[list[Any]] = []
         while len(chosen) < total:
             order = torch.randperm(len(self.train), generator=draws).tolist()
             chosen += [[self.train[i] for i in order[at : at + size]] for at in range(0, len(order), size)]
         return chosen[:total]
 
-    async def losses_of(self, states: Sequence[State], examples: Sequence[Encoded] | None = None) -> list[float]:
-        """The mean loss per target token under each state, without training (default: of all training examples)."""
+    async def losses_of(self, states: Sequence[State], examples: Sequence[Any] | None = None) -> list[float]:
+        """The mean loss (per target token, or per picture) under each state, without training (default: of all
+        training examples)."""
         chosen = self.train if examples is None else examples
         return await Request("losses", self.id, self.structure, (states, chosen))
 
-    def sample(self, count: int, *, held_out: bool = False) -> list[Encoded]:
+    def sample(self, count: int, *, held_out: bool = False) -> list[Any]:
         """`count` of the training or of the held-out examples (all, if there are fewer), drawn from (seed, site)
         alone.
 
@@ -164,7 +178,7 @@ class Site:
         examples: Sequence[Encoded],
         *,
         sampled: bool = False,
-        structure: Lora | None = None,
+        structure: Structure | None = None,
     ) -> Evidence:
         """Moments of the per-example gradients of the log-likelihood at two states, on the same examples.
 
@@ -182,6 +196,34 @@ class Site:
     async def features(self, prompts: Sequence[list[int]]) -> torch.Tensor:
         """(len(prompts), H): the base's last hidden state at each prompt's last token, without any adapter."""
         return await Request("features", self.id, None, prompts)
+
+    async def gradient(
+        self, state: State, examples: Sequence[Any], *, head: State | None = None
+    ) -> tuple[float, State]:
+        """The mean loss of the examples at `state`, and its gradient there.
+
+        Args:
+            head: of an image model: a linear head (weight, bias) in the place of its own, whose gradient is then zero.
+        """
+        return await Request("gradient", self.id, self.structure, GradientOf(state, examples, head))
+
+    async def logits(self, state: State, pictures: Sequence[Picture]) -> torch.Tensor:
+        """(N, C): what an image model says of N pictures, a logit for each of C labels."""
+        return await Request("logits", self.id, self.structure, (state, pictures))
+
+    def new_head(self, state: State) -> State:
+        """A fresh linear head, entries weight (C, H) and bias (C,), zero, for the labels of this site's pictures in the
+        place of that of an image model's `state`."""
+        name = [name for name in state if len(state.layout.shape_of[name]) == 2][-1]
+        weight = state.row.new_zeros(self.num_labels, state.layout.shape_of[name][1])
+        return State.of({"weight": weight, "bias": weight.new_zeros(self.num_labels)})
+
+    async def fit_head(self, state: State, head: State, *, epochs: int, lr: float) -> State:
+        """Train a linear head, by Adam, on what the body of the image model `state` makes of this site's pictures."""
+        places = {id(picture): place for place, picture in enumerate(self.train)}
+        nth, self._fits = self._fits, self._fits + 1
+        batches = [[places[id(item)] for item in batch] for batch in self.batches(nth=nth, epochs=epochs)]
+        return await Request("head", self.id, self.structure, HeadJob(state, head, self.train, batches, lr))
 
     async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:
         """Greedy answers to the prompts (token ids) under `state`; one batch serves several clients."""

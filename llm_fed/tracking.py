@@ -82,7 +82,8 @@ class Reporter:
 
     def _round(self, record: Mapping[str, Any]) -> None:
         loss = f"loss {record['loss']:.4f}" if "loss" in record else "nobody trained"
-        missing = "".join(f", {record[key]} {key}" for key in ("failed", "refused") if record[key])
+        counted = ("failed", "refused", "dropped_out")
+        missing = "".join(f", {record[key]} {key.replace('_', ' ')}" for key in counted if record.get(key))
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, completed=record["round"], description=f"{loss}{missing}")
         else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
@@ -46,6 +46,28 @@ class Job:
     train: str = r".*"  # regular expression of the entries that are trained
     seed: int = 0  # of dropout
     mix: tuple[float, ...] | None = None  # the weight of each expert while it trains, where the gate is `mix`
+    # Where given, the loss is the divergence of the model's predictions from those of the teachers' mean logits.
+    teachers: Sequence[State] = ()
+
+
+@dataclass(frozen=True)
+class GradientOf:
+    """What a site asks: the mean loss of the examples and its gradient at `state`."""
+
+    state: State
+    examples: Sequence[Any]
+    head: State | None = None  # of an image model: a linear head (weight, bias) in the place of its own
+
+
+@dataclass(frozen=True)
+class HeadJob:
+    """What a site asks: a linear head trained on the features that an image model has of the examples."""
+
+    state: State  # of the model
+    head: State  # (weight, bias): where training starts
+    examples: Sequence[Any]
+    batches: Sequence[Sequence[int]]  # indices of examples, one list per step of Adam
+    lr: float
 
 
 @dataclass(frozen=True)
@@ -69,6 +91,15 @@ class Work:
     def padding(self) -> float:
         """The share of padding among all tokens processed."""
         return 1 - self.tokens / self.padded if self.padded else 0.0
+
+    def plus(self, other: Work) -> Work:
+        """Both together, with the budget of `other`, the later one."""
+        return Work(
+            self.tokens + other.tokens,
+            self.padded + other.padded,
+            self.micro_batches + other.micro_batches,
+            other.budget,
+        )
 
 
 def fit(
@@ -121,10 +152,15 @@ def budget_and_overhead(device: torch.device) -> tuple[int, int]:
     return (1024, 32) if device.type == "cpu" else (16384, 512)
 
 
-def token_losses(model: PreTrainedModel, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
+def token_losses(
+    model: PreTrainedModel, batch: MicroBatch, *, all_rows: bool = False, wanted: Tensor | None = None
+) -> Tensor:
     """Negative log-likelihood of each target token, (n,), in float32 as transformers computes it; see
-    `target_logits`."""
+    `target_logits`. With `wanted` logits (n, vocabulary): the divergence of the predictions from theirs."""
     logits = target_logits(model, batch, all_rows=all_rows)
+    if wanted is not None:
+        log_wanted, log_found = wanted.log_softmax(-1), logits.log_softmax(-1)
+        return nn.functional.kl_div(log_found, log_wanted, reduction="none", log_target=True).sum(-1)
     return nn.functional.cross_entropy(logits, batch.labels.to(model.device), reduction="none")
 
 
@@ -198,6 +234,11 @@ class _Fit:
             self.optimizers.append(OPTIMIZERS[local.optimizer](parameters, lr=job.lr))
             self.scalers.append(torch.amp.GradScaler(self.device.type, enabled=autocast == torch.float16))
         self.start = self.bank.rows.clone() if local.proximal else None
+        self.teachers: AdapterBank | None = None
+        if jobs[0].teachers:  # then it is the only job
+            self.teachers = AdapterBank(model, structure, len(jobs[0].teachers), jobs[0].start.row.dtype)
+            for k, state in enumerate(jobs[0].teachers):
+                self.teachers.load(k, state)
 
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
         last = max(len(job.batches) for job in self.jobs)
@@ -235,13 +276,26 @@ class _Fit:
             masks = self.bank.draw_masks(seeds, [lengths[i] for i in chosen])
             owner = index[batch.rows].to(self.device)
             mix = torch.tensor([self.jobs[k].mix for k, _, _ in rows]) if self.bank.structure.gate == "mix" else None
+            wanted = self._taught(batch)
             with self.bank.attached(index, masks, mix):
                 with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-                    loss = token_losses(self.model, batch, all_rows=self.adapted_head) * weights[owner]
+                    loss = token_losses(self.model, batch, all_rows=self.adapted_head, wanted=wanted) * weights[owner]
                 losses.index_add_(0, owner, loss.detach())
                 (loss * scales[owner]).sum().backward()
         for k in active:
             self._update(k)
+
+    @torch.no_grad()
+    def _taught(self, batch: MicroBatch) -> Tensor | None:
+        """The mean of the teachers' logits, (n, vocabulary); None without teachers."""
+        if self.teachers is None:
+            return None
+        rows, total = len(batch.input_ids), torch.zeros(())
+        autocast = torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
+        for k in range(len(self.teachers.rows)):
+            with self.teachers.attached(torch.full((rows,), k)), autocast:
+                total = total + target_logits(self.model, batch, all_rows=self.adapted_head)
+        return total / len(self.teachers.rows)
 
     def _weights(self, step: int, active: list[int]) -> tuple[Tensor, Tensor]:
         """Per client (K,): one over the number of its target tokens, and the scale of its loss (float16)."""

@@ -1,4 +1,4 @@
-"""Tasks: whose examples, and how they become text. `load` reads one by name; TASKS is the table of all."""
+"""Tasks: whose examples, of text or of images. `load` reads one by name; TASKS is the table of all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError, lookup
-from llm_fed.tasks import commonsense, files, flan, rolebench, synthetic, xnli, xquad
+from llm_fed.tasks import commonsense, files, flan, images, rolebench, server, synthetic, xnli, xquad
 from llm_fed.tasks.common import ClientData, TaskData, hold_out
-from llm_fed.tasks.partition import partition
+from llm_fed.tasks.partition import kept, partition
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class Task:
     metric: str  # the default one
     clients: str
     source: str
+    images: bool = False  # its examples are pictures, not text
 
 
 TASKS = {
@@ -41,32 +42,57 @@ TASKS = {
     "xnli": Task(xnli.load, xnli.METRIC, "15, one per language", f"{xnli.HUB_ID} on the Hub, or a folder"),
     "planted": Task(synthetic.load, synthetic.METRIC, "12, in three planted groups", "made up by the program"),
     "files": Task(files.load, files.METRIC, "as in the data", "your own files, or a Hub data set"),
+} | {
+    name: Task(
+        images.load,
+        images.METRIC,
+        source.clients,
+        f"{source.hub} on the Hub, an npz file, or a folder" if source.hub else "your own npz file or folder of images",
+        images=True,
+    )
+    for name, source in images.SOURCES.items()
 }
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """The task's clients after `config.groups`, partition and `config.clients`, each with training and test examples.
+    """The task's clients after `config.groups`, partition and `config.clients`, and the server's data if it has any.
 
-    Where no client brings a test split, a seeded TEST_SHARE of each client's training examples becomes one,
-    with a warning. A client without a validation split gives `config.validation` of its training examples.
+    Each client has training and test examples. Where no client brings a test split, a seeded TEST_SHARE of each
+    client's training examples becomes one, with a warning. With `config.server.test` the test split is the server's,
+    clients have none, and those that got no training example are left out, with a warning. A client without a
+    validation split gives `config.validation` of its training examples. Label noise falls on what is left of these.
     UserError for an unknown task, wrong or missing data, or an empty client.
     """
     if config.groups == ():
         raise UserError("task.groups is empty, so there is no client; name some, or set null for all")
-    data = lookup("task.name", config.name, TASKS).load(config, seed)
+    row = lookup("task.name", config.name, TASKS)
+    if not row.images and (config.noise or config.image_size is not None):
+        raise UserError(f"task.noise and task.image_size are for images, but {config.name} is text; leave them out")
+    data = row.load(config, seed)
     natural = data.clients
-    if config.groups is not None:
-        natural = {name: lookup("task.groups", name, natural) for name in config.groups}
-    clients = list(partition(natural, config.partition, seed).values())
-    if config.clients is not None:
-        if not 1 <= config.clients <= len(clients):
-            raise UserError(f"task.clients={config.clients}, but the data has {len(clients)} clients; lower it")
-        clients = clients[: config.clients]
-    if not any(client.test for client in clients):
-        log.warning("no test split: %.0f %% of each client's training examples become one", 100 * TEST_SHARE)
-        clients = [_hold_out(client, "test", TEST_SHARE, seed) for client in clients]
+    if not row.images:  # whose loader has left the others out before it decoded any picture
+        if config.groups is not None:
+            natural = {name: lookup("task.groups", name, natural) for name in config.groups}
+        if config.partition.kind == "natural":
+            natural = {name: natural[name] for name in kept(list(natural), config, seed)}
+    asked = config.server
+    from_test = asked.test or (asked.name is None and asked.examples != 0)
+    if from_test:
+        natural = {client.client: client for client in _with_test(list(natural.values()), seed)}
+    if from_test or asked.name is not None:
+        natural, data = _with_server(natural, data, config, seed)
+    clients = list(partition(natural, config.partition, seed, tested=not asked.test).values())
+    if config.partition.kind != "natural":
+        clients = kept(clients, config, seed)
+    if asked.test and (empty := sum(not client.train for client in clients)):
+        log.warning("%d of %d clients got no training example and are left out", empty, len(clients))
+        clients = [client for client in clients if client.train]
+    if not from_test:
+        clients = _with_test(clients, seed)
     clients = [c if c.validation else _hold_out(c, "validation", config.validation, seed) for c in clients]
-    _check(clients)
+    _check(clients, tested=not asked.test)
+    if config.noise:
+        clients = [images.noisy(client, config.noise, len(data.labels), seed) for client in clients]
     return dataclasses.replace(data, clients={client.client: client for client in clients})
 
 
@@ -78,16 +104,41 @@ def describe() -> list[dict[str, str]]:
     ]
 
 
+def _with_server(
+    natural: dict[str, ClientData], data: TaskData, config: TaskConfig, seed: int
+) -> tuple[dict[str, ClientData], TaskData]:
+    """The natural clients without what the server takes of them, and the task with the server's data."""
+    asked = config.server
+    natural, own = server.in_domain(natural, asked, seed)
+    if asked.name is None:
+        return natural, dataclasses.replace(data, server=own)
+    row = lookup("task.server.name", asked.name, TASKS)
+    if row.images != TASKS[config.name].images:
+        raise UserError(f"task.server.name={asked.name}: text and images do not mix; name a task like {config.name}")
+    other = TaskConfig(asked.name, asked.path, image_size=config.image_size)
+    others = images.load(other, seed, only=asked.examples) if row.images else row.load(other, seed)
+    own = server.out_of_domain(own, others.clients, asked.examples, seed)
+    return natural, dataclasses.replace(data, server=own, server_labels=others.labels)
+
+
+def _with_test(clients: list[ClientData], seed: int) -> list[ClientData]:
+    """The clients, with a test split held out of each where none has one."""
+    if any(client.test for client in clients):
+        return clients
+    log.warning("no test split: %.0f %% of each client's training examples become one", 100 * TEST_SHARE)
+    return [_hold_out(client, "test", TEST_SHARE, seed) for client in clients]
+
+
 def _hold_out(client: ClientData, split: str, share: float, seed: int) -> ClientData:
     train, held = hold_out(client.train, share, seed, client.client, split)
     return dataclasses.replace(client, train=train, **{split: held})
 
 
-def _check(clients: list[ClientData]) -> None:
+def _check(clients: list[ClientData], tested: bool) -> None:
     seen: dict[str, str] = {}
     for client in clients:
         name = client.client
-        for split in ("train", "test"):
+        for split in ("train", "test") if tested else ("train",):
             if not getattr(client, split):
                 raise UserError(f"client {name!r} has no {split} example; add some, or leave the client out")
         if name in (".", "..") or not name.isprintable() or set(name) & set("/\\"):

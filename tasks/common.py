@@ -1,12 +1,13 @@
-"""What every task shares: examples, clients, prompt templates, tokens with a loss mask, held-out splits."""
+"""What every task shares: examples, pictures, clients, prompt templates, tokens with a loss mask, held-out splits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed.errors import UserError, lookup
@@ -36,14 +37,24 @@ class Example:
     group: str = ""  # the label that a Dirichlet partition divides by, e.g. the original task
 
 
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One labelled image; the pixels of a data set's pictures are views of one tensor."""
+
+    pixels: torch.Tensor = field(repr=False)  # (C, H, W) uint8, C = 1 (grey) or 3 (RGB)
+    label: int
+    group: str  # the label that a Dirichlet partition divides by, e.g. the fine class
+
+
 @dataclass(frozen=True)
 class ClientData:
-    """One client's examples. Loaders may leave validation and test empty; `llm_fed.tasks.load` fills them."""
+    """One client's Examples or Pictures. Loaders may leave validation and test empty; `llm_fed.tasks.load` fills
+    them."""
 
     client: str
-    train: tuple[Example, ...]
-    validation: tuple[Example, ...] = ()
-    test: tuple[Example, ...] = ()
+    train: tuple[Any, ...]
+    validation: tuple[Any, ...] = ()
+    test: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,9 @@ class TaskData:
     name: str
     metric: str
     clients: dict[str, ClientData]
+    labels: tuple[str, ...] = ()  # names of the classes of pictures, by label; empty: text
+    server: ClientData | None = None  # the server's own data: what it trains on, and the test set of one model for all
+    server_labels: tuple[str, ...] = ()  # names of the classes of server.train, where it is another task's
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 def client_folders(path: Path) -> list[Path]:
     """Folders of clients in natural order: client2 before client10."""
     folders = (each for each in path.iterdir() if each.is_dir() and each.name[0] not in "._")
-    return sorted(folders, key=lambda folder: _natural(folder.name))
+    return sorted(folders, key=lambda folder: natural_order(folder.name))
 
 
 def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
@@ -117,7 +117,7 @@ def by_column(rows: dict[str, list[Row]], config: TaskConfig, where: str) -> dic
             clients[client][split].append(to_example(row, columns, group_of(row, config, client)))
     return {
         client: ClientData(client, *(tuple(clients[client][split]) for split in SPLIT_NAMES))
-        for client in sorted(clients, key=_natural)
+        for client in sorted(clients, key=natural_order)
     }
 
 
@@ -130,7 +130,7 @@ def group_of(row: Row, config: TaskConfig, client: str) -> str:
     return text_of(row, label)
 
 
-def _natural(name: str) -> list[str | int]:
+def natural_order(name: str) -> list[str | int]:
     """A sort key by which client2 comes before client10."""
     parts = re.split(r"(\d+)", name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]

@@ -60,16 +60,23 @@ def read_rows(path: Path) -> list[Row]:
 
 def hub_rows(name: str, /, **options: Any) -> dict[str, list[Row]]:
     """The rows of a Hub data set by split, through `datasets.load_dataset(name, **options)`."""
+    return {
+        split: [Row(f"{name} ({split}), row {i}", dict(row)) for i, row in enumerate(cast(Any, part), 1)]
+        for split, part in hub_data(name, **options).items()
+    }
+
+
+def hub_data(name: str, /, **options: Any) -> dict[str, Dataset]:
+    """A Hub data set, or a folder laid out like one, by split; UserError where it cannot be read."""
     try:
         data = load_dataset(name, **options)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         first_line = str(error).partition("\n")[0]
-        raise UserError(f"the Hub data set {name!r} (no folder here) cannot be read: {first_line}") from error
+        what = "the folder" if Path(name).is_dir() else "the Hub data set"
+        note = "" if Path(name).is_dir() else " (no folder here)"
+        raise UserError(f"{what} {name!r}{note} cannot be read: {first_line}") from error
     splits = data if isinstance(data, DatasetDict) else {"train": data}
-    return {
-        str(split): [Row(f"{name} ({split}), row {i}", dict(row)) for i, row in enumerate(cast(Dataset, part), 1)]
-        for split, part in splits.items()
-    }
+    return {str(split): cast(Dataset, part) for split, part in splits.items()}
 
 
 def _json(file: IO[str], path: Path) -> Iterator[Row]:

@@ -15,7 +15,7 @@ import tiny_base
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_fed import adapters
+from llm_fed import adapters, files
 from llm_fed.bank import AdapterBank
 from llm_fed.errors import RunError, UserError
 from llm_fed.lora import Lora, layout
@@ -247,16 +247,16 @@ def test_damaged_folders(tmp_path, damage, message):
 def test_a_failed_write_leaves_the_old_adapter_and_nothing_else(tmp_path, monkeypatch):
     base, structure, state = make()
     adapters.write(tmp_path / "a", state, structure, base, "old")
-    write_file = adapters.write_file
+    write_file = files.write_file
 
     def full_disk(path, data):
         if path.name == adapters.WEIGHTS:
             raise OSError(errno.ENOSPC, "No space left on device")
         write_file(path, data)
 
-    monkeypatch.setattr(adapters, "write_file", full_disk)
+    monkeypatch.setattr(files, "write_file", full_disk)
     for name in ("a", "b"):
-        with pytest.raises(RunError, match=f"cannot write the adapter .*{name}: No space left on device"):
+        with pytest.raises(RunError, match=f"cannot write an adapter to .*{name}: No space left on device"):
             adapters.write(tmp_path / name, state * 2, structure, base, "new")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / "README.md").read_text() == "old"

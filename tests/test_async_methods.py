@@ -130,14 +130,15 @@ def test_ca2fl_lets_absent_clients_take_part_with_their_last_update():
         state = serve(method, server, state, *uploads, round=round)
         assert value(method, state) == pytest.approx(model, abs=1e-12)
         assert state["mean"].row.item() == pytest.approx(mean, abs=1e-12)
-    assert {name: h.row.item() for name, h in state["cache"].items()} == {"a": 4, "b": 6, "c": 3}
+    kept = {key: h.row.item() for key, h in server.memory.items()}
+    assert kept == {"cache/a": 4, "cache/b": 6, "cache/c": 3}  # nobody waits
 
 
 def test_ca2fl_keeps_the_mean_of_its_cache(tmp_path):
     """Kept incrementally over 20 rounds of late answers, it is the mean over all clients; absent ones count as zero."""
     run = go("ca2fl", tmp_path, schedule=Delayed(tuple(SIZES), 1.0, sigma=1.0), rounds=20)
-    assert set(run.state["cache"]) == set(SIZES)
-    mean = torch.stack([h.row for h in run.state["cache"].values()]).sum(0) / len(SIZES)
+    cache = [run.server.memory[f"cache/{name}"].row for name in SIZES]
+    mean = torch.stack(cache).sum(0) / len(SIZES)
     torch.testing.assert_close(run.state["mean"].row, mean, rtol=0, atol=1e-12)
 
 
@@ -150,7 +151,7 @@ def test_the_first_step_of_ca2fl_is_fedbuffs():
     assert models[0] == models[1] != 10
 
 
-@pytest.mark.parametrize("settings", [{}, {"wait": "first_n", "wait_for": 3}, {"wait": "deadline"}])
+@pytest.mark.parametrize("settings", [{}, {"wait": "first_n"}, {"wait": "deadline"}])
 def test_fedbuff_of_the_whole_cohort_is_fedavg(tmp_path, monkeypatch, settings):
     """Without delay and with equal numbers of examples; three rounds of real training."""
     monkeypatch.setitem(SIZES, "c1", 5)
@@ -194,10 +195,28 @@ def test_fedit_can_wait_for_the_first_answers_to_the_current_model():
     assert value(method, serve(method, server, state, *uploads)) == pytest.approx(10 + (one + two) / 2, abs=1e-12)
 
 
+def test_fedit_waits_for_one_answer_of_each_client_at_most():
+    """N is the cohort's size, 2. Round 1 brings a's answer; round 2 a's second one to the same model, which does not
+    count; round 3 b's: 10 + (1 + 5) / 2 = 13. For the next model a counts again, once though it answers twice."""
+    method = FedIT(wait="first_n")
+    server, state = start(method, "a", "b", "c")
+    server.cohort = 2
+    rounds: list[tuple[list[Upload], float]] = [
+        ([upload("a", 1.0)], 10),
+        ([upload("a", 100.0)], 10),
+        ([upload("b", 5.0, 2)], 13),
+        ([upload("a", 4.0), upload("a", 4.0)], 13),
+        ([upload("c", 2.0)], 16),
+    ]
+    for round, (uploads, expected) in enumerate(rounds, 1):
+        state = serve(method, server, state, *uploads, round=round)
+        assert value(method, state) == pytest.approx(expected, abs=1e-12), round
+
+
 VARIANTS = [
     *((name, SETTINGS.get(name, {})) for name in FEDERATED),
     ("fedit", {"wait": "deadline"}),
-    ("fedit", {"wait": "first_n", "wait_for": 2}),
+    ("fedit", {"wait": "first_n"}),
     ("fedbuff", {"buffer": 2, "staleness_exponent": 0.5}),
 ]
 

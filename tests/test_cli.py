@@ -108,7 +108,7 @@ def test_late_answers_by_configuration(small, llm_fed, tmp_path):
     for method in ("fedit", "fedasync"):
         assert llm_fed("run", config, f"method={method}", "--out", tmp_path / method).code == 0
         lines = read_records(tmp_path / method / "metrics.jsonl")
-        asked = [line for line in lines if line["kind"] in ("client", "event")]
+        asked = [line for line in lines if line["kind"] in ("client", "drop-out")]
         seen.append([(line["round"], line["client"], line.get("staleness")) for line in asked])
     assert seen[0] == seen[1]
     delays = [late for *_, late in seen[0]]

@@ -43,8 +43,9 @@ def test_the_fixed_keys_and_their_defaults():
         task: {name: flan, path: null, clients: null, max_length: 512, template: alpaca-short, validation: 0.1}
         delay: {sigma: 0.0, per: upload, drop_out: 0.0}
         local: {steps: 20, epochs: null, batch_size: 4, lr: 5.0e-5, lr_end: 5.0e-6, optimizer: adamw, clip: null}
-        eval: {every: 10, metric: rouge1, limit: null}
-        checkpoint: {every: 1, keep: 2, keep_rounds: []}
+        eval: {every: 10, metric: null, limit: null}
+        checkpoint: {every: 1, keep: 2, keep_rounds: [], memory_limit: 4.0}
+        norm_bound: 10.0
         """)
     assert from_dict({**fixed, "method": {"name": "fedmerge", "num_models": 8}}) == dataclasses.replace(
         Config(), method={"name": "fedmerge", "num_models": 8}
@@ -99,13 +100,14 @@ def test_types(file, text, key, value):
         ("local: 5", "local is 5; it takes a mapping"),
         ("local: null", "local is None; it takes a mapping"),
         ("method: [fedit]", r"method is \['fedit'\]; it takes a mapping"),
-        ("adapter: null", "adapter is null: full models are not supported"),
         ("local: {steps: null}", "local.steps is None; it must be a number while local.epochs is null"),
         ("local: {steps: 1, epochs: 1}", "local.steps is 1; it must be a number while local.epochs is null"),
         ("local: {lr: .nan}", "local.lr is nan; it must be above 0"),
         ("clients_per_pass: 0", "clients_per_pass is 0; it must be auto or at least 1"),
         ("clients_per_pass: all", "clients_per_pass is 'all'; it must be auto or at least 1"),
         ("task: {validation: 1.0}", "task.validation is 1.0; it must be at least 0 and below 1"),
+        ("checkpoint: {memory_limit: -1}", "checkpoint.memory_limit is -1.0; it must be at least 0"),
+        ("norm_bound: 1", "norm_bound is 1.0; it must be above 1, or null"),
         ("delay: {sigma: -1}", "delay.sigma is -1.0; it must be at least 0"),
         ("delay: {sigma: .inf}", "delay.sigma is inf; it must be at least 0 and finite"),
         ("delay: {per: round}", "delay.per='round' is unknown .*; known: upload, client"),

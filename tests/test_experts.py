@@ -19,6 +19,7 @@ from llm_fed.config import EvalConfig, LocalConfig
 from llm_fed.errors import UserError
 from llm_fed.eval import generation
 from llm_fed.inference import ANCHORS, SCALE
+from llm_fed.language import LanguageEngine
 from llm_fed.lora import Lora, draw, targets
 from llm_fed.packing import collate
 from llm_fed.runtime.local import LocalRuntime
@@ -174,10 +175,10 @@ def test_answers_and_options_under_a_mix_follow_each_prompts_own_weights(base):
     prompts, options = [[5, 6, 7], [8, 9]], [[10, 11], [12]]
     one = mixed(base, 0.75, [prompts[0]])
     opposite = State(one.layout, one.row, {**one.extras, ANCHORS: -one.extras[ANCHORS]})
-    runtime = LocalRuntime(base, LocalConfig(), EvalConfig(max_new_tokens=6), 2)
-    bank = runtime._bank(MIXED, [one, opposite])
+    runtime = LocalRuntime(LanguageEngine(base, LocalConfig(), EvalConfig(max_new_tokens=6)), 2)
+    bank = runtime.engine._bank(MIXED, [one, opposite])
     asked = [(0, prompts[0]), (1, prompts[0])]
-    weights = runtime._mix(MIXED, [(one, prompts[0]), (opposite, prompts[0])])
+    weights = runtime.engine._mix(MIXED, [(one, prompts[0]), (opposite, prompts[0])])
     assert weights.tolist() == [pytest.approx([0.25, 0.75]), pytest.approx([1, 0])]
     texts = generation.generate(base, bank, asked, max_new_tokens=6, batch_size=2, mix=weights)
     scores = generation.option_log_likelihoods(
@@ -221,9 +222,9 @@ def test_load_client_answers_as_the_run_did(base, tmp_path):
         answers = load_client(tmp_path / name, base).generate(["w3 w4 w5", "w7"], max_new_tokens=5)
         bank = AdapterBank(base.model, structure, 1, torch.float64)
         bank.load(0, one)
-        runtime = LocalRuntime(base, LocalConfig(), EvalConfig(), 1)
+        runtime = LocalRuntime(LanguageEngine(base, LocalConfig(), EvalConfig()), 1)
         prompts = [encode_prompt(text, base.tokenizer, template="alpaca-short") for text in ("w3 w4 w5", "w7")]
-        mix = runtime._mix(structure, [(one, prompt) for prompt in prompts])
+        mix = runtime.engine._mix(structure, [(one, prompt) for prompt in prompts])
         asked = [(0, prompt) for prompt in prompts]
         assert answers == generation.generate(base, bank, asked, max_new_tokens=5, batch_size=2, mix=mix)
 

@@ -17,6 +17,7 @@ from llm_fed.checkpoint import CheckpointWarning
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.scores import summarize
 from llm_fed.federation import federate, messages_for, restore
+from llm_fed.inbox import flaws, skeleton
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.local import Local
@@ -39,7 +40,8 @@ def go(
     stop_after=None,
 ):
     """One federation over three clients of 1, 2 and 3 examples; `stop_after` dies after that many rounds."""
-    clients, method = toy.clients(3), method or FedIT()
+    clients, server, method = toy.clients(3), toy.server(), method or FedIT()
+    server.clients, server.cohort = tuple(clients), 3
     runtime = runtime or toy.ToyRuntime(TARGETS)
     resumed = []
     lines = []
@@ -52,7 +54,7 @@ def go(
     with Run(folder, config or toy.config(rounds=rounds), fresh, listen) as run:
         run.begin()
         progress = federate(
-            method, clients, toy.server(), schedule or toy.everyone(clients), runtime, run,
+            method, clients, server, schedule or toy.everyone(clients), runtime, run,
             evaluate or (lambda messages, split: None), rounds=rounds, lr=lambda round: 0.1, on_resume=resumed.append,
         )  # fmt: skip
     return progress, clients, runtime, resumed, lines
@@ -239,6 +241,31 @@ def test_a_wrong_upload_is_refused_and_the_round_goes_on(tmp_path, how, reason):
     assert reason in events[0]["reason"]
     assert progress.state.is_finite()
     assert [line for line in lines if line["kind"] == "round"][2]["refused"] == 1
+
+
+@pytest.mark.parametrize("bound, refused", [(None, 0), (1e9, 0), (10.0, 1), (1.5, 1)])
+def test_the_norm_bound_is_the_configurations(tmp_path, bound, refused):
+    """c1's update is a million times what it should be; without a bound it is taken, as long as it is finite."""
+    config = toy.config(rounds=3, norm_bound=bound)
+    *_, lines = go(tmp_path / "huge", Poisoned("huge"), rounds=3, config=config)
+    assert [line["refused"] for line in lines if line["kind"] == "round"] == [0, 0, refused]
+    *_, lines = go(tmp_path / "inf", Poisoned("inf"), rounds=3, config=config)
+    assert "NaN or infinite" in next(line["reason"] for line in lines if line["kind"] == "event")
+
+
+def test_norms_are_compared_with_the_median_of_what_arrives():
+    """Of 1, 2, 30 the median is 2, so that 30 passes a bound of 15 and not one of 14.9; what has another flaw does not
+    count; who arrives alone is the median, and of two nobody is twice the mean."""
+
+    def found(*norms, bound):
+        contents = [State.of({"x": torch.tensor([norm])}) for norm in norms]
+        return [bool(flaw) for flaw in flaws(contents, [skeleton(contents[0])] * len(contents), bound)]
+
+    assert found(1.0, 2.0, 30.0, bound=15.0) == [False] * 3
+    assert found(1.0, 2.0, 30.0, bound=14.9) == [False, False, True]
+    assert found(1.0, math.nan, 2.0, math.inf, 30.0, bound=14.9) == [False, True, False, True, True]
+    assert found(1e30, bound=1.1) == [False] and found(1.0, 1e30, bound=2.0) == [False, False]
+    assert found(1.0, 2.0, 1e30, bound=None) == [False] * 3
 
 
 def test_norms_are_not_compared_in_the_first_rounds(tmp_path):

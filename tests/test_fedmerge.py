@@ -19,11 +19,14 @@ from llm_fed.methods.fedmerge import (
     coordinates,
     draw_soup,
     logit_gradient,
+    new_soup,
     softmax_row,
+    soup_mixing,
     step_soup,
 )
 from llm_fed.run import Run
 from llm_fed.state import Layout, State, stack
+from llm_fed.wire import pack, unpack
 
 TARGETS = {"c0": 1.0, "c1": 2.0, "c2": 4.0, "c3": -3.0}
 ALL = [slice(0, 2)]
@@ -77,9 +80,7 @@ def test_soup_step_normalized():
     moved = step_soup(
         tensor([0, 0], [1, 1]),
         tensor([7, 0], [0, 7]),
-        tensor([0.5, 0.5], [1, 0]),
-        torch.tensor([1.0, 3.0], dtype=torch.float64),
-        "normalized",
+        soup_mixing(tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), "normalized"),
     )
     assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(8), pytest.approx(1)]]
 
@@ -89,20 +90,31 @@ def test_soup_step_gradient():
     moved = step_soup(
         tensor([0, 0], [1, 1]),
         tensor([8, 0], [0, 8]),
-        tensor([0.5, 0.5], [1, 0]),
-        torch.tensor([1.0, 3.0], dtype=torch.float64),
-        "gradient",
+        soup_mixing(tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), "gradient"),
     )
     assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(2), pytest.approx(1)]]
+
+
+def test_running_statistics_move_as_the_soup_does():
+    """c = ((1, 1/2), (0, 1/2)): the statistics of model 1 move by update 1's, those of model 2 by the mean of both."""
+
+    def state(row: list[float], mean: float) -> State:
+        return State.of({"a": torch.tensor(row, dtype=torch.float32)}, {"mean": torch.tensor([float(mean)]), "count": torch.tensor(3)})
+
+    soup, deltas = [state([0, 0], 10), state([1, 1], 20)], [state([1, 0], 4), state([0, 1], 8)]
+    uploads = [Upload(f"c{i}", 1, 0, delta) for i, delta in enumerate(deltas)]
+    moved = new_soup(soup, torch.tensor([[5.0, 5], [6, 6]]), uploads, torch.tensor([[1, 0.5], [0, 0.5]]))
+    assert [model.row.tolist() for model in moved] == [[5, 5], [6, 6]]
+    assert [model.extras["mean"].item() for model in moved] == [14, 26]
+    assert all(model.extras["count"] == 3 for model in moved)
+    unpack(pack(moved))
 
 
 def test_a_soup_model_that_nobody_weighs_stays():
     moved = step_soup(
         tensor([0, 0], [1, 1]),
         tensor([8, 0]),
-        tensor([1, 0]),
-        torch.tensor([2.0], dtype=torch.float64),
-        "normalized",
+        soup_mixing(tensor([1, 0]), torch.tensor([2.0], dtype=torch.float64), "normalized"),
     )
     assert moved.tolist() == [[8, 0], [1, 1]]
 

@@ -284,7 +284,7 @@ def test_model_card(base, on_hub):
 def test_the_card_of_experts_says_how_to_load_them():
     settings = "task: {name: flan, path: null}"
     card = model_card(
-        base="a/b", client="c", method="fedem", paper="-", metrics={}, config=settings, plain=False,
+        base="a/b", client="c", method="fedem", paper="-", metrics={}, config=settings, kind="experts",
         recipe={"fed": "/runs/fed"},
     )  # fmt: skip
     assert "load_client(\"path/to/this/folder\", 'a/b')" in card and "PeftModel" not in card

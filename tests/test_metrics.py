@@ -105,7 +105,8 @@ def test_modules_load_offline_and_leave_their_folder_alone(monkeypatch):
     for name in sorted(set(METRICS.values())):
         module = evaluate.load(str(FOLDER / name))
         assert isinstance(module, evaluate.Metric) and module.name == name
-        assert set(module.compute(predictions=["it is true"], references=[["it is true"]]).values()) == {100}
+        right = (1, 1) if name == "accuracy" else ("it is true", ["it is true"])
+        assert set(module.compute(predictions=[right[0]], references=[right[1]]).values()) == {100}
     assert sorted(FOLDER.rglob("*")) == before
 
 

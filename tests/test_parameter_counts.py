@@ -96,7 +96,7 @@ def test_what_methods_hold_and_send(llama, method, expected):
 
     server = site("server")
     server.clients = ("ada",)
-    assert count_parameters(built, server, {"ada": site("ada")}, llama) == expected
+    assert count_parameters(built, server, {"ada": site("ada")}, partial(layout, llama)) == expected
     message = built.upload_like(built.broadcast(built.init(server), "ada"))
     assert 0 <= len(pack(message)) - 4 * expected.up < 50_000  # float32, and the names of the entries
 
@@ -106,5 +106,5 @@ def test_needed_runs_count_as_the_methods_own(llama):
     needs = [Parameters(A + B, A + B, A + B, A + B), Parameters(0, 0, 0, A + B)]
     merged = structure(QKV)
     site = Site("ada", merged, LocalConfig(), 0, partial(draw, llama, merged))
-    found = count_parameters(methods.build({"name": "potara"}), site, {"ada": site}, llama, needs)
+    found = count_parameters(methods.build({"name": "potara"}), site, {"ada": site}, partial(layout, llama), needs)
     assert found == Parameters(A + B, A + B, A + B, A + B)

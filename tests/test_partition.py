@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 
 import pytest
 
-from llm_fed.config import PartitionConfig
+from llm_fed.config import PartitionConfig, TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.tasks.common import ClientData, Example
-from llm_fed.tasks.partition import partition
+from llm_fed.tasks.partition import kept, partition
 
 
 def make(client: str, train: int, test: int, validation: int = 0) -> ClientData:
@@ -138,3 +139,34 @@ def test_iid_without_a_test_split_needs_two_examples_per_client():
 def test_dirichlet_needs_two_labels():
     with pytest.raises(UserError, match=r"two labels or more, got \['snli'\]; .* task.partition.label"):
         partition(cohort(make("snli", 9, 9)), PartitionConfig(kind="dirichlet", clients=2), 0)
+
+
+@pytest.mark.parametrize("kind, clients", [("split", 3), ("iid", 7), ("dirichlet", 5)])
+def test_partitions_stay_those_of_earlier_versions(kind, clients):
+    """Digests of the clients that flwr-datasets' IidPartitioner and DirichletPartitioner gave for seed 0."""
+    parts = partition(SOURCE, PartitionConfig(kind=kind, clients=clients), 0)
+    digest = hashlib.sha256("\n".join(prompts(parts, "train") + prompts(parts, "test")).encode()).hexdigest()[:16]
+    assert digest == {"split": "2d5420ef6cd08ad4", "iid": "d284c239f04d4b17", "dirichlet": "c72389ad7ce277b8"}[kind]
+
+
+def test_clients_that_are_not_tested_need_no_test_examples():
+    source = cohort(make("a", 30, 0), make("b", 30, 0))
+    assert len(partition(source, PartitionConfig(kind="iid", clients=60), 0, tested=False)) == 60
+    with pytest.raises(UserError, match="enough for 30"):
+        partition(source, PartitionConfig(kind="iid", clients=60), 0)
+    parts = partition(source, PartitionConfig(kind="dirichlet", clients=50, alpha=0.1), 0, tested=False)
+    assert sorted(prompts(parts, "train")) == sorted(prompts(source, "train"))
+    assert len(parts) == 50 and any(not client.train for client in parts.values())
+
+
+def test_kept_clients_are_the_first_or_a_seeded_sample_in_their_order():
+    names = [f"c{i}" for i in range(30)]
+    assert kept(names, TaskConfig(), 0) == names
+    assert kept(names, TaskConfig(clients=3), 0) == names[:3]
+    sample = kept(names, TaskConfig(clients=10, sample_clients=True), 0)
+    assert sample == sorted(set(sample), key=names.index) and len(sample) == 10 and sample != names[:10]
+    assert sample == kept(names, TaskConfig(clients=10, sample_clients=True), 0)
+    assert sample != kept(names, TaskConfig(clients=10, sample_clients=True), 1)
+    assert kept(sample, TaskConfig(clients=10, sample_clients=True), 5) == sample  # loaders may choose beforehand
+    with pytest.raises(UserError, match="task.clients=31, but the data has 30 clients"):
+        kept(names, TaskConfig(clients=31, sample_clients=True), 0)

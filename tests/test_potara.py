@@ -134,9 +134,9 @@ def test_a_chosen_round_is_that_of_the_checkpoint(small, parents, tmp_path):
     server = Checkpoints(parents["fedit"] / "checkpoints").load(1).state["state"]
     assert all(state.equal(server) for state in states(small, out).values())
     out = merged(small, tmp_path, parents, "mean", "second", weight=0.0, local_round=2)
-    rows = Checkpoints(parents["local"] / "checkpoints").load(2).rows
+    saved = Checkpoints(parents["local"] / "checkpoints").load(2)
     for client, state in states(small, out).items():
-        assert state.equal(rows[f"memory/{client}"]["adapter"])
+        assert state.equal(saved.memory(f"memory/{client}")["adapter"])
     assert recipes(out)["ada"]["rounds"]["local"] == 2
 
 

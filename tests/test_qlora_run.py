@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from llm_fed import adapters, configfile, experiment, training
+from llm_fed import adapters, configfile, experiment, parties, training
 from llm_fed.bank import AdapterBank
 from llm_fed.config import BaseConfig
 from llm_fed.models.loading import Base, load_base
@@ -117,7 +117,7 @@ def test_activation_checkpointing_recomputes_and_changes_nothing(train, monkeypa
         return losses_of(*args, **settings)
 
     losses_of = training.token_losses
-    monkeypatch.setattr(experiment, "load_base", counted)
+    monkeypatch.setattr(parties, "load_base", counted)
     monkeypatch.setattr(training, "token_losses", counted_losses)
     plain = adapters_of(train("plain"))
     once = dict(passes)

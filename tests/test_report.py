@@ -121,6 +121,21 @@ def test_full_run(full):
     assert "Not finished" not in page.text and "incomplete" not in page.text
 
 
+def test_drop_outs_are_no_failures(tmp_path):
+    """They have a column, and a place in the sentence, only where there are some."""
+    run = write_run(tmp_path / "run", rounds=3)
+    assert "dropped out" not in read(run).text
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "round":
+            line["dropped_out"] = 1
+    lines += [{"kind": "drop-out", "round": number, "client": "snli"} for number in (1, 2, 3)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = read(run)
+    assert "arrived: 12, dropped out: 3, uploads refused: 0, clients failed: 0." in page.text
+    assert "down dropped out failures snli 40.0 1.375 3 300 4.5 kB 7.5 kB 3 0 cola" in page.text
+
+
 def test_the_file_needs_nothing_from_outside(full):
     run, page = full
     pictures = [address for address in page.addresses if address.startswith("data:image/png;base64,")]

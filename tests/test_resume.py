@@ -21,8 +21,12 @@ METHODS = {
     "fedlora": {"name": "fedlora", "personal_steps": 2},
     "fedmerge": {"name": "fedmerge", "num_models": 3},
     "fedbuff": {"name": "fedbuff", "buffer": 2},
+    "ca2fl": {"name": "ca2fl", "buffer": 2},
 }
-SECTIONS = {"fedbuff": {"delay": {"sigma": 0.8, "drop_out": 0.5}}}
+SECTIONS = {
+    "fedbuff": {"delay": {"sigma": 0.8, "drop_out": 0.5}},
+    "ca2fl": {"checkpoint": {"keep": 1, "memory_limit": 0.0}},  # no row stays in the RAM
+}
 # Where each process is killed, and the round with which the next one says that it continues (None: from the start).
 CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
     "fedmerge": [
@@ -33,7 +37,7 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
         (Kill("llm_fed.run:Run.log_timing"), 3),  # between rounds
     ],
     "local": [
-        (Kill("os:fsync", 3, match="checkpoints/rows"), None),  # one memory is written, the next not yet safe
+        (Kill("os:fsync", 2, match="checkpoints/rows"), None),  # one memory is written, the next not yet safe
         (Kill("llm_fed.federation:Run.log", 7), 2),  # between two clients' lines of round 2
         (Kill("os:replace", match="round-0001"), 3),  # before the old checkpoint is put aside
         (Kill("shutil:rmtree", match=".round-0002.partial"), 3),  # while it is deleted
@@ -43,6 +47,12 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
         (Kill("llm_fed.run:Run.log_timing"), 2),  # between rounds, with answers on their way
         (Kill("os:replace", match="checkpoints/round-0002"), 2),
         (Kill("llm_fed.run:Run.log_timing"), 3),
+    ],
+    "ca2fl": [
+        (Kill("os:fsync", match="checkpoints/rows"), None),  # the limit writes a row in the middle of round 1
+        (Kill("llm_fed.run:Run.log_timing"), 2),
+        (Kill("llm_fed.rows:RowStore.row", 3), 2),  # the server's memory of round 2 is begun
+        (Kill("pathlib:Path.unlink", match="checkpoints/rows"), 3),  # rows that round 2 no longer needs are deleted
     ],
     "fedlora": [
         (Kill("llm_fed.training:_Fit._step", 2 * ROUNDS + 2), ROUNDS),  # while clients finish
@@ -71,7 +81,7 @@ def uninterrupted(small, tmp_path_factory):
 
 def start(small, method: str, out: Path, kill: Kill | None = None, *options: str) -> tuple[int, int | None]:
     """The command's exit code, and the round with which it said that it continues."""
-    config = small.config(out.parent / "config.yaml", method=METHODS[method], **CONFIG, **SECTIONS.get(method, {}))
+    config = small.config(out.parent / "config.yaml", method=METHODS[method], **{**CONFIG, **SECTIONS.get(method, {})})
     log = out.parent / "log"
     code = llm_fed(["run", str(config), "--out", str(out), *options], log, kill)
     said = [line.split()[-1] for line in log.read_text().splitlines() if line.startswith("continuing at round")]

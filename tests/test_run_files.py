@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from llm_fed.tasks import TASKS
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "runs"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
-OPEN = {"flan_cpu.yaml": ["base.name=base", "task.path=data"]}  # what a file leaves to the command line
+OPEN = {  # what a file leaves to the command line
+    "flan_cpu.yaml": ["base.name=base", "task.path=data"],
+    "feddle_cpu.yaml": ["task.path=data"],
+}
 ROWS = [(name, label, words) for name in FILES for label, words in compare.load_rows(FOLDER / name).items()]
 
 
@@ -23,8 +27,10 @@ def check(name: str, words: list[str]) -> None:
     """What `prepare` checks before it reads any data or model."""
     config = configfile.load(FOLDER / name, [*words, *OPEN.get(name, [])])
     check_rounds(methods.build(config.method), config)
-    lookup("task.name", config.task.name, TASKS)
-    assert config.eval.metric in METRICS
+    task = lookup("task.name", config.task.name, TASKS)
+    assert (config.eval.metric or task.metric) in METRICS
+    if config.task.server.name is not None:
+        assert lookup("task.server.name", config.task.server.name, TASKS).images == task.images
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -39,6 +45,8 @@ def test_a_row_resolves_to_what_its_label_says(name, label, words):
     kind, _, number = label.partition(" ")
     method = "mean" if re.match(r"(local|fedit)\(", kind) else kind.partition("(")[0]  # a mean of one is its parent
     assert config.method["name"] == method
+    if name.startswith("feddle_table"):
+        assert (config.task.server.name is not None) == label.endswith("out of domain")
     if number.startswith("r="):
         assert config.adapter is not None
         assert (config.adapter.rank, config.adapter.alpha) == (int(number[2:]), 2 * int(number[2:]))
@@ -66,3 +74,30 @@ def test_potara_merges_the_local_run_of_the_table(tmp_path):
     needs = planned.cells["potara", 0].needs
     assert needs["local"] is planned.cells["local", 0]
     assert needs["fedit"].config.rounds == 300 and 50 in needs["fedit"].config.checkpoint.keep_rounds
+
+
+WORDS = {  # what the files' first comments say of other settings and stand-ins
+    "feddle_table1.yaml": [
+        "base.name=vit", "adapter.rank=4", "adapter.alpha=8", "adapter.dropout=0",
+        "adapter.target_modules=[q_proj,v_proj]", "task.partition.alpha=0.3", "delay.sigma=5",
+    ],
+    "feddle_table2.yaml": ["task.name=celeba", "task.server.examples=200"],
+    "feddle_table5.yaml": ["task.image_size=224", "task.server.name=imagenet", "task.server.examples=250000"],
+    "feddle_atlas.yaml": ["task.name=fashion-mnist", "task.server.name=cifar10", "task.server.path=data"],
+    "flan_feddle.yaml": ["base.name=base", "base.dtype=float32", "task.path=data", "task.template=alpaca-short"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_words_in_a_file_s_comment_resolve(name):
+    check(name, WORDS[name])
+    for words in compare.load_rows(FOLDER / name).values():
+        check(name, [*words, *WORDS[name]])
+
+
+def test_the_parts_of_feddle_are_added_one_by_one():
+    rows = compare.load_rows(FOLDER / "feddle_table5.yaml")
+    built = [methods.build(configfile.load(FOLDER / "feddle_table5.yaml", words).method) for words in rows.values()]
+    parts = [(m.normalize, m.importance, m.fallback_start, m.regularization > 0) for m in built]  # type: ignore[attr-defined]
+    assert [sum(row) for row in parts] == [0, 1, 2, 3, 4]
+    assert all(set(zip(one, two, strict=True)) <= {(0, 0), (0, 1), (1, 1)} for one, two in pairwise(parts))

@@ -12,13 +12,17 @@ from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.fedalt import FedALT
 from llm_fed.methods.fedasync import FedAsync
 from llm_fed.methods.fedbuff import FedBuff
+from llm_fed.methods.feddf import FedDF
+from llm_fed.methods.feddle import Feddle
 from llm_fed.methods.feddpa import FedDPA
 from llm_fed.methods.fedem import FedEM
+from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.fedit import FedIT, FedLoRA
 from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed
 from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.fisher_merging import FisherMerging
+from llm_fed.methods.hfcl import HFCL
 from llm_fed.methods.ifca import IFCA
 from llm_fed.methods.interpolation import Grid, Mean
 from llm_fed.methods.local import Local
@@ -41,6 +45,11 @@ METHODS: dict[str, type[Method]] = {
     "fedasync": FedAsync,
     "fedbuff": FedBuff,
     "ca2fl": CA2FL,
+    "center": Center,
+    "fed+ft": FedFT,
+    "hfcl": HFCL,
+    "feddf": FedDF,
+    "feddle": Feddle,
     "potara": Potara,
     "fisher-merging": FisherMerging,
     "mean": Mean,

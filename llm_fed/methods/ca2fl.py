@@ -17,11 +17,12 @@ from llm_fed.wire import Message
 class CA2FL(Method):
     """FedBuff whose step stands for all clients: who is not in the buffer takes part with the last update it sent.
 
-    The server keeps that update, h_i, of every client (zero until it answered), and their mean over all registered
-    clients, so a step costs as much as the buffer and not as the federation.
+    The server's memory holds that update, h_i, of every client (zero until it answered), and its state their mean over
+    all registered clients, so a step and a checkpoint cost as much as the buffer and not as the federation.
     """
 
     paper: ClassVar[str] = "CA2FL (Wang et al. 2024)"
+    one_model: ClassVar[bool] = True
 
     buffer: int = 10  # M: updates per server step
     server_lr: float = 1.0  # eta_g
@@ -34,30 +35,29 @@ class CA2FL(Method):
 
     def init(self, server: Site) -> Message:
         model = server.initial()
-        return {"model": model, "cache": {}, "mean": 0.0 * model, "sum": 0.0 * model, "waiting": {}, "buffered": 0}
+        return {"model": model, "mean": 0.0 * model, "sum": 0.0 * model, "waiting": [], "buffered": 0}
 
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         model, mean, total, buffered = state["model"], state["mean"], state["sum"], state["buffered"]
-        cache, waiting = dict(state["cache"]), dict(state["waiting"])
+        memory, waiting = server.memory, list(state["waiting"])  # who is in the buffer
         for upload in by_arrival(server, uploads):
-            cached = cache.get(upload.client)
+            cached = memory.get(f"cache/{upload.client}")
             total = total + (upload.content if cached is None else upload.content - cached)  # sum_i (Delta_i - h_i)
-            waiting[upload.client] = upload.content
+            memory[f"waiting/{upload.client}"] = upload.content
+            waiting += [] if upload.client in waiting else [upload.client]
             buffered += 1
             if buffered == self.buffer:
                 calibrated = mean + 1 / self.buffer * total  # v = mean_i(h_i) + (1/M) sum_i (Delta_i - h_i)
                 model = model + self.server_lr * calibrated  # omega <- omega + eta_g v
-                for client, delta in waiting.items():  # h_i <- Delta_i, and the mean with it
-                    cached = cache.get(client)
+                for client in waiting:  # h_i <- Delta_i, and the mean with it
+                    delta, cached = memory.pop(f"waiting/{client}"), memory.get(f"cache/{client}")
                     mean = mean + 1 / len(server.clients) * (delta if cached is None else delta - cached)
-                    cache[client] = delta
-                waiting, total, buffered = {}, 0.0 * total, 0
-        return {
-            "model": model, "cache": cache, "mean": mean, "sum": total, "waiting": waiting, "buffered": buffered,
-        }  # fmt: skip
+                    memory[f"cache/{client}"] = delta
+                waiting, total, buffered = [], 0.0 * total, 0
+        return {"model": model, "mean": mean, "sum": total, "waiting": waiting, "buffered": buffered}
 
     def report(self, state: Message) -> dict[str, Any]:
         return {"buffered": state["buffered"]}

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.lora import Lora
 from llm_fed.method import Method, Upload
 from llm_fed.site import Site
 from llm_fed.state import stack
+from llm_fed.structure import Structure
 from llm_fed.wire import Message
 
 
@@ -24,7 +24,7 @@ class FedALT(Method):
     paper: ClassVar[str] = "FedALT (Bian et al. 2026)"
     trained: ClassVar[str] = r"\.own\.|\.router$"
 
-    def wrap(self, structure: Lora, client: Site | None) -> Lora:
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.with_experts("own", "rest", gate="router")
 
     def init(self, server: Site) -> Message:

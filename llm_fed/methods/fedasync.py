@@ -22,6 +22,7 @@ class FedAsync(Method):
     """
 
     paper: ClassVar[str] = "FedAsync (Xie et al. 2020)"
+    one_model: ClassVar[bool] = True
 
     mixing: float = 0.4  # alpha
     staleness_exponent: float = 0.5  # a; 0: a late answer counts as much as any

@@ -22,6 +22,7 @@ class FedBuff(Method):
     """
 
     paper: ClassVar[str] = "FedBuff (Nguyen et al. 2022)"
+    one_model: ClassVar[bool] = True
 
     buffer: int = 10  # M: updates per server step
     server_lr: float = 1.0  # eta_g

@@ -11,11 +11,11 @@ import torch
 
 from llm_fed.errors import UserError, require
 from llm_fed.inference import ANCHORS, SCALE
-from llm_fed.lora import Lora
 from llm_fed.method import Method
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.structure import Structure
 from llm_fed.wire import Message
 
 LOCAL, EVENLY = r"\.local\.", (0.5, 0.5)
@@ -48,7 +48,7 @@ class FedDPA(Method):
         if not 0 <= self.mix_scale < math.inf:
             raise UserError(f"method.mix_scale is {self.mix_scale}; it must be at least 0 and finite")
 
-    def wrap(self, structure: Lora, client: Site | None) -> Lora:
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.with_experts("global", "local", gate="mix")
 
     async def client_update(self, client: Site, message: Message) -> Message:

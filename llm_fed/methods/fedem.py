@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.errors import UserError
-from llm_fed.lora import Lora
 from llm_fed.method import Method
 from llm_fed.site import Site
+from llm_fed.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -29,5 +29,5 @@ class FedEM(Method):
         if self.num_models < 1:
             raise UserError(f"method.num_models is {self.num_models}; it must be at least 1")
 
-    def wrap(self, structure: Lora, client: Site | None) -> Lora:
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.with_experts(*(f"expert{j}" for j in range(self.num_models)), gate="router")

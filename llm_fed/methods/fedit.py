@@ -20,25 +20,27 @@ class FedIT(Method):
     """One adapter for all: every client trains it, the server takes the mean weighted by numbers of examples.
 
     The server adds the weighted mean of the updates, which is the weighted mean of the trained adapters: all start
-    equal. Where answers are late, `wait` says for which of them a step waits; every variant is the same without delays
-    (`first_n` where `wait_for` is the size of the cohort).
+    equal. Where answers are late, `wait` says for which of them a step waits; without delays every variant is the same
+    (`first_n` with the default `wait_for`).
     """
 
     paper: ClassVar[str] = "FedIT (Zhang et al. 2024), FedAvg (McMahan et al. 2017)"
+    one_model: ClassVar[bool] = True
 
     # none: a step on whatever arrives in a round | deadline: on what arrives in the round that asked for it |
-    # first_n: on the first answers to the current model, however many rounds they take; later ones are dropped
+    # first_n: on the first answers to the current model, one per client, however many rounds they take; the others are
+    # dropped
     wait: str = "none"
-    wait_for: int = 10  # first_n: so many answers
+    wait_for: int | None = None  # first_n: so many answers; null: as many as clients are asked in a round
 
     def __post_init__(self) -> None:
         require("method.wait", self.wait, ("none", "deadline", "first_n"))
-        if self.wait_for < 1:
-            raise UserError(f"method.wait_for is {self.wait_for}; it must be at least 1")
+        if self.wait_for is not None and self.wait_for < 1:
+            raise UserError(f"method.wait_for is {self.wait_for}; it must be at least 1, or null")
 
     def init(self, server: Site) -> Message:
         model = server.initial()
-        return {"model": model, "since": 1, "deltas": [], "sizes": []} if self.wait == "first_n" else model
+        return {"model": model, "since": 1, "deltas": {}, "sizes": {}} if self.wait == "first_n" else model
 
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"] if self.wait == "first_n" else state
@@ -49,12 +51,16 @@ class FedIT(Method):
         if self.wait != "first_n":
             return await super().server_update(server, state, uploads)
         # The current model was first sent in round `since`: who was asked before answers an older one.
-        current = [u for u in by_arrival(server, uploads) if server.round - u.staleness >= state["since"]]
-        deltas = [*state["deltas"], *(upload.content for upload in current)][: self.wait_for]
-        sizes = [*state["sizes"], *(upload.num_examples for upload in current)][: self.wait_for]
-        if len(deltas) < self.wait_for:
+        wait_for = server.cohort if self.wait_for is None else self.wait_for
+        deltas, sizes = dict(state["deltas"]), dict(state["sizes"])
+        for upload in by_arrival(server, uploads):
+            current = server.round - upload.staleness >= state["since"]
+            if current and upload.client not in deltas and len(deltas) < wait_for:
+                deltas[upload.client], sizes[upload.client] = upload.content, upload.num_examples
+        if len(deltas) < wait_for:
             return {**state, "deltas": deltas, "sizes": sizes}
-        return {"model": state["model"] + mean(deltas, sizes), "since": server.round + 1, "deltas": [], "sizes": []}
+        model = state["model"] + mean(list(deltas.values()), list(sizes.values()))
+        return {"model": model, "since": server.round + 1, "deltas": {}, "sizes": {}}
 
 
 @dataclass(frozen=True)

@@ -77,12 +77,14 @@ class FedMerge(Method):
 
         if self.order == "published":
             logits = weights_after(soup)
-            moved = step_soup(soup, deltas, logits.softmax(1), sizes, self.soup_step)
+            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
+            moved = step_soup(soup, deltas, mixing)
         else:
-            moved = step_soup(soup, deltas, logits.softmax(1), sizes, self.soup_step)
+            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
+            moved = step_soup(soup, deltas, mixing)
             logits = weights_after(moved if self.order == "algorithm1" else soup)
         rows = {upload.client: row for upload, row in zip(uploads, logits, strict=True)}
-        return {"soup": unstack(moved, state["soup"][0]), "logits": {**state["logits"], **rows}}
+        return {"soup": new_soup(state["soup"], moved, uploads, mixing), "logits": {**state["logits"], **rows}}
 
     def _logit_step(self, gradient: Tensor, share: Tensor) -> Tensor:
         if self.weight_step == "normalized":  # App. B: every client's row has the same length
@@ -134,9 +136,10 @@ class FedMergeFixed(Method):
         weights = torch.stack([self.weights(upload.client) for upload in uploads])
         sizes = torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64)
         deltas = stack(upload.content for upload in uploads)
-        moved = step_soup(stack(state["soup"]), deltas, weights, sizes, self.soup_step)
+        mixing = soup_mixing(weights, sizes, self.soup_step)
+        moved = step_soup(stack(state["soup"]), deltas, mixing)
         seen = sorted({*state["seen"], *(upload.client for upload in uploads)})
-        return {"soup": unstack(moved, state["soup"][0]), "seen": seen}
+        return {"soup": new_soup(state["soup"], moved, uploads, mixing), "seen": seen}
 
     def report(self, state: Message) -> dict[str, Any]:
         return weights_report({client: self.weights(client) for client in state["seen"]})
@@ -151,7 +154,8 @@ def draw_soup(server: Site, num_models: int, how: str, noise: float) -> list[Sta
         others = [first + noise * other for other in others]
     # A mean of d independent draws is sqrt(d) smaller than one draw, so the merged A would start too small.
     factor = num_models**0.5 if how == "scaled" else 1.0
-    return unstack(factor * stack([first, *others]), first)
+    models = [first, *others]
+    return [model.like(row) for model, row in zip(models, factor * stack(models), strict=True)]
 
 
 def logit_row(state: Message, client: str) -> Tensor:
@@ -173,16 +177,31 @@ def logit_gradient(soup: Tensor, deltas: Tensor, weights: Tensor, where: list[sl
     return weights * (inner - (weights * inner).sum(1, keepdim=True))
 
 
-def step_soup(soup: Tensor, deltas: Tensor, weights: Tensor, sizes: Tensor, how: str) -> Tensor:
-    """Theta_j + sum_i c_ij Delta_i (d, P); `sizes` are the n_i (k,).
+def soup_mixing(weights: Tensor, sizes: Tensor, how: str) -> Tensor:
+    """c_ij (k, d): how far update i moves soup model j; `sizes` are the n_i (k,).
 
     `gradient`: c_ij = (n_i / n) w_ij (Eq. 8, 10); `normalized`: c_ij = n_i w_ij / sum_k n_k w_kj, so that each soup
     model moves by a weighted mean of the updates. A model that no client weighs stays where it is.
     """
-    mixing = sizes[:, None] * weights  # (k, d)
+    mixing = sizes[:, None] * weights
     total = sizes.sum() if how == "gradient" else mixing.sum(0)
-    mixing = torch.where(mixing > 0, mixing / total, 0.0)
+    return torch.where(mixing > 0, mixing / total, 0.0)
+
+
+def step_soup(soup: Tensor, deltas: Tensor, mixing: Tensor) -> Tensor:
+    """Theta_j + sum_i c_ij Delta_i (d, P)."""
     return (mixing.T.to(deltas.dtype) @ deltas).add_(soup)
+
+
+def new_soup(soup: list[State], moved: Tensor, uploads: list[Upload], mixing: Tensor) -> list[State]:
+    """The soup's models around the rows `moved`; running statistics (extras) move by the same c_ij."""
+    if not soup[0].extras:
+        return unstack(moved, soup[0])
+    shifts = [combine([upload.content for upload in uploads], column).extras for column in mixing.T]
+    return [
+        State(model.layout, row, {name: value + shift[name] for name, value in model.extras.items()})
+        for model, row, shift in zip(soup, moved, shifts, strict=True)
+    ]
 
 
 def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[slice]:

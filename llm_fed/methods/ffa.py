@@ -12,9 +12,9 @@ from llm_fed.method import Method
 class FFA(Method):
     """Every client holds the same A, drawn once and frozen; B is trained and averaged, so that B A is averaged exactly.
 
-    A never travels: each client draws it from the run's seed.
+    A never travels: each client draws it from the run's seed. An image model's head is trained and averaged like B.
     """
 
     paper: ClassVar[str] = "FFA-LoRA (Sun et al. 2024)"
-    trained: ClassVar[str] = r"\.lora_B$"
-    shared: ClassVar[str] = r"\.lora_B$"
+    trained: ClassVar[str] = r"^(?!.*\.lora_A$)"
+    shared: ClassVar[str] = trained

@@ -15,6 +15,7 @@ from llm_fed.merge.mean import mix_factors, mix_products
 from llm_fed.method import Method
 from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.structure import Structure
 from llm_fed.wire import Message
 
 
@@ -35,7 +36,7 @@ class Mean(Method):
         if not 0 <= self.weight <= 1:
             raise UserError(f"method.weight is {self.weight}; it must be 0 (local) to 1 (federated)")
 
-    def wrap(self, structure: Lora, client: Site | None) -> Lora:
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
 
     def needed_round(self, name: str) -> int | None:
@@ -67,7 +68,7 @@ class Grid(Method):
     def __post_init__(self) -> None:
         check_space(self.space)
 
-    def wrap(self, structure: Lora, client: Site | None) -> Lora:
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
 
     def needed_round(self, name: str) -> int | None:
@@ -92,8 +93,10 @@ def mixed(fed: State, local: State, weight: float | Mapping[str, float], space: 
     return mix_factors(fed, local, weight)
 
 
-def doubled(structure: Lora) -> Lora:
+def doubled(structure: Structure) -> Lora:
     """The structure of `mix_products`: twice the rank with the same scaling."""
+    if not isinstance(structure, Lora):
+        raise UserError("method.space=delta is for adapters; use method.space=factors for whole models")
     return replace(structure, rank=2 * structure.rank, alpha=2 * structure.alpha)
 
 

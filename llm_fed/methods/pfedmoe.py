@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.lora import Lora
 from llm_fed.method import Method
 from llm_fed.site import Site
+from llm_fed.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -21,5 +21,5 @@ class PFedMoE(Method):
     paper: ClassVar[str] = "pFedMoE (Yi et al. 2024)"
     shared: ClassVar[str] = r"\.global\."
 
-    def wrap(self, structure: Lora, client: Site | None) -> Lora:
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.with_experts("global", "local", gate="router")

@@ -18,6 +18,7 @@ from llm_fed.merge.potara import sweep, traces
 from llm_fed.method import Method
 from llm_fed.methods.interpolation import check_fisher, check_space, curve, doubled, mixed, rounded
 from llm_fed.site import Site
+from llm_fed.structure import Structure
 from llm_fed.wire import Message
 
 OVERFITTED = 0.05  # nats per target token: gradients below it say little about how sure a model is
@@ -51,7 +52,7 @@ class Potara(Method):
         if self.per_factor and self.space == "delta":
             raise UserError("method.per_factor=true mixes A and B apart, which method.space=delta cannot; choose one")
 
-    def wrap(self, structure: Lora, client: Site | None) -> Lora:
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
 
     def needed_round(self, name: str) -> int | None:
@@ -61,7 +62,7 @@ class Potara(Method):
         fed, local = (client.given[name] for name in self.needs)
         examples = client.sample(self.samples, held_out=self.fisher_data == "held-out")
         plain = client.structure
-        if self.space == "delta":
+        if isinstance(plain, Lora) and self.space == "delta":
             plain = replace(plain, rank=plain.rank // 2, alpha=plain.alpha / 2)
         found = await client.gradient_moments(fed, local, examples, sampled=self.fisher == "sampled", structure=plain)
         recipe = self._weigh(found, {factor: fed.layout.segments(rf"\.{factor}$") for factor in FACTORS})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from llm_fed import lora
 from llm_fed.bank import freeze
 from llm_fed.config import BaseConfig
 from llm_fed.errors import UserError, lookup
+from llm_fed.state import Layout, State
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits
@@ -35,6 +38,18 @@ class Base:
     dtype: torch.dtype  # of the weights; of the products, where the weights are quantized
     autocast: torch.dtype | None  # the autocast dtype of forward passes; None for float32
 
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def layout(self, structure: Any) -> Layout:
+        """The entries of a state of `structure` (a `Lora`)."""
+        return lora.layout(self.model, structure)
+
+    def draw(self, structure: Any, generator: torch.Generator) -> State:
+        """A fresh adapter, from a CPU generator."""
+        return lora.draw(self.model, structure, generator)
+
 
 def load_base(config: BaseConfig, device: str) -> Base:
     """The base of a run on `device` ("cpu", "cuda:1"). Only safetensors is read; no repository's code is run.
@@ -49,7 +64,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if config.quantization is not None:
         lookup("base.quantization", config.quantization, QUANTIZATIONS)
-    folder_or_id = _check_name(config.name)
+    folder_or_id = check_name(config.name)
     # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # It warns of missing optional kernels when imported, and with int8 at every layer of every forward pass.
@@ -67,7 +82,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
             output_loading_info=True,
         )
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
-        raise UserError(_explain(config.name, error)) from error
+        raise UserError(explain(config.name, error, "a causal LM")) from error
     model, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
@@ -88,22 +103,31 @@ def load_base(config: BaseConfig, device: str) -> Base:
     return Base(model, tokenizer, config.name, dtype, None if dtype == torch.float32 else dtype)
 
 
-def _check_name(name: str) -> str:
-    """The name for transformers: a folder's full path, or a Hub id."""
+def check_name(name: str, also: Iterable[str] = ()) -> str:
+    """The name for transformers: a folder's full path, or a Hub id.
+
+    Args:
+        also: other names that would have been possible here.
+
+    Raises:
+        UserError: it is neither.
+    """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise UserError(f"base.name={name!r} is no model folder: it has no config.json (see save_pretrained)")
         return str(folder)
     if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
-        raise UserError(f"base.name={name!r} is no folder; give one, or a Hub id such as Qwen/Qwen3-0.6B")
+        known = "".join(f", {other}" for other in also)
+        raise UserError(f"base.name={name!r} is no folder; give one{known}, or a Hub id such as Qwen/Qwen3-0.6B")
     return name
 
 
-def _explain(name: str, error: Exception) -> str:
+def explain(name: str, error: Exception, kind: str) -> str:
+    """Why the model `name` cannot be loaded as a `kind`, in words."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     if Path(name).expanduser().is_dir():
-        return f"base.name={name!r}: this folder cannot be loaded as a causal LM: {reason}"
+        return f"base.name={name!r}: this folder cannot be loaded as {kind}: {reason}"
     return (
         f"base.name={name!r} is no folder here, and the Hub did not give it: {reason} "
         "Offline, give the folder of a downloaded model; for a gated model, run `hf auth login`."

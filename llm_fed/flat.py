@@ -1,0 +1,63 @@
+"""FlatModel: a module whose trained parameters lie in one row, so that a state goes in and out by one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from llm_fed.state import Layout, State
+
+
+class FlatModel:
+    """A module around one row (P,) of parameters and one of gradients.
+
+    The module's parameters become views of `row`, their gradients views of `grads`: loading a state, clipping,
+    optimising and reading are then operations on rows. Floating buffers (BatchNorm statistics) are the extras of the
+    states; integer ones (counters) stay in the module and never travel. Where some parameters are frozen, so are all
+    buffers, and states have no extras.
+
+    Args:
+        module: it is changed: from here on its parameters live in the row.
+        parameters: the trained ones, by entry; the others are frozen.
+    """
+
+    def __init__(self, module: nn.Module, parameters: Mapping[str, nn.Parameter]):
+        self.module = module
+        self.whole = len(parameters) == len(list(module.parameters()))
+        module.requires_grad_(False)
+        self.layout = Layout(tuple(parameters), tuple(tuple(p.shape) for p in parameters.values()))
+        self.row = torch.cat([parameter.detach().reshape(-1) for parameter in parameters.values()])
+        self.grads = torch.zeros_like(self.row)
+        for name, parameter in parameters.items():
+            place, shape = self.layout.slices[name], self.layout.shape_of[name]
+            parameter.data = self.row[place].view(shape)
+            parameter.requires_grad_(True)
+            parameter.grad = self.grads[place].view(shape)
+        buffers = module.named_buffers() if self.whole else ()
+        self.buffers = {name: buffer for name, buffer in buffers if buffer.is_floating_point()}
+
+    def train(self, training: bool) -> None:
+        """Training mode (dropout, BatchNorm on the batch's statistics) or evaluation mode; frozen statistics stay."""
+        self.module.train(training)
+        if not self.whole:
+            for module in self.module.modules():
+                if getattr(module, "track_running_stats", False):
+                    module.eval()
+
+    def load(self, state: State) -> None:
+        """Put a state in.
+
+        Raises:
+            ValueError: it has other entries than the module.
+        """
+        if state.layout != self.layout or state.extras.keys() != self.buffers.keys():
+            raise ValueError(f"the state's entries are not those of {type(self.module).__name__}")
+        self.row.copy_(state.row)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(state.extras[name])
+
+    def read(self) -> State:
+        """A copy of what is in, on the CPU."""
+        return State(self.layout, self.row.cpu().clone(), {n: b.cpu().clone() for n, b in self.buffers.items()})

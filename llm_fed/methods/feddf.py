@@ -1,0 +1,46 @@
+"""FedDF: Ensemble Distillation for Robust Model Fusion in Federated Learning (Lin et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llm_fed.errors import UserError, above_zero, at_least
+from llm_fed.merge import mean
+from llm_fed.method import Method, Upload
+from llm_fed.site import Site
+from llm_fed.wire import Message
+
+
+@dataclass(frozen=True)
+class FedDF(Method):
+    """The mean of the models that arrived, by numbers of examples, then taught by all of them together: its
+    predictions on the server's examples, whose labels are not used, approach those of the models' mean logits.
+
+    Clients upload the model itself. The examples may be of any domain. A round with no arrival changes nothing.
+    """
+
+    paper: ClassVar[str] = "FedDF (Lin et al. 2020)"
+    one_model: ClassVar[bool] = True
+
+    server_epochs: int = 1  # of distillation in each round
+    server_lr: float = 1e-3  # of the run's local optimizer
+
+    def __post_init__(self) -> None:
+        at_least("method.server_epochs", self.server_epochs, 1)
+        above_zero("method.server_lr", self.server_lr)
+
+    def init(self, server: Site) -> Message:
+        if not server.train:
+            raise UserError("feddf distils on the server's own examples, and it has none; set task.server.examples")
+        return server.initial()
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        return await client.fit(message)
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        models = [upload.content for upload in uploads]
+        student = mean(models, [upload.num_examples for upload in uploads])
+        return await server.fit(student, epochs=self.server_epochs, lr=self.server_lr, teachers=models)

@@ -1,0 +1,136 @@
+"""Feddle: Guided Model Merging for Hybrid Data Learning (Zhu et al. 2025), Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.errors import UserError, above_zero, at_least, require
+from llm_fed.inbox import by_arrival
+from llm_fed.merge import mean
+from llm_fed.method import Method, Upload
+from llm_fed.site import Site
+from llm_fed.state import State, stack
+from llm_fed.wire import Message
+
+
+@dataclass(frozen=True)
+class Feddle(Method):
+    """One model for all, which moves along the clients' last updates as far as the server's own data say.
+
+    The last updates, however late, are the anchors of an atlas; each round the server searches one coefficient for
+    each anchor on its data, from where FedBuff would stand (the fallback), and may well find negative ones. With data
+    of another domain an image model is judged under a head of its own for their labels (Eq. 8, 9), and coefficients are
+    held near the fallback. A language model's head speaks the same vocabulary in every domain, so it is kept.
+    Deviation: the paper leaves open what the fallback averages; see `fallback_over` (docs/results.md compares both).
+    Running statistics (BatchNorm) take no part in the search: they move by the mean of the arrivals.
+    """
+
+    paper: ClassVar[str] = "Feddle (Zhu et al. 2025)"
+    one_model: ClassVar[bool] = True
+
+    atlas_size: int | None = None  # M: most anchors; null: twice the clients asked per round
+    search_epochs: int = 1  # passes over the server's examples in each round's search; 0: FedBuff
+    search_lr: float = 1e-3  # eta_c of Adam
+    server_lr: float = 1.0  # eta_g of the fallback
+    fallback_over: str = "arrivals"  # arrivals | atlas: whether the fallback averages this round's updates or all
+    normalize: bool = True  # anchors to the median norm (Eq. 4)
+    importance: bool = True  # the anchor of the smallest |c| makes room; false: the oldest
+    fallback_start: bool = True  # the search starts at the fallback; false: at zero
+    regularization: float | None = None  # lambda of (lambda/2) ||c - fallback||^2; null: 0, out of domain 0.01
+    head_epochs: int = 1  # out of domain: passes over the server's examples to fit the new head, each round
+    head_lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require("method.fallback_over", self.fallback_over, ("arrivals", "atlas"))
+        for name, least in (("search_epochs", 0), ("head_epochs", 1), ("atlas_size", 1), ("regularization", 0)):
+            if (value := getattr(self, name)) is not None:
+                at_least(f"method.{name}", value, least)
+        for name in ("search_lr", "server_lr", "head_lr"):
+            above_zero(f"method.{name}", getattr(self, name))
+
+    def init(self, server: Site) -> Message:
+        if self.search_epochs and not server.train:
+            raise UserError(
+                "feddle searches on the server's own examples, and the server has none; set task.server.examples, "
+                "or method.search_epochs=0"
+            )
+        model = server.initial()
+        head = server.new_head(model) if self._judged_by_new_head(server) else None
+        return {"model": model, "anchors": [], "importance": [], "head": head, "search": {}}
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        return state["model"]
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        model, head = state["model"], state["head"]
+        arrivals = [upload.content for upload in by_arrival(server, uploads)]
+        anchors, importance = self._add(server, state["anchors"], state["importance"], arrivals)
+        if not anchors:
+            return state
+        norms = torch.tensor([anchor.norm() for anchor in anchors], dtype=model.row.dtype)
+        moving = norms > 0  # an update of zero has no direction: it stays as it is, and is not in the median
+        scales = moving.to(norms)
+        if self.normalize and moving.any():
+            scales = torch.where(moving, norms[moving].quantile(0.5) / norms, scales)
+        atlas = scales[:, None] * stack(anchors)  # normalised anchors (M, P), Eq. 4
+        counted = torch.tensor([score is None or self.fallback_over == "atlas" for score in importance]).to(norms)
+        # FedBuff's step, in terms of the normalised anchors.
+        fallback = counted / counted.sum().clamp(min=1) * self.server_lr / scales
+        fallback = torch.where(moving, fallback, scales)
+        if arrivals:
+            model = State(model.layout, model.row, (model + mean(arrivals)).extras)
+        if head is not None and self.search_epochs:
+            start = model.like(model.row + fallback @ atlas)
+            head = await server.fit_head(start, head, epochs=self.head_epochs, lr=self.head_lr)  # Eq. 8
+        found, losses = await self._search(server, model, atlas, fallback, head)
+        return {
+            "model": model.like(model.row + found @ atlas),  # Eq. 6
+            "anchors": anchors,
+            "importance": found.abs().tolist(),
+            "head": head,
+            "search": {"coefficients": found.tolist(), "fallback": fallback.tolist(), "losses": losses},
+        }
+
+    def report(self, state: Message) -> dict[str, Any]:
+        search = state["search"]
+        return {key: [float(f"{value:.6g}") for value in values] for key, values in search.items()}
+
+    def _judged_by_new_head(self, server: Site) -> bool:
+        return server.foreign and server.num_labels > 0
+
+    def _add(
+        self, server: Site, anchors: list[State], importance: list[float | None], arrivals: list[State]
+    ) -> tuple[list[State], list[float | None]]:
+        """The atlas with the arrivals, whose importance is None until they were searched, oldest first."""
+        size = self.atlas_size or 2 * server.cohort
+        anchors, importance = list(anchors), list(importance)
+        for arrival in arrivals:
+            if len(anchors) == size:
+                searched = [(score, place) for place, score in enumerate(importance) if score is not None]
+                least = min(searched)[1] if searched and self.importance else 0
+                del anchors[least], importance[least]
+            anchors.append(arrival)
+            importance.append(None)
+        return anchors, importance
+
+    async def _search(
+        self, server: Site, model: State, atlas: Tensor, fallback: Tensor, head: State | None
+    ) -> tuple[Tensor, list[float]]:
+        """The coefficients (M,), and the loss on the server's data at each step of the search (Eq. 10)."""
+        start = fallback if self.fallback_start else torch.zeros_like(fallback)
+        coefficients = nn.Parameter(start.clone())
+        pull = self.regularization if self.regularization is not None else 0.01 if server.foreign else 0.0
+        optimizer = torch.optim.Adam([coefficients], lr=self.search_lr)
+        losses = []
+        for batch in server.batches(epochs=self.search_epochs) if self.search_epochs else []:
+            place = coefficients.detach()
+            loss, gradient = await server.gradient(model.like(model.row + place @ atlas), batch, head=head)
+            losses.append(loss)
+            # Eq. 16: no graph goes through the anchors, only the gradient of the merged model is projected on them.
+            coefficients.grad = atlas @ gradient.row + pull * (place - fallback)
+            optimizer.step()
+        return coefficients.detach(), losses

@@ -1,0 +1,71 @@
+"""Fed+FT, a baseline of the Feddle paper: federated averaging, then fine-tuning on the server's data in each round;
+and Center, the server's data alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llm_fed.errors import UserError, above_zero, at_least
+from llm_fed.method import Method, Upload
+from llm_fed.site import Site
+from llm_fed.wire import Message
+
+
+def need_examples(server: Site, method: str) -> None:
+    """Raises UserError: the server has no example of its own."""
+    if not server.train:
+        raise UserError(f"{method} trains on the server's own examples, and it has none; set task.server.examples")
+    if server.foreign:
+        raise UserError(f"{method} needs server examples of the clients' own task; leave task.server.name out")
+
+
+@dataclass(frozen=True)
+class FedFT(Method):
+    """FedAvg's step on what arrived in the round, however late, then the server trains on its own examples."""
+
+    paper: ClassVar[str] = "Fed+FT (baseline of Zhu et al. 2025)"
+    one_model: ClassVar[bool] = True
+
+    server_epochs: int = 1
+    server_lr: float = 1e-3  # of the run's local optimizer
+
+    def __post_init__(self) -> None:
+        at_least("method.server_epochs", self.server_epochs, 1)
+        above_zero("method.server_lr", self.server_lr)
+
+    def init(self, server: Site) -> Message:
+        need_examples(server, "fed+ft")
+        return super().init(server)
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        model = await super().server_update(server, state, uploads)
+        return await server.fit(model, epochs=self.server_epochs, lr=self.server_lr)
+
+
+@dataclass(frozen=True)
+class Center(Method):
+    """No federation: the server trains on its own examples; clients are only sent the result."""
+
+    paper: ClassVar[str] = "centralised training (baseline of Zhu et al. 2025)"
+    one_model: ClassVar[bool] = True
+
+    server_epochs: int = 1  # in each round
+    server_lr: float = 1e-3  # of the run's local optimizer
+
+    def __post_init__(self) -> None:
+        at_least("method.server_epochs", self.server_epochs, 1)
+        above_zero("method.server_lr", self.server_lr)
+
+    def init(self, server: Site) -> Message:
+        need_examples(server, "center")
+        return server.initial()
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        return {}
+
+    def upload_like(self, message: Message) -> Message:
+        return {}
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        return await server.fit(state, epochs=self.server_epochs, lr=self.server_lr)

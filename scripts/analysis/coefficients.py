@@ -1,0 +1,37 @@
+"""How the merging coefficients that a run searched spread, by round, as numbers and a picture (Feddle, Figures 6, 8).
+
+The report of a run has the picture, too. Writes RUN/analysis/coefficients.csv and .png.
+
+    python scripts/analysis/coefficients.py RUN
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from results import plain_errors, write_rows
+
+from llm_fed.errors import UserError
+from llm_fed.eval import atlas
+from llm_fed.run import read_records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    run = parser.parse_args().run
+    with plain_errors(parser):
+        found = atlas.spreads(line for line in read_records(run / "metrics.jsonl") if line["kind"] == "server")
+        if not found:
+            raise UserError(
+                f"{run}/metrics.jsonl holds no merging coefficients; give the run of a method that searches"
+            )
+        columns = ("round", "anchors", "minimum", "lower_quartile", "median", "upper_quartile", "maximum", "negative")
+        rows = [(spread.round, spread.anchors, *spread.quantiles, spread.negative) for spread in found]
+        folder = write_rows(run / "analysis" / "coefficients.csv", columns, rows)
+        atlas.draw(found, folder / "coefficients.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What the analysis scripts share: tables as CSV, and errors as the command line prints them."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llm_fed.errors import RunError, UserError
+from llm_fed.files import write_file
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """A CSV file; its folder is made, and returned."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, text.getvalue().encode())
+    return path.parent
+
+
+@contextmanager
+def plain_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """A mistake of the user's ends the script with its message and exit code 2."""
+    try:
+        yield
+    except (UserError, RunError) as error:
+        parser.error(str(error))

@@ -1,0 +1,195 @@
+"""The tasks of images: one class of several per picture; seven data sets of the Feddle paper, PACS, and your own.
+
+`task.path` is an npz file (`pictures.NPZ_KEYS`), a folder that holds one, a folder of image files (`CLASS/...`,
+`train/CLASS/...` and `test/CLASS/...`, either below a folder for each client), or a folder of Parquet files with the
+columns of the Hub data set. Without it the pictures come from the Hub (`SOURCES`). Not yet run against the Hub.
+
+A row of `flwrlabs/femnist`: {"image": <28x28 PNG>, "writer_id": "f0000_14", "hsf_id": 0, "character": 10}
+
+Pictures are uint8 and of one size: that of the data, or `task.image_size` (PIL, bilinear). All pictures of a task are
+held in memory as one tensor, so large ones need `task.image_size`. The label names are the data's own, else those here.
+
+- fashion-mnist (Xiao et al. 2017), cifar10 (Krizhevsky 2009): one natural client, to be divided by `task.partition`.
+- cifar100: the label is one of 20 superclasses, a Dirichlet partition divides by the 100 fine classes (Feddle paper).
+- femnist (Caldas et al. 2018, LEAF): a client per writer; the first 40 of 62 classes alone (Feddle paper, App. D).
+- celeba (Liu et al. 2015): a client per celebrity with at least five pictures, as in LEAF; is the person smiling? The
+  official split parts celebrities, not pictures, so it is not used.
+- isic2019 (Ogier du Terrail et al. 2022, Fed-ISIC2019): skin lesions of 8 classes, a client per centre.
+- imagenet (Deng et al. 2009): gated; its test labels are not public, so its validation split is the test split.
+- pacs (Li et al. 2017): a client per domain.
+- images: your own; `task.path` is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from llm_fed.config import TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.rng import derive
+from llm_fed.tasks.common import ClientData, Picture, TaskData
+from llm_fed.tasks.files import natural_order
+from llm_fed.tasks.partition import SPLITS, kept
+from llm_fed.tasks.pictures import Gallery, read_dataset, read_folder, read_npz
+from llm_fed.tasks.published import chosen
+from llm_fed.tasks.rows import hub_data
+
+METRIC = "accuracy"
+ALL = "all"  # the one client of data without clients
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set lies on the Hub, and what a task makes of it."""
+
+    hub: str | None
+    columns: Mapping[str, str] = field(default_factory=lambda: {"image": "image", "label": "label"})
+    classes: tuple[str, ...] | None = None  # names by label, where the data has none
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"train": ("train",), "test": ("test",)})
+    configuration: str | None = None
+    first_classes: int | None = None  # pictures of other classes are left out
+    least: int = 1  # pictures of a client; those with fewer are left out
+
+    @property
+    def clients(self) -> str:
+        """For the table of tasks."""
+        if self.hub is None:
+            return "as in the data"
+        return "one per " + self.columns["client"] if "client" in self.columns else "1, for task.partition to divide"
+
+
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SUPERCLASSES = (
+    "aquatic_mammals", "fish", "flowers", "food_containers", "fruit_and_vegetables", "household_electrical_devices",
+    "household_furniture", "insects", "large_carnivores", "large_man-made_outdoor_things",
+    "large_natural_outdoor_scenes", "large_omnivores_and_herbivores", "medium_mammals", "non-insect_invertebrates",
+    "people", "reptiles", "small_mammals", "trees", "vehicles_1", "vehicles_2",
+)  # fmt: skip
+CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+LESIONS = (
+    "melanoma", "melanocytic nevus", "basal cell carcinoma", "actinic keratosis", "benign keratosis",
+    "dermatofibroma", "vascular lesion", "squamous cell carcinoma",
+)  # fmt: skip
+PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+SOURCES = {
+    "fashion-mnist": Source("zalando-datasets/fashion_mnist", classes=FASHION),
+    "cifar10": Source("uoft-cs/cifar10", {"image": "img", "label": "label"}, CIFAR10),
+    "cifar100": Source(
+        "uoft-cs/cifar100", {"image": "img", "label": "coarse_label", "group": "fine_label"}, SUPERCLASSES
+    ),
+    "femnist": Source(
+        "flwrlabs/femnist", {"image": "image", "label": "character", "client": "writer_id"}, CHARACTERS,
+        {"train": ("train",)}, first_classes=40,
+    ),
+    "celeba": Source(
+        "flwrlabs/celeba", {"image": "image", "label": "Smiling", "client": "celeb_id"}, ("not smiling", "smiling"),
+        {"train": ("train", "valid", "validation", "test")}, "img_align+identity+attr", least=5,
+    ),
+    "isic2019": Source("flwrlabs/fed-isic2019", {"image": "image", "label": "label", "client": "center"}, LESIONS),
+    "imagenet": Source("ILSVRC/imagenet-1k", splits={"train": ("train",), "test": ("validation",)}),
+    "pacs": Source(
+        "flwrlabs/pacs", {"image": "image", "label": "label", "client": "domain"}, PACS, {"train": ("train",)}
+    ),
+    "images": Source(None),
+}  # fmt: skip
+
+
+def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
+    """The natural clients, or one named `all` where the data has none.
+
+    Pictures are decoded last, and only those that are needed: with the natural partition those of the clients that
+    take part; with `only` so many of the training pictures, drawn by the seed.
+    """
+    source = SOURCES[config.name]
+    gallery = _read(config, source)
+    classes = gallery.classes or source.classes or tuple(map(str, range(int(gallery.labels.max(initial=0)) + 1)))
+    wrong = gallery.labels[(gallery.labels < 0) | (gallery.labels >= len(classes))]
+    if len(wrong):
+        raise UserError(f"{gallery.where}: the label {wrong[0]} is none of the {len(classes)} classes of {config.name}")
+    if "group" in source.columns and gallery.groups is None:
+        raise UserError(f"{gallery.where} lacks coarse_of_fine, the superclass of each fine class, for {config.name}")
+    classes = classes[: source.first_classes]
+    owners = [ALL] * len(gallery.labels) if gallery.clients is None else list(map(str, gallery.clients))
+    sizes = Counter(owner for owner, label in zip(owners, gallery.labels.tolist(), strict=True) if label < len(classes))
+    names = sorted((name for name, size in sizes.items() if size >= source.least), key=natural_order)
+    if not names:
+        raise UserError(f"{gallery.where} holds no client with {source.least} pictures of {config.name}; see task.path")
+    names = list(chosen(config, names))
+    if config.partition.kind == "natural":
+        names = kept(names, config, seed)
+    wanted = set(names)
+    rows = np.array(
+        [i for i, owner in enumerate(owners) if owner in wanted and gallery.labels[i] < len(classes)], np.int64
+    )
+    if only is not None:
+        rows = _draw(rows[[gallery.splits[i] == "train" for i in rows]], only, seed, gallery.where)
+    return TaskData(config.name, METRIC, _clients(gallery, rows, names, owners, config.image_size), classes)
+
+
+def noisy(client: ClientData, share: float, classes: int, seed: int) -> ClientData:
+    """The client with each training label replaced, with probability `share`, by one drawn from all classes."""
+    rng = np.random.default_rng(derive(seed, "noise", client.client))
+    hit = rng.random(len(client.train)) < share
+    labels = rng.integers(classes, size=len(client.train)).tolist()
+    train = (
+        dataclasses.replace(picture, label=label) if wrong else picture
+        for picture, label, wrong in zip(client.train, labels, hit, strict=True)
+    )
+    return dataclasses.replace(client, train=tuple(train))
+
+
+def _read(config: TaskConfig, source: Source) -> Gallery:
+    if config.path is None:
+        if source.hub is None:
+            raise UserError(f"task.path is not set; the task `{config.name}` needs an npz file or a folder of pictures")
+        options = {} if source.configuration is None else {"name": source.configuration}
+        return _from_datasets(source.hub, source, **options)
+    path = Path(config.path).expanduser()
+    if path.is_file():
+        return read_npz(path)
+    if not path.is_dir():
+        raise UserError(f"task.path={config.path!r}: there is no such file or folder, seen from {Path.cwd()}")
+    found = sorted(path.glob("*.npz"))
+    if len(found) > 1:
+        raise UserError(f"{path} holds {found[0].name} and {found[1].name}; name one of them in task.path")
+    if found:
+        return read_npz(found[0])
+    if next(path.rglob("*.parquet"), None):
+        return _from_datasets(str(path), source)
+    return read_folder(path)
+
+
+def _from_datasets(where: str, source: Source, **options: str) -> Gallery:
+    data = hub_data(where, **options)
+    parts = [(split, data[name]) for split, names in source.splits.items() for name in names if name in data]
+    if not any(split == "train" and len(part) for split, part in parts):
+        raise UserError(f"{where} has no training pictures; its splits are {', '.join(data)}")
+    return read_dataset(parts, source.columns, where)
+
+
+def _draw(rows: np.ndarray, count: int, seed: int, where: str) -> np.ndarray:
+    if count > len(rows):
+        raise UserError(f"task.server.examples={count}, but {where} has {len(rows)} training pictures; lower it")
+    return np.sort(np.random.default_rng(derive(seed, "server", "pictures")).choice(rows, count, replace=False))
+
+
+def _clients(
+    gallery: Gallery, rows: np.ndarray, names: list[str], owners: list[str], size: int | None
+) -> dict[str, ClientData]:
+    splits: dict[str, dict[str, list[Picture]]] = {name: {split: [] for split in SPLITS} for name in names}
+    for row, pixels in zip(rows.tolist(), gallery.decode(rows, size).unbind(0), strict=True):
+        label = int(gallery.labels[row])
+        group = str(label if gallery.groups is None else gallery.groups[row])
+        splits[owners[row]][gallery.splits[row]].append(Picture(pixels, label, group))
+    return {
+        name: ClientData(name, **{split: tuple(pictures) for split, pictures in parts.items()})
+        for name, parts in splits.items()
+    }

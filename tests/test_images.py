@@ -1,0 +1,393 @@
+"""Image tasks: npz files, folders of image files, Parquet files with the Hub's columns; label noise; bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from llm_fed import tasks
+from llm_fed.config import PartitionConfig, ServerConfig, TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.tasks import images, rows
+from llm_fed.tasks.common import ClientData, Picture
+
+
+def pictures(count: int, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(256, size=(count, *shape), dtype=np.uint8)
+
+
+def split_file(path: Path, shape: tuple[int, ...] = (6, 6), **changed: object) -> Path:
+    """x_train, y_train, x_test and y_test with 40 and 20 pictures of ten classes."""
+    arrays: dict[str, object] = {
+        "x_train": pictures(40, *shape), "y_train": np.arange(40) % 10,
+        "x_test": pictures(20, *shape, seed=1), "y_test": np.arange(20) % 10,
+    } | changed  # fmt: skip
+    np.savez(path, **{key: value for key, value in arrays.items() if value is not None})  # type: ignore[arg-type]
+    return path
+
+
+def load(name: str, path: Path | None, seed: int = 0, **settings) -> tasks.TaskData:
+    settings.setdefault("validation", 0.0)
+    return tasks.load(TaskConfig(name=name, path=None if path is None else str(path), **settings), seed)
+
+
+def same(found: tuple[Picture, ...], pixels: np.ndarray, labels: np.ndarray) -> bool:
+    stacked = torch.stack([picture.pixels for picture in found])
+    return torch.equal(stacked, torch.from_numpy(pixels)) and [p.label for p in found] == labels.tolist()
+
+
+# npz files
+
+
+def test_grey_pictures_of_a_split_file(tmp_path):
+    data = load("fashion-mnist", split_file(tmp_path / "a.npz"))
+    (client,) = data.clients.values()
+    assert (client.client, data.metric, data.labels) == ("all", "accuracy", images.FASHION)
+    assert same(client.train, pictures(40, 1, 6, 6), np.arange(40) % 10)
+    assert same(client.test, pictures(20, 1, 6, 6, seed=1), np.arange(20) % 10)
+    assert client.train[3].pixels.dtype == torch.uint8 and client.train[3].group == "3"
+
+
+def test_coloured_pictures_are_channels_first_views_of_one_tensor(tmp_path):
+    data = load("cifar10", split_file(tmp_path / "a.npz", (6, 5, 3)))
+    client = data.clients["all"]
+    assert same(client.train, pictures(40, 6, 5, 3).transpose(0, 3, 1, 2), np.arange(40) % 10)
+    storages = {p.pixels.untyped_storage().data_ptr() for p in client.train + client.test}
+    assert len(storages) == 1 and len({p.pixels.data_ptr() for p in client.train + client.test}) == 60
+
+
+def test_a_folder_with_one_npz_file(tmp_path):
+    split_file(tmp_path / "a.npz")
+    assert len(load("images", tmp_path).clients["all"].train) == 40
+    split_file(tmp_path / "b.npz")
+    with pytest.raises(UserError, match="holds a.npz and b.npz; name one"):
+        load("images", tmp_path)
+
+
+def test_image_size_resizes_as_pil_does(tmp_path):
+    client = load("cifar10", split_file(tmp_path / "a.npz", (6, 6, 3)), image_size=4).clients["all"]
+    expected = Image.fromarray(pictures(40, 6, 6, 3)[7]).resize((4, 4), Image.Resampling.BILINEAR)
+    assert client.train[7].pixels.shape == (3, 4, 4)
+    assert torch.equal(client.train[7].pixels, torch.from_numpy(np.array(expected)).permute(2, 0, 1))
+    grey = load("fashion-mnist", split_file(tmp_path / "b.npz", (6, 6, 1)), image_size=8).clients["all"]
+    assert grey.train[0].pixels.shape == (1, 8, 8)
+
+
+def test_cifar100_predicts_superclasses_and_divides_by_fine_classes(tmp_path):
+    coarse = (np.arange(100) * 7) % 20
+    path = split_file(tmp_path / "a.npz", (4, 4, 3), y_train=np.arange(40) + 60, coarse_of_fine=coarse)
+    data = load("cifar100", path)
+    assert len(data.labels) == 20
+    assert [p.label for p in data.clients["all"].train] == coarse[60:].tolist()
+    assert [p.group for p in data.clients["all"].train] == [str(fine) for fine in range(60, 100)]
+    with pytest.raises(UserError, match="lacks coarse_of_fine"):
+        load("cifar100", split_file(tmp_path / "b.npz", (4, 4, 3)))
+
+
+def test_femnist_keeps_writers_and_the_first_forty_classes(tmp_path):
+    labels, writers = np.arange(60) % 45, np.repeat([10, 2, 3], 20)
+    test = np.arange(60) % 5 == 0
+    np.savez(tmp_path / "a.npz", x=pictures(60, 4, 4), y=labels, client=writers, test=test)
+    data = load("femnist", tmp_path / "a.npz")
+    assert list(data.clients) == ["2", "3", "10"] and data.labels == images.CHARACTERS[:40]
+    for name, client in data.clients.items():
+        mine = (writers == int(name)) & (labels < 40)
+        assert same(client.train, pictures(60, 1, 4, 4)[mine & ~test], labels[mine & ~test])
+        assert same(client.test, pictures(60, 1, 4, 4)[mine & test], labels[mine & test])
+
+
+def test_pacs_has_a_client_per_domain_and_the_classes_of_the_file(tmp_path):
+    np.savez(
+        tmp_path / "a.npz", x=pictures(40, 4, 4, 3), y=np.arange(40) % 2, domain=np.repeat([0, 1], 20),
+        domains=np.array(["photo", "art"]), classes=np.array(["dog", "guitar"]),
+    )  # fmt: skip
+    data = load("pacs", tmp_path / "a.npz")
+    assert data.labels == ("dog", "guitar")
+    assert {name: (len(c.train), len(c.test)) for name, c in data.clients.items()} == {"art": (16, 4), "photo": (16, 4)}
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"x_test": None}, "lacks x_test; an npz file of pictures holds x_train, y_train"),
+        ({"x_train": pictures(40, 6, 6) / 255}, r"x_train is float64 of shape \(40, 6, 6\); pictures are uint8"),
+        ({"x_train": pictures(40, 6, 6, 2)}, r"uint8 of shape \(40, 6, 6, 2\); .* C = 1 or 3"),
+        ({"x_train": pictures(39, 6, 6)}, "x_train holds 39 pictures and y_train 40 labels"),
+        ({"x_test": pictures(0, 6, 6), "y_test": np.arange(0)}, "x_test holds 0 pictures and y_test 0 labels"),
+        ({"x_test": pictures(20, 5, 6)}, "x_train and x_test hold pictures of different sizes"),
+        ({"y_train": np.arange(40) % 10 / 2}, r"y_train is float64 of shape \(40,\); labels are integers"),
+        ({"y_train": np.arange(40)}, "the label 10 is none of the 10 classes of fashion-mnist"),
+        ({"y_train": np.arange(40) % 10 - 1}, "the label -1 is none of the 10 classes"),
+        ({"coarse_of_fine": np.arange(9)}, "do not index the 9 entries of coarse_of_fine"),
+        ({"client": np.arange(3)}, r"client is of shape \(3,\); with 60 pictures it must be \(60,\)"),
+        ({"y_train": np.array([None] * 40)}, "cannot be read as an npz file of arrays: Object arrays"),
+    ],
+)
+def test_bad_files_say_what_is_wrong(tmp_path, changed, message):
+    with pytest.raises(UserError, match=message):
+        load("fashion-mnist", split_file(tmp_path / "a.npz", **changed))
+
+
+def test_what_is_no_npz_file_is_refused(tmp_path):
+    (tmp_path / "a.npz").write_text("not a zip file")
+    with pytest.raises(UserError, match="cannot be read as an npz file"):
+        load("images", tmp_path)
+    with pytest.raises(UserError, match="there is no such file or folder"):
+        load("images", tmp_path / "nowhere")
+    with pytest.raises(UserError, match="task.path is not set; the task `images` needs an npz file"):
+        load("images", None)
+
+
+# Folders of image files
+
+
+def image_file(path: Path, seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> np.ndarray:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = pictures(1, *size, *([3] if mode == "RGB" else []), seed=seed)[0]
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def test_a_folder_per_split_and_class(tmp_path):
+    for seed, place in enumerate(["train/cat/1", "train/cat/10", "train/cat/2", "train/ant/1", "test/cat/1"]):
+        image_file(tmp_path / f"{place}.png", seed)
+    data = load("images", tmp_path)
+    client = data.clients["all"]
+    assert data.labels == ("ant", "cat")
+    assert [p.label for p in client.train] == [0, 1, 1, 1] and [p.label for p in client.test] == [1]
+    expected = [pictures(1, 5, 4, 3, seed=seed)[0].transpose(2, 0, 1) for seed in (3, 0, 2, 1)]  # 2.png before 10.png
+    assert same(client.train, np.stack(expected), np.array([0, 1, 1, 1]))
+
+
+def test_a_folder_per_client(tmp_path):
+    for client in ("b", "a"):
+        for split, count in (("train", 3), ("test", 2)):
+            for i in range(count):
+                image_file(tmp_path / client / split / f"class{i % 2}" / f"{i}.png", i, mode="L")
+    data = load("images", tmp_path)
+    assert {name: (len(c.train), len(c.test)) for name, c in data.clients.items()} == {"a": (3, 2), "b": (3, 2)}
+    assert data.clients["a"].train[0].pixels.shape == (1, 5, 4)
+
+
+def test_pictures_are_grey_only_where_all_are(tmp_path):
+    image_file(tmp_path / "train/x/1.png", 0, mode="L")
+    image_file(tmp_path / "train/y/1.png", 1)
+    image_file(tmp_path / "test/x/1.png", 2, mode="L")
+    client = load("images", tmp_path).clients["all"]
+    assert all(p.pixels.shape == (3, 5, 4) for p in client.train + client.test)
+    assert torch.equal(client.train[0].pixels[0], client.train[0].pixels[2])
+    assert not torch.equal(client.train[1].pixels[0], client.train[1].pixels[2])
+
+
+def test_pictures_of_different_sizes_need_image_size(tmp_path):
+    image_file(tmp_path / "train/x/1.png", 0)
+    image_file(tmp_path / "test/x/1.png", 1, size=(6, 6))
+    with pytest.raises(UserError, match="pictures of 6x6 and of 5x4 pixels; set task.image_size"):
+        load("images", tmp_path)
+    assert load("images", tmp_path, image_size=3).clients["all"].test[0].pixels.shape == (3, 3, 3)
+
+
+def test_bad_folders_are_refused(tmp_path):
+    with pytest.raises(UserError, match="pictures found: none .*; all must lie in CLASS/"):
+        load("images", tmp_path)
+    image_file(tmp_path / "train/x/1.png", 0)
+    (tmp_path / "train/x/2.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match="a picture cannot be read: cannot identify image file"):
+        load("images", tmp_path)
+    (tmp_path / "train/x/2.png").unlink()
+    Image.fromarray(np.zeros((5, 4), np.uint16)).save(tmp_path / "train/x/2.png")
+    with pytest.raises(UserError, match="more than 8 bits a channel"):
+        load("images", tmp_path)
+    image_file(tmp_path / "2.png", 0)
+    with pytest.raises(UserError, match="e.g. 2.png and train/x/2.png; all must lie in"):
+        load("images", tmp_path)
+
+
+# Parquet files and the Hub
+
+
+def table(count: int, size: int = 4, **columns: tuple[object, list]) -> datasets.Dataset:
+    """An `image` column of PNGs, and columns of (feature, values)."""
+    made = [Image.fromarray(pixels) for pixels in pictures(count, size, size, 3)]
+    values = {"image": made} | {name: column for name, (_, column) in columns.items()}
+    features = {"image": datasets.Image()} | {name: feature for name, (feature, _) in columns.items()}
+    return datasets.Dataset.from_dict(values, features=datasets.Features(features))
+
+
+@pytest.fixture
+def parquet(tmp_path, monkeypatch):
+    """Writes a folder as the Hub lays it out."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def write(**splits: datasets.Dataset) -> Path:
+        for split, part in splits.items():
+            (tmp_path / "data").mkdir(exist_ok=True)
+            part.to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+        return tmp_path / "data"
+
+    return write
+
+
+def test_femnist_columns(parquet):
+    character = datasets.ClassLabel(names=list(images.CHARACTERS))
+    part = table(
+        30,
+        writer_id=(datasets.Value("string"), [f"f{i // 10}" for i in range(30)]),
+        hsf_id=(datasets.Value("int64"), [0] * 30),
+        character=(character, [2 * i for i in range(30)]),
+    )
+    data = load("femnist", parquet(train=part))
+    assert data.labels == images.CHARACTERS[:40]
+    assert {name: len(c.train) + len(c.test) for name, c in data.clients.items()} == {"f0": 10, "f1": 10}
+    found = {p.label: p for p in data.clients["f1"].train + data.clients["f1"].test}
+    assert torch.equal(found[30].pixels, torch.from_numpy(pictures(30, 4, 4, 3)[15]).permute(2, 0, 1))
+
+
+def test_celeba_pools_the_splits_and_needs_five_pictures(parquet):
+    def part(celebrities: list[int]) -> datasets.Dataset:
+        smiling = [i % 2 == 0 for i in range(len(celebrities))]
+        return table(len(celebrities), celeb_id=(datasets.Value("int64"), celebrities),
+                     Smiling=(datasets.Value("bool"), smiling))  # fmt: skip
+
+    folder = parquet(train=part([7] * 5 + [8] * 4), valid=part([10] * 5), test=part([9] * 6))
+    data = load("celeba", folder)
+    assert {name: len(c.train) + len(c.test) for name, c in data.clients.items()} == {"7": 5, "9": 6, "10": 5}
+    assert {p.label for p in data.clients["7"].train} == {0, 1} and data.labels == ("not smiling", "smiling")
+
+
+def test_isic2019_columns(parquet):
+    def part(count: int) -> datasets.Dataset:
+        return table(count, center=(datasets.Value("int64"), [i % 2 for i in range(count)]),
+                     label=(datasets.Value("int64"), [i % 8 for i in range(count)]))  # fmt: skip
+
+    data = load("isic2019", parquet(train=part(16), test=part(8)), image_size=3)
+    assert {name: (len(c.train), len(c.test)) for name, c in data.clients.items()} == {"0": (8, 4), "1": (8, 4)}
+    assert data.labels == images.LESIONS and data.clients["0"].train[0].pixels.shape == (3, 3, 3)
+
+
+def test_a_wrong_column_or_label_is_refused(parquet):
+    with pytest.raises(UserError, match="the label='label' is no column .the closest is 'labels'"):
+        load("isic2019", parquet(train=table(4, labels=(datasets.Value("int64"), [0] * 4))))
+    broken = table(4, label=(datasets.Value("int64"), [0, 1, None, 2]), center=(datasets.Value("int64"), [0] * 4))
+    with pytest.raises(UserError, match="'label' does not hold a class number in each row"):
+        load("isic2019", parquet(train=broken))
+
+
+@pytest.mark.parametrize("name", [name for name, source in images.SOURCES.items() if source.hub])
+def test_the_hub_is_asked_for_the_data_set_of_the_source(name, monkeypatch):
+    source = images.SOURCES[name]
+    asked = []
+
+    def load_dataset(*given, **options):
+        asked.append((*given, options))
+        columns = {role: column for role, column in source.columns.items() if role != "image"}
+        parts = {}
+        for split in {split for names in source.splits.values() for split in names}:
+            values = {column: (datasets.Value("int64"), [i % 2 for i in range(20)]) for column in columns.values()}
+            named = {"image": source.columns["image"]} if source.columns["image"] != "image" else {}
+            parts[split] = table(20, **values).rename_columns(named)
+        return datasets.DatasetDict(parts)
+
+    monkeypatch.setattr(rows, "load_dataset", load_dataset)
+    data = load(name, None)
+    assert asked == [(source.hub, {"name": source.configuration} if source.configuration else {})]
+    assert list(data.clients) == (["0", "1"] if "client" in source.columns else ["all"])
+    assert all(client.train and client.test for client in data.clients.values())
+
+
+def test_only_the_pictures_of_clients_that_take_part_are_decoded(parquet, monkeypatch):
+    part = table(40, domain=(datasets.Value("string"), ["a", "b", "c", "d"] * 10),
+                 label=(datasets.ClassLabel(names=list(images.PACS)), [0, 1] * 20))  # fmt: skip
+    folder, counts = parquet(train=part), []
+    read = images.read_dataset
+
+    def counting(*given):
+        gallery = read(*given)
+
+        def decode(indices, size):
+            counts.append(len(indices))
+            return gallery.decode(indices, size)
+
+        return dataclasses.replace(gallery, decode=decode)
+
+    monkeypatch.setattr(images, "read_dataset", counting)
+    drawn = load("pacs", folder, clients=2, sample_clients=True)
+    assert counts == [20] and len(drawn.clients) == 2
+    load("pacs", folder, groups=("d", "a", "b"), clients=1)
+    assert counts == [20, 10]
+    images.load(TaskConfig(name="pacs", path=str(folder)), 0, only=7)
+    assert counts == [20, 10, 7]
+
+
+# Label noise
+
+
+def test_noise_replaces_a_share_of_the_training_labels_alone(tmp_path):
+    labels = np.arange(4000) % 10
+    path = split_file(tmp_path / "a.npz", (2, 2), x_train=pictures(4000, 2, 2), y_train=labels)
+    clean = load("fashion-mnist", path, validation=0.25).clients["all"]
+    noisy = load("fashion-mnist", path, validation=0.25, noise=0.3).clients["all"]
+    pairs = list(zip(clean.train, noisy.train, strict=True))
+    changed = [after.label for before, after in pairs if before.label != after.label]
+    assert len(changed) / len(pairs) == pytest.approx(0.3 * 0.9, abs=0.03)  # a tenth of the draws is the label itself
+    assert np.bincount(changed, minlength=10).min() > len(changed) / 20
+    assert all(torch.equal(before.pixels, after.pixels) and before.group == after.group for before, after in pairs)
+    for split in ("validation", "test"):
+        assert [p.label for p in getattr(clean, split)] == [p.label for p in getattr(noisy, split)]
+
+
+def test_noise_depends_on_seed_and_client_alone():
+    pixels = torch.zeros(1, 2, 2, dtype=torch.uint8)
+
+    def labels(seed: int, client: str) -> list[int]:
+        clean = ClientData(client, tuple(Picture(pixels, 0, "0") for _ in range(50)))
+        return [p.label for p in images.noisy(clean, 1.0, 10, seed).train]
+
+    assert labels(0, "a") == labels(0, "a")
+    assert len({tuple(labels(0, "a")), tuple(labels(1, "a")), tuple(labels(0, "b"))}) == 3
+
+
+@pytest.mark.parametrize("settings", [{"noise": 0.1}, {"image_size": 32}])
+def test_settings_of_images_are_refused_for_text(settings):
+    with pytest.raises(UserError, match="are for images, but planted is text"):
+        tasks.load(TaskConfig(name="planted", **settings), 0)
+
+
+# Real data
+
+
+@pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with image data sets")
+@pytest.mark.parametrize(
+    "name, folder, clients, train, test, shape, labels",
+    [
+        ("fashion-mnist", "fashion_mnist", 1, 60_000, 10_000, (1, 28, 28), 10),
+        ("cifar10", "cifar10", 1, 10_000, 2_000, (3, 32, 32), 10),
+        ("cifar100", "cifar100", 1, 10_000, 2_000, (3, 32, 32), 20),
+        ("femnist", "femnist", 12, 4_804, 1_193, (1, 28, 28), 40),
+        ("pacs", "pacs", 4, 8_493, 1_498, (3, 32, 32), 7),
+        ("images", "mnist", 1, 10_000, 2_000, (1, 28, 28), 10),
+    ],
+)
+def test_real_data(name, folder, clients, train, test, shape, labels):
+    data = load(name, Path(os.environ["LLM_FED_DATA"]) / folder)
+    assert (len(data.clients), len(data.labels)) == (clients, labels)
+    assert sum(len(client.train) for client in data.clients.values()) == train
+    assert sum(len(client.test) for client in data.clients.values()) == test
+    assert {p.pixels.shape for client in data.clients.values() for p in client.test} == {torch.Size(shape)}
+
+
+@pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with fashion_mnist")
+def test_a_thousand_clients_of_fashion_mnist(caplog):
+    folder = Path(os.environ["LLM_FED_DATA"]) / "fashion_mnist"
+    data = load("fashion-mnist", folder, partition=PartitionConfig(kind="dirichlet", clients=1000, alpha=0.1),
+                server=ServerConfig(examples=1000, test=True))  # fmt: skip
+    assert data.server is not None and (len(data.server.train), len(data.server.test)) == (1000, 9000)
+    assert sum(len(client.train) for client in data.clients.values()) == 60_000
+    assert f"{1000 - len(data.clients)} of 1000 clients got no training example and are left out" in caplog.text
