@@ -199,7 +199,7 @@ def new_soup(soup: list[State], moved: Tensor, uploads: list[Upload], mixing: Te
         return unstack(moved, soup[0])
     shifts = [combine([upload.content for upload in uploads], column).extras for column in mixing.T]
     return [
-        State(model.layout, row, {name: value + shift[name] for name, value in model.extras.items()})
+        State(model.layout, row, {n: v + shift[n] if v.is_floating_point() else v for n, v in model.extras.items()})
         for model, row, shift in zip(soup, moved, shifts, strict=True)
     ]
 
