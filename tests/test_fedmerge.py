@@ -99,7 +99,8 @@ def test_running_statistics_move_as_the_soup_does():
     """c = ((1, 1/2), (0, 1/2)): the statistics of model 1 move by update 1's, those of model 2 by the mean of both."""
 
     def state(row: list[float], mean: float) -> State:
-        return State.of({"a": torch.tensor(row, dtype=torch.float32)}, {"mean": torch.tensor([float(mean)]), "count": torch.tensor(3)})
+        values, extras = torch.tensor(row, dtype=torch.float32), {"mean": torch.tensor([float(mean)])}
+        return State.of({"a": values}, {**extras, "count": torch.tensor(3)})
 
     soup, deltas = [state([0, 0], 10), state([1, 1], 20)], [state([1, 0], 4), state([0, 1], 8)]
     uploads = [Upload(f"c{i}", 1, 0, delta) for i, delta in enumerate(deltas)]
