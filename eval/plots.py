@@ -45,12 +45,17 @@ def plot_scores(
     test: tuple[int, float] | None = None,
     dark: bool = False,
 ) -> Path:
-    """Mean over the clients and over their worst half (0-100) by round; `test` = (round, mean), a diamond."""
+    """Mean over the clients and over their worst half (0-100) by round; `test` = (round, mean), a diamond.
+
+    Where one party alone is scored there is one curve.
+    """
     figure, axes = _figure(4.8, 3.1, dark)
-    axes.plot(rounds, mean, "-o", color=LINE[dark], markersize=3.5, label="mean")
-    axes.plot(rounds, worst_half, "--s", color=ORANGE, markersize=3.5, label="worst half")
+    alone = list(mean) == list(worst_half)
+    axes.plot(rounds, mean, "-o", color=LINE[dark], markersize=3.5, label="score" if alone else "mean")
+    if not alone:
+        axes.plot(rounds, worst_half, "--s", color=ORANGE, markersize=3.5, label="worst half")
     if test:
-        axes.plot(*test, "D", color=GREEN, markersize=7, label="test mean", clip_on=False)
+        axes.plot(*test, "D", color=GREEN, markersize=7, label="test" if alone else "test mean", clip_on=False)
     axes.set(xlabel="round", ylabel=f"{metric}, {split}")
     axes.xaxis.set_major_locator(_whole_numbers())
     _legend(figure)
@@ -70,7 +75,7 @@ def plot_losses(path: Path, clients: Mapping[str, Curve], mean: Curve, *, dark: 
         axes.plot(rounds, losses, color=GREY, linewidth=0.8, alpha=alpha, label=label)
     every = max(1, len(mean[0]) // 12)
     axes.plot(*mean, "-o", color=LINE[dark], linewidth=2.2, markersize=3.5, markevery=every, label="mean")
-    axes.set(xlabel="round", ylabel="training loss (nats per token)")
+    axes.set(xlabel="round", ylabel="training loss (nats)")
     axes.xaxis.set_major_locator(_whole_numbers())
     _legend(figure)
     return _save(figure, path)

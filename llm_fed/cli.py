@@ -314,6 +314,9 @@ def _print_scores(scores: dict[str, dict[str, Any]]) -> None:
         table.add_column(name, justify="right")
     for client in next(iter(scores.values()))["clients"]:
         table.add_row(client, *(f"{score['clients'][client]:.1f}" for score in scores.values()))
+    if len(next(iter(scores.values()))["clients"]) == 1:
+        out.print(table)
+        return
     table.add_section()
     for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
         table.add_row(label, *(f"{score[key]:.1f}" for score in scores.values()))

@@ -69,9 +69,10 @@ class Reporter:
         if record["kind"] == "round":
             self._round(record)
         elif record["kind"] == "score":
+            spread = f" (std {record['std']:.2f} over clients, worst half {record['worst_half']:.2f})"
             self.note(
-                f"round {record['round']}: {record['split']} {record['metric']} {record['mean']:.2f} "
-                f"(std {record['std']:.2f} over clients, worst half {record['worst_half']:.2f})"
+                f"round {record['round']}: {record['split']} {record['metric']} {record['mean']:.2f}"
+                + (spread if len(record["clients"]) > 1 else "")
             )
             self._track(
                 {f"{record['split']}/{key}": record[key] for key in ("mean", "std", "worst_half")}, record["round"]
