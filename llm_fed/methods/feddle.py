@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from llm_fed.errors import UserError, above_zero, at_least, require
 from llm_fed.inbox import by_arrival
 from llm_fed.merge import mean
+from llm_fed.merge.atlas import normalized
 from llm_fed.method import Method, Upload
 from llm_fed.site import Site
-from llm_fed.state import State, stack
+from llm_fed.state import State
 from llm_fed.wire import Message
 
 
@@ -71,16 +72,11 @@ class Feddle(Method):
         anchors, importance = self._add(server, state["anchors"], state["importance"], arrivals)
         if not anchors:
             return state
-        norms = torch.tensor([anchor.norm() for anchor in anchors], dtype=model.row.dtype)
-        moving = norms > 0  # an update of zero has no direction: it stays as it is, and is not in the median
-        scales = moving.to(norms)
-        if self.normalize and moving.any():
-            scales = torch.where(moving, norms[moving].quantile(0.5) / norms, scales)
-        atlas = scales[:, None] * stack(anchors)  # normalised anchors (M, P), Eq. 4
-        counted = torch.tensor([score is None or self.fallback_over == "atlas" for score in importance]).to(norms)
+        atlas, scales = normalized(anchors, self.normalize)  # Eq. 4
+        counted = torch.tensor([score is None or self.fallback_over == "atlas" for score in importance]).to(scales)
         # FedBuff's step, in terms of the normalised anchors.
         fallback = counted / counted.sum().clamp(min=1) * self.server_lr / scales
-        fallback = torch.where(moving, fallback, scales)
+        fallback = torch.where(scales > 0, fallback, scales)
         if arrivals:
             model = State(model.layout, model.row, (model + mean(arrivals)).extras)
         if head is not None and self.search_epochs:

@@ -32,8 +32,9 @@ from llm_fed.errors import UserError
 from llm_fed.eval.plots import plot_bands
 from llm_fed.eval.runs import read_config
 from llm_fed.federation import restore
+from llm_fed.merge.atlas import normalized
 from llm_fed.site import Site
-from llm_fed.state import State, stack
+from llm_fed.state import State
 from llm_fed.tracking import Reporter
 
 CHUNK = 100  # pictures per pass
@@ -42,14 +43,9 @@ STARTS = ("fallback", "zero")
 
 def before_search(state: dict[str, Any], normalize: bool) -> tuple[State, Tensor]:
     """The model that the round's search started from without the fallback, and the normalised anchors (M, P)."""
-    anchors, found = state["anchors"], torch.tensor(state["search"]["coefficients"])
-    norms = torch.tensor([anchor.norm() for anchor in anchors])
-    scales = (norms > 0).to(norms)
-    if normalize and scales.any():
-        scales = torch.where(norms > 0, norms[norms > 0].quantile(0.5) / norms, scales)
-    atlas = scales[:, None] * stack(anchors)
-    model = state["model"]
-    return model.like(model.row - found.to(atlas) @ atlas), atlas
+    atlas, _ = normalized(state["anchors"], normalize)
+    found, model = torch.tensor(state["search"]["coefficients"]).to(atlas), state["model"]
+    return model.like(model.row - found @ atlas), atlas
 
 
 async def slope(server: Site, model: State, atlas: Tensor, examples: Sequence[Any], head: State | None) -> Tensor:
