@@ -254,6 +254,7 @@ def test_image_models_have_no_experts(data, tmp_path, name):
         ({"base": {"name": "cmn"}}, ["base.name='cmn' is no folder here", "Built here: cnn."]),
         ({"base": {"name": "./cnn"}}, ["base.name='./cnn' is no folder; give one, cnn, or a Hub id"]),
         ({"base": {"quantization": "int8"}}, ["base.quantization", "language models"]),
+        ({"base": {"dtype": "float16"}}, ["base.dtype=float16", "bfloat16"]),
         ({"base": {"activation_checkpointing": True}}, ["base.activation_checkpointing", "language models"]),
         ({"eval": {"metric": "rouge1"}}, ["eval.metric=rouge1 does not fit task.name=images", "eval.metric=accuracy"]),
         ({"task": {"server": {"test": True}}}, ["task.server.test=true", "local gives each", "task.server.test=false"]),

@@ -82,7 +82,7 @@ class ImageBase:
                 values, (self.size, self.size), mode="bilinear", antialias=True, align_corners=False
             )
         mean, std = (values.new_tensor(part).view(1, 3, 1, 1) for part in (self.mean, self.std))
-        # Twice as fast on a CPU as channels before pixels (docs/performance.md).
+        # Faster on a CPU than channels before pixels (docs/performance.md).
         return ((values - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
@@ -99,6 +99,8 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str) -> Ima
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if config.quantization or config.activation_checkpointing:
         raise UserError("base.quantization and base.activation_checkpointing are for language models; leave them out")
+    if dtype == torch.float16:
+        raise UserError("base.dtype=float16 would lose small gradients of image models; use bfloat16 or float32")
     autocast = None if dtype == torch.float32 else dtype
     # Weights stay in float32 and autocast computes in half precision: full models are trained, not only adapters.
     common: dict[str, Any] = {"name": config.name, "labels": labels, "autocast": autocast}
