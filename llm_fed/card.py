@@ -42,6 +42,7 @@ class Kind:
     loads: str  # an example in Python
     library: str
     task: str  # the Hub's name of what it does
+    on_hub: bool = True  # whether its base can be a Hub model
 
 
 KINDS = {
@@ -49,7 +50,7 @@ KINDS = {
     "experts": Kind("Personal LoRA experts, a folder each, with their gate,", _LOAD_EXPERTS, "peft", "text-generation"),
     "image adapter": Kind("A personal LoRA adapter", _LOAD_IMAGE_ADAPTER, "peft", "image-classification"),
     "image model": Kind("A personal model", _LOAD_IMAGE_MODEL, "transformers", "image-classification"),
-    "built image model": Kind("A personal model", _LOAD_BUILT, "llm_fed", "image-classification"),
+    "built image model": Kind("A personal model", _LOAD_BUILT, "llm_fed", "image-classification", on_hub=False),
 }
 
 
@@ -84,7 +85,7 @@ def model_card(
     dataset = task["path"] if "/" in (task["path"] or "") else task["name"]  # a Hub id, or the task's own name
     loads = f"path/to/{base_shown}" if _is_local(base) else base
     data = ModelCardData(
-        base_model=None if _is_local(base) else base,
+        base_model=base if shown.on_hub and not _is_local(base) else None,
         library_name=shown.library,
         pipeline_tag=shown.task,
         tags=["llm_fed", *(["lora"] if shown.library == "peft" else []), "federated-learning"],

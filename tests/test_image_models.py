@@ -238,6 +238,7 @@ def test_a_model_that_is_built_here_says_how(tmp_path):
     state = trained(base, Full())
     assert export.kind(Full(), base) == "built image model"
     text = card("built image model", base)
+    assert "base_model" not in text.split("---")[1]  # cnn is no model on the Hub
     export.write(tmp_path / "ada", state, Full(), base, text)
     model = run_card(text, tmp_path / "ada", "cnn")
     with torch.no_grad():
