@@ -95,7 +95,8 @@ def _empty_table(plan: Plan, bases: _Bases) -> Table:
     if len(set(metrics.values())) > 1:
         scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())
         raise UserError(f"rows of one table need one metric, but they are scored {scored}; give eval.metric")
-    adapter = bases.of(plan.file).layout(structure_of(plan.file.adapter)).size
+    base = bases.of(plan.file)
+    adapter = base.layout(structure_of(plan.file.adapter, base.head)).size
     table = Table(metrics[rows[0].label], plan.seeds, adapter, rows)
     if any(job.needs for job in plan.cells.values()):
         table.notes.append(
@@ -122,11 +123,11 @@ class _Bases:
     """Loads bases as they are asked for, one in memory at a time."""
 
     def __init__(self) -> None:
-        self._key: tuple[BaseConfig, str, str] | None = None
+        self._key: tuple[BaseConfig, str, str, str | None] | None = None
         self._base: Any = None
 
     def of(self, config: Config) -> Base | ImageBase:
-        key = config.base, config.device, config.task.name
+        key = config.base, config.device, config.task.name, config.task.path  # an image task's labels are the head's
         if key != self._key:
             self._base = None
             task = tasks.load(config.task, config.seed)

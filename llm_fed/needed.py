@@ -64,7 +64,7 @@ def states_of_run(
         UserError: the run has no such round or client, or its adapters are none of this base.
         RunError: the checkpoint is damaged.
     """
-    structure = structure_of(config.adapter, base.head if isinstance(base, ImageBase) else "")
+    structure = structure_of(config.adapter, base.head)
     if round is None:
         missing = [id for id in clients if not (folder / "adapters" / id).is_dir()]
         if missing:

@@ -65,7 +65,7 @@ def build(
     Raises:
         UserError: a client whose examples do not fit, or data that a metric cannot score.
     """
-    structure = structure_of(config.adapter, base.head if isinstance(base, ImageBase) else "")
+    structure = structure_of(config.adapter, base.head)
     encoder = None if isinstance(base, ImageBase) else Encoder(base.tokenizer, config.task)
 
     def site(id: str, data: ClientData | None, labels: int) -> Site:

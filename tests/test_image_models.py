@@ -200,7 +200,7 @@ def test_an_adapter_folder_is_stock_pefts(folders, tmp_path):
     text = card("image adapter", base)
     export.write(tmp_path / "ada", state, LORA, base, text)
     assert torch.equal(torch.get_rng_state(), before)
-    assert f"library_name: peft\npipeline_tag: image-classification\n" in text  # noqa: F541
+    assert "library_name: peft\npipeline_tag: image-classification\n" in text
     model = run_card(text, tmp_path / "ada", base.name)
     assert isinstance(model, peft.PeftModel)
     with torch.no_grad():

@@ -26,7 +26,7 @@ class Feddle(Method):
     each anchor on its data, from where FedBuff would stand (the fallback), and may well find negative ones. With data
     of another domain an image model is judged under a head of its own for their labels (Eq. 8, 9), and coefficients are
     held near the fallback. A language model's head speaks the same vocabulary in every domain, so it is kept.
-    Deviation: the paper leaves open what the fallback averages; see `fallback_over` (docs/results.md compares both).
+    Deviation: the paper leaves open what the fallback averages; see `fallback_over`.
     Running statistics (BatchNorm) take no part in the search: they move by the mean of the arrivals.
     """
 
@@ -60,7 +60,7 @@ class Feddle(Method):
                 "or method.search_epochs=0"
             )
         model = server.initial()
-        head = server.new_head(model) if self._judged_by_new_head(server) else None
+        head = server.new_head(model) if server.foreign and server.num_labels else None
         return {"model": model, "anchors": [], "importance": [], "head": head, "search": {}}
 
     def broadcast(self, state: Message, client: str) -> Message:
@@ -94,9 +94,6 @@ class Feddle(Method):
     def report(self, state: Message) -> dict[str, Any]:
         search = state["search"]
         return {key: [float(f"{value:.6g}") for value in values] for key, values in search.items()}
-
-    def _judged_by_new_head(self, server: Site) -> bool:
-        return server.foreign and server.num_labels > 0
 
     def _add(
         self, server: Site, anchors: list[State], importance: list[float | None], arrivals: list[State]

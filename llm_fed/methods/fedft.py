@@ -27,7 +27,7 @@ class FedFT(Method):
     paper: ClassVar[str] = "Fed+FT (baseline of Zhu et al. 2025)"
     one_model: ClassVar[bool] = True
 
-    server_epochs: int = 1
+    server_epochs: int = 1  # in each round
     server_lr: float = 1e-3  # of the run's local optimizer
 
     def __post_init__(self) -> None:
@@ -44,18 +44,10 @@ class FedFT(Method):
 
 
 @dataclass(frozen=True)
-class Center(Method):
+class Center(FedFT):
     """No federation: the server trains on its own examples; clients are only sent the result."""
 
     paper: ClassVar[str] = "centralised training (baseline of Zhu et al. 2025)"
-    one_model: ClassVar[bool] = True
-
-    server_epochs: int = 1  # in each round
-    server_lr: float = 1e-3  # of the run's local optimizer
-
-    def __post_init__(self) -> None:
-        at_least("method.server_epochs", self.server_epochs, 1)
-        above_zero("method.server_lr", self.server_lr)
 
     def init(self, server: Site) -> Message:
         need_examples(server, "center")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import (
@@ -37,6 +37,7 @@ class Base:
     name: str  # as configured: what exported adapters name as their base
     dtype: torch.dtype  # of the weights; of the products, where the weights are quantized
     autocast: torch.dtype | None  # the autocast dtype of forward passes; None for float32
+    head: ClassVar[str] = ""  # no module is trained whole beside adapters
 
     @property
     def device(self) -> torch.device:
