@@ -91,7 +91,7 @@ def _table(title: str, rows: Recipes, titles: Mapping[str, str]) -> Tabulated:
 
 
 def _number(value: Any) -> str:
-    """A number, one for A and one for B, or a dash (nothing, or infinite)."""
+    """A number, one for A, B and a head, or a dash (nothing, or infinite)."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{factor[-1]} {_number(item)}" for factor, item in value.items())
+        return ", ".join(f"{factor.removeprefix('lora_')} {_number(item)}" for factor, item in value.items())
     return "–" if value is None else f"{value:.3g}"

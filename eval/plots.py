@@ -57,9 +57,9 @@ def plot_scores(
     if test:
         axes.plot(*test, "D", color=GREEN, markersize=7, label="test" if alone else "test mean", clip_on=False)
     axes.set(xlabel="round", ylabel=f"{metric}, {split}")
-    axes.xaxis.set_major_locator(_whole_numbers())
-    _legend(figure)
-    return _save(figure, path)
+    axes.xaxis.set_major_locator(whole_numbers())
+    legend(figure)
+    return save(figure, path)
 
 
 def plot_losses(path: Path, clients: Mapping[str, Curve], mean: Curve, *, dark: bool = False) -> Path:
@@ -76,9 +76,9 @@ def plot_losses(path: Path, clients: Mapping[str, Curve], mean: Curve, *, dark: 
     every = max(1, len(mean[0]) // 12)
     axes.plot(*mean, "-o", color=LINE[dark], linewidth=2.2, markersize=3.5, markevery=every, label="mean")
     axes.set(xlabel="round", ylabel="training loss (nats)")
-    axes.xaxis.set_major_locator(_whole_numbers())
-    _legend(figure)
-    return _save(figure, path)
+    axes.xaxis.set_major_locator(whole_numbers())
+    legend(figure)
+    return save(figure, path)
 
 
 def plot_bytes(
@@ -93,10 +93,10 @@ def plot_bytes(
     axes.bar(rounds, -np.asarray(down) / 1000**power, width, color=AMBER, label="down, to the clients")
     axes.axhline(0, color=INK[dark], linewidth=0.8)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(value):g}"))
-    axes.xaxis.set_major_locator(_whole_numbers())
+    axes.xaxis.set_major_locator(whole_numbers())
     axes.set(xlabel="round", ylabel=f"{('bytes', 'kB', 'MB', 'GB', 'TB')[power]} per round")
-    _legend(figure)
-    return _save(figure, path)
+    legend(figure)
+    return save(figure, path)
 
 
 def plot_spread(
@@ -114,7 +114,7 @@ def plot_spread(
         negative: (R,) shares, 0-1.
     """
     figure = Figure(figsize=(4.8, 3.9), layout="constrained", facecolor=PAGE[dark])
-    upper, lower = _bare(figure, (2, 1, 1), dark), _bare(figure, (2, 1, 2), dark)
+    upper, lower = plain_axes(figure, (2, 1, 1), dark), plain_axes(figure, (2, 1, 2), dark)
     least, first, median, third, most = np.asarray(quantiles, dtype=float).T
     upper.fill_between(rounds, least, most, color=LINE[dark], alpha=0.18, linewidth=0, label="minimum to maximum")
     upper.fill_between(rounds, first, third, color=LINE[dark], alpha=0.4, linewidth=0, label="quartiles")
@@ -124,9 +124,9 @@ def plot_spread(
     lower.plot(rounds, 100 * np.asarray(negative), color=ORANGE, linewidth=1.4)
     lower.set(xlabel="round", ylabel="negative (%)", ylim=(0, 100))
     lower.sharex(upper)
-    lower.xaxis.set_major_locator(_whole_numbers())
-    _legend(figure)
-    return _save(figure, path)
+    lower.xaxis.set_major_locator(whole_numbers())
+    legend(figure)
+    return save(figure, path)
 
 
 def plot_bands(path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: str, dark: bool = False) -> Path:
@@ -138,10 +138,10 @@ def plot_bands(path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: s
         marker = MARKERS[number % len(MARKERS)]
         axes.plot(x, middle, marker=marker, color=colour, markersize=3.5, linewidth=1.4, label=label)
     if all(isinstance(place, int) for x, *_ in curves.values() for place in x):
-        axes.xaxis.set_major_locator(_whole_numbers())
+        axes.xaxis.set_major_locator(whole_numbers())
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    _legend(figure)
-    return _save(figure, path)
+    legend(figure)
+    return save(figure, path)
 
 
 def plot_weights(
@@ -151,6 +151,8 @@ def plot_weights(
     *,
     groups: Sequence[str] | None = None,
     title: str | None = None,
+    what: str = "merging weight",
+    of: str = "soup model",
     dark: bool = False,
 ) -> Path:
     """Heat map of merging weights (FedMerge, Figure 4): a row per client, a column per soup model.
@@ -159,6 +161,7 @@ def plot_weights(
         clients: m client ids, the rows.
         values: (m, d) weights, each row summing to 1.
         groups: the group of each row, drawn together in order of first appearance, white dashes between them.
+        what, of: the words for a weight and for a column.
     """
     weights = np.asarray(values, dtype=float)
     members: dict[str, list[int]] = {}
@@ -174,10 +177,10 @@ def plot_weights(
     # at least twice the uniform weight, so that uniform weights get a middling colour and not the brightest
     top = min(1.0, max(weights.max(), 2 / columns))
     image = axes.imshow(weights, cmap="cividis", vmin=0, vmax=top, aspect="auto", interpolation="nearest")
-    axes.set(xlabel="soup model")
-    axes.xaxis.set_major_locator(FixedLocator(range(columns)) if columns <= 20 else _whole_numbers())
+    axes.set(xlabel=of)
+    axes.xaxis.set_major_locator(FixedLocator(range(columns)) if columns <= 20 else whole_numbers())
     if rows <= MAX_NAMES:
-        _names(axes, range(rows), clients)
+        name_rows(axes, range(rows), clients)
     else:
         axes.set(ylabel="client")
     axes.tick_params(length=0)
@@ -193,14 +196,21 @@ def plot_weights(
         right = axes.secondary_yaxis("right")
         right.tick_params(length=0, colors=INK[dark])
         right.spines["right"].set_visible(False)
-        _names(right, ends - sizes / 2 - 0.5, list(members))
+        name_rows(right, ends - sizes / 2 - 0.5, list(members))
     bar = figure.colorbar(image, ax=axes, orientation="horizontal", aspect=40, pad=0.02, fraction=0.06)
-    bar.set_label(f"merging weight (uniform: {1 / columns:.3g})", color=INK[dark])
+    bar.set_label(f"{what} (uniform: {1 / columns:.3g})", color=INK[dark])
     bar.ax.tick_params(colors=INK[dark])
     bar.outline.set_visible(False)
     if title:
         axes.set_title(title, parse_math=False, color=INK[dark], fontsize="medium")
-    return _save(figure, path)
+    return save(figure, path)
+
+
+def clusters(clients: Sequence[str]) -> list[str] | None:
+    """The cluster of each client where ids begin with it, as `tasks.partition` makes them of `kind: cluster`, or
+    None."""
+    found = [client.rpartition("-client")[0] for client in clients]
+    return found if all(found) else None
 
 
 def plot_methods(
@@ -233,9 +243,9 @@ def plot_methods(
     axes.set_ylim(len(clients) + 0.5, -0.5)
     axes.set(xlabel=metric)
     axes.set_xlim(left=0)
-    _names(axes, range(len(clients) + 1), [*clients, "mean"])
-    _legend(figure)
-    return _save(figure, path)
+    name_rows(axes, range(len(clients) + 1), [*clients, "mean"])
+    legend(figure)
+    return save(figure, path)
 
 
 def plot_tradeoff(
@@ -269,8 +279,8 @@ def plot_tradeoff(
     axes.xaxis.set_major_formatter(EngFormatter(unit=unit, sep=" " if unit.isalpha() else ""))
     axes.set(xlabel=cost, ylabel=metric)
     axes.margins(x=0.12)
-    _legend(figure)
-    return _save(figure, path)
+    legend(figure)
+    return save(figure, path)
 
 
 def plot_mixing(
@@ -289,7 +299,7 @@ def plot_mixing(
     rows = -(-len(curves) // columns)
     figure = Figure(figsize=(2.1 * columns + 0.6, 1.7 * rows + 0.6), layout="constrained", facecolor=PAGE[dark])
     for number, (client, curve) in enumerate(curves.items()):
-        axes = _bare(figure, (rows, columns, number + 1), dark)
+        axes = plain_axes(figure, (rows, columns, number + 1), dark)
         axes.plot(list(curve), list(curve.values()), "-o", color=LINE[dark], markersize=3)
         if client in chosen:
             axes.axvline(chosen[client], color=ORANGE, linestyle="--", linewidth=1.4)
@@ -298,16 +308,16 @@ def plot_mixing(
         axes.set_xlim(-0.04, 1.04)
     figure.supxlabel("weight of the federated adapter (dashed: chosen)", fontsize="medium", color=INK[dark])
     figure.supylabel(f"{metric}, validation", fontsize="medium", color=INK[dark])
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _figure(width: float, height: float, dark: bool) -> tuple[Figure, Axes]:
     """A figure of that size in inches with one plain set of axes."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAGE[dark])
-    return figure, _bare(figure, (1, 1, 1), dark)
+    return figure, plain_axes(figure, (1, 1, 1), dark)
 
 
-def _bare(figure: Figure, place: tuple[int, int, int], dark: bool) -> Axes:
+def plain_axes(figure: Figure, place: tuple[int, int, int], dark: bool = False) -> Axes:
     """Plain axes in the given place of a grid of (rows, columns)."""
     axes = figure.add_subplot(*place, facecolor=PAGE[dark])
     axes.spines[["top", "right"]].set_visible(False)
@@ -320,28 +330,31 @@ def _bare(figure: Figure, place: tuple[int, int, int], dark: bool) -> Axes:
     return axes
 
 
-def _whole_numbers() -> MaxNLocator:
+def whole_numbers() -> MaxNLocator:
+    """Ticks at whole numbers."""
     return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
-def _names(axes: Any, positions: Any, names: Sequence[str]) -> None:
+def name_rows(axes: Any, positions: Any, names: Sequence[str]) -> None:
     """Names on the y axis as they stand: cut when long, and `$` is no formula."""
     short = [name if len(name) <= MAX_LETTERS else name[: MAX_LETTERS - 1] + "…" for name in names]
     axes.set_yticks(positions, short, parse_math=False)
 
 
-def _legend(figure: Figure) -> None:
+def legend(figure: Figure, columns: int = 3) -> None:
+    """Of what the first axes show, above them."""
     axes = figure.axes[0]
     handles, _ = axes.get_legend_handles_labels()
     figure.legend(
         loc="outside upper left",
-        ncols=min(3, len(handles)),
+        ncols=min(columns, len(handles)),
         frameon=False,
         labelcolor=axes.xaxis.label.get_color(),
     )
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Write the file, the same bytes every time."""
     with mpl.rc_context({"svg.hashsalt": "llm_fed"}), warnings.catch_warnings():
         # a name in a script that no installed font has is drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)

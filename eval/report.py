@@ -213,7 +213,8 @@ def _pictures(by_kind: dict[str, list[Line]], curve: list[Line], final: Line | N
     weighted = [line for line in by_kind["server"] if "weights" in line]
     if weighted:
         weights = weighted[-1]["weights"]
-        draw = partial(plots.plot_weights, clients=weights["clients"], values=weights["values"])
+        groups = plots.clusters(weights["clients"])
+        draw = partial(plots.plot_weights, clients=weights["clients"], values=weights["values"], groups=groups)
         alt = "heat map of merging weights: a row per client, a column per soup model"
         draws.append((f"Merging weights after round {weighted[-1]['round']}", alt, draw))
     if found := atlas.spreads(by_kind["server"]):

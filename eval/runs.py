@@ -36,16 +36,25 @@ def evaluate_run(folder: Path, *, split: str = "test", metric: str | None = None
     """
     require("--split", split, SPLITS)
     config = read_config(folder)
-    adapter_folders(folder)
     evaluation = replace(config.eval, metric=metric or config.eval.metric)
     config = replace(config, eval=evaluation if limit is None else replace(evaluation, limit=limit))
+    return _score(*reopen(folder, config), split)
+
+
+def reopen(folder: Path, config: Config) -> tuple[Experiment, dict[str, State]]:
+    """A finished run's experiment under `config`, and what it exported of each who is scored.
+
+    Raises:
+        UserError: the folder is no finished run, or the configuration does not fit it.
+    """
+    adapter_folders(folder)
     check(config)
     experiment = prepare(config, Reporter())
     states = {
         id: read_personal(folder / "adapters" / id, site.structure, experiment.base)
         for id, site in experiment.scored.items()
     }
-    return _score(experiment, states, split)
+    return experiment, states
 
 
 def evaluate_adapter(

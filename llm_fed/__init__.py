@@ -2,12 +2,12 @@
 
 from typing import Any
 
-__all__ = ["load_client"]
+__all__ = ["load_client", "load_image_model"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load_client":  # imports torch and transformers, which most commands of the command line need not
-        from llm_fed.personal import load_client
+    if name in __all__:  # imports torch and transformers, which most commands of the command line need not
+        from llm_fed import personal
 
-        return load_client
+        return getattr(personal, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from llm_fed.models.loading import Base
 
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
-GATE = "gate.safetensors"  # of several experts: routers and mixing rule; its metadata names the experts in order
+# Of several experts: routers, mixing rule, and modules trained whole; its metadata names the experts in order.
+GATE = "gate.safetensors"
 
 # The settings of an adapter that are understood here, and those that do not change what it computes. Whatever
 # else differs from PEFT's default is a feature that the bank does not have.
@@ -47,8 +48,9 @@ class AdapterWarning(UserWarning):
 def write(folder: Path, state: State, structure: Lora, base: Base | ImageBase, card: str) -> None:
     """Write one adapter as a folder that `peft.PeftModel.from_pretrained(model, folder)` loads.
 
-    Several experts become one such folder each, `folder/<expert>`, beside a gate.safetensors with what weighs them;
-    `llm_fed.load_client` loads the whole. The folder appears complete or not at all, see `files.write_folder`.
+    Several experts become one such folder each, `folder/<expert>`, beside a gate.safetensors with what weighs them and
+    with the head that they share; `llm_fed.load_client` loads the whole. The folder appears complete or not at all, see
+    `files.write_folder`.
 
     Args:
         state: the entries of `bank.layout(base.model, structure)`; their dtype is kept.
@@ -80,7 +82,7 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
     if (folder / GATE).is_file() or (structure and not structure.plain):
         return _read_experts(folder, base, structure)
     found, name = _read_config(folder)
-    if found.whole and not (structure and structure.whole):
+    if found.whole not in ((), (base.head,)):
         raise UserError(f"the adapter {folder} is no plain LoRA: modules_to_save={list(found.whole)} is not supported")
     if structure and not (found.rank == structure.rank and math.isclose(found.scaling, structure.scaling)):
         raise UserError(
@@ -109,7 +111,7 @@ def _files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, b
         return _expert_files(state, structure, base)
     modules, alpha = targets(base.model, structure).values(), structure.alpha
     settings = _peft_settings(
-        task_type=None if structure.whole else "CAUSAL_LM",
+        task_type=None if base.head else "CAUSAL_LM",
         base_model_name_or_path=base.name,
         r=structure.rank,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
@@ -128,14 +130,25 @@ def _files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, b
 
 
 def _expert_files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, bytes]:
-    files, gate = {}, {name: state[name] for name in state if name.endswith(".router")}
+    files, gate = {}, {name: state[name] for name in state if ".lora_" not in name}
     for expert in structure.experts:
         own = state.select(re.escape(f".{expert}.lora_")).renamed(f".{expert}.lora_", ".lora_")
-        for name, data in _files(own, replace(structure, experts=("",), gate="sum"), base).items():
+        for name, data in _files(own, _alone(structure), base).items():
             files[f"{expert}/{name}"] = data
     tensors = {name: tensor.cpu().contiguous() for name, tensor in {**gate, **state.extras}.items()}
     metadata = {"format": "pt", "gate": structure.gate, "experts": " ".join(structure.experts)}
-    return {**files, GATE: save(tensors, metadata=metadata)}
+    if structure.whole:
+        metadata["whole"] = " ".join(structure.whole)
+    return {**files, GATE: _in_order(save(tensors, metadata=metadata))}
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same safetensors file with its metadata sorted: safetensors' own order changes from call to call."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return data[:8] + text.ljust(end - 8) + data[end:]
 
 
 def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) -> tuple[State, Lora]:
@@ -143,6 +156,7 @@ def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) 
     try:
         with safe_open(path, "pt") as file:
             gate, experts = file.metadata()["gate"], tuple(file.metadata()["experts"].split(" "))
+            whole = tuple(file.metadata().get("whole", "").split())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError) as error:
         raise UserError(f"{path} is absent or damaged ({error}); export the adapter again") from error
@@ -151,7 +165,12 @@ def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) 
             f"{path} weighs the experts {', '.join(experts)} by {gate}, where {', '.join(structure.experts)} "
             f"and {structure.gate} are expected"
         )
-    alone = replace(structure, experts=("",), gate="sum") if structure else None
+    head = structure.whole if structure else (base.head,) if base.head else ()
+    if whole != head:
+        raise UserError(
+            f"{path} was trained with the head {', '.join(whole) or 'none'}, not {', '.join(head) or 'none'}"
+        )
+    alone = _alone(structure) if structure else None
     entries = {}
     for expert in experts:
         state, found = read(folder / expert, base, alone)
@@ -160,38 +179,18 @@ def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) 
         alone = alone or found
         entries.update(state.renamed(".lora_", f".{expert}.lora_").tensors())
     assert alone is not None  # there is at least one expert
-    whole = alone.with_experts(*experts, gate=gate)
-    expected = layout(base.model, whole)
+    together = replace(alone, whole=whole).with_experts(*experts, gate=gate)
+    expected = layout(base.model, together)
     entries.update((name, tensors.pop(name)) for name in expected.names if name in tensors)
     for name, shape in expected.shape_of.items():
         if name not in entries or tuple(entries[name].shape) != shape:
             raise UserError(f"{path} does not fit the base: {name} should be {shape}")
-    return State.of({name: entries[name] for name in expected.names}, tensors), whole
+    return State.of({name: entries[name] for name in expected.names}, tensors), together
 
 
-def inject(model: nn.Module, structure: Lora) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """PEFT's own layers put into `model` (changed in place), and their parameters by entry of a state.
-
-    For models whose adapters train one client after another; a cohort around one base trains in an `AdapterBank`.
-    """
-    import peft  # here, because the import takes seconds and most commands need no adapter folder
-
-    expected = layout(model, structure)
-    config = peft.LoraConfig(
-        r=structure.rank,
-        lora_alpha=structure.alpha,  # type: ignore[arg-type]  # fractions work, too
-        lora_dropout=structure.dropout,
-        target_modules=_chosen(model, structure),
-        modules_to_save=list(structure.whole) or None,
-    )
-    wrapped = peft.get_peft_model(model, config)  # type: ignore[arg-type]
-    injected = wrapped.get_base_model()
-    found = {
-        name.replace(".modules_to_save.default", "").removesuffix(".default.weight"): parameter
-        for name, parameter in injected.named_parameters()
-        if parameter.requires_grad
-    }
-    return injected, {name: found[name] for name in expected.names}
+def _alone(structure: Lora) -> Lora:
+    """One of the experts as stock PEFT knows it; what is trained whole belongs to all of them."""
+    return replace(structure, experts=("",), gate="sum", whole=())
 
 
 def _chosen(model: nn.Module, structure: Lora) -> str | list[str]:

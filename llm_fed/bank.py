@@ -1,4 +1,4 @@
-"""AdapterBank: the LoRA adapters of K clients around one frozen base; each row of a batch uses its own.
+"""AdapterBank: the LoRA adapters, and heads, of K clients around one frozen base; each row of a batch uses its own.
 
 Shape letters: K adapters, E experts of each, N rows of a batch, T tokens, r rank, P parameters of one adapter with
 all its experts and routers, D inputs of all adapted layers together.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from llm_fed.errors import UserError
 from llm_fed.lora import Lora, layout, pair, router, sizes, targets
@@ -28,11 +29,17 @@ def freeze(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a base's first parameter lies, hence where its inputs go."""
+    return next(model.parameters()).device
+
+
 class AdapterBank:
     """K adapters of one structure around one base.
 
     `rows` (K, P) holds the adapters; a backward pass adds their gradients to `grads` (K, P), which whoever
     takes steps sets to zero in between. So loading, reading, clipping and optimising all work on plain rows.
+    Linear layers that the structure trains whole (an image model's head) are entries of the rows like the others.
     The base is frozen and put in eval mode (its own dropout is off); beyond that it is not changed.
 
     Args:
@@ -43,7 +50,7 @@ class AdapterBank:
         train: regular expression of the entries that receive gradients.
 
     Raises:
-        UserError: the structure or `train` matches nothing.
+        UserError: the structure or `train` matches nothing, or a module that is to be trained whole is not linear.
     """
 
     def __init__(
@@ -54,12 +61,14 @@ class AdapterBank:
         dtype: torch.dtype = torch.float32,
         train: str = r".*",
     ):
-        if structure.whole:
-            raise UserError(f"{', '.join(structure.whole)} cannot be trained beside a cohort's adapters")
         freeze(model)
         self.model, self.structure = model, structure
         self.targets, self.layout = targets(model, structure), layout(model, structure)
-        device = next(model.parameters()).device
+        self.whole = {name: model.get_submodule(name) for name in structure.whole}
+        for name, module in self.whole.items():
+            if not isinstance(module, nn.Linear):
+                raise UserError(f"{name} is a {type(module).__name__}; beside adapters only linear layers train whole")
+        device = device_of(model)
         self.rows = torch.zeros(num_rows, self.layout.size, dtype=dtype, device=device)
         self.grads = torch.zeros_like(self.rows)
         trained = set(self.layout.matching(train))
@@ -109,13 +118,19 @@ class AdapterBank:
             torch.lt(bits[: length * width].view(length, width), self._kept - 2**15, out=mask[:length])
         return masks
 
+    @property
+    def adapts_head(self) -> bool:
+        """Whether the layer that a language model's logits come from is adapted."""
+        head = self.model.get_output_embeddings() if isinstance(self.model, PreTrainedModel) else None
+        return any(module is head for module in self.targets.values())
+
     @contextmanager
     def attached(self, index: Tensor, masks: Tensor | None = None, mix: Tensor | None = None) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
         Each adapted layer's output y becomes y + s sum_e g_e B_e A_e x, in the dtype of y (g: see `Lora`). A router
-        reads x before dropout. Forward and backward both belong inside; backward through `Tensor.backward`, which
-        adds to `grads`.
+        reads x before dropout. A layer that is trained whole gives the row's own W x + b, without dropout. Forward and
+        backward both belong inside; backward through `Tensor.backward`, which adds to `grads`.
 
         Args:
             index: (N,), int64, on the CPU.
@@ -151,6 +166,9 @@ class AdapterBank:
                     mask=None if masks is None else masks[..., self._inputs[name]],
                 )
                 handles.append(module.register_forward_hook(adapted))
+            for name, module in self.whole.items():
+                own = _Whole(name, len(index), chosen[f"{name}.weight"], chosen.get(f"{name}.bias"))
+                handles.append(module.register_forward_hook(own))
             yield
         finally:
             for handle in handles:
@@ -186,33 +204,54 @@ class _Adapted:
     mask: Tensor | None  # (N, T or more, in)
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        if inputs[0].shape[0] != self.num_rows:
-            got = inputs[0].shape[0]
-            raise ValueError(f"{self.name} was given {got} rows, but the adapter index has {self.num_rows}")
-        x = inputs[0].reshape(self.num_rows, -1, inputs[0].shape[-1])
+        device = output.device  # the base's layers may lie on several
+        x, autocast = _by_row(self.name, inputs[0].to(device), self.num_rows, self.a.dtype)
         y = output.reshape(self.num_rows, -1, output.shape[-1])
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if not autocast:
-            x = x.to(self.a.dtype)
         weights = self._weights(x)
         if self.mask is not None:
-            x = x * self.mask[:, : x.shape[1]]
-        hidden = torch.bmm(x, self.a.mT)  # (N, T, E r)
+            x = x * self.mask[:, : x.shape[1]].to(device)
+        hidden = torch.bmm(x, self.a.to(device).mT)  # (N, T, E r)
         if weights is not None:
             experts = hidden.unflatten(-1, (weights.shape[-1], -1))
             hidden = (experts * weights.to(hidden.dtype)[..., None]).flatten(-2)
+        b = self.b.to(device)
         if autocast or y.dtype == hidden.dtype:
-            y = torch.baddbmm(y, hidden, self.b.mT, alpha=self.scaling)
+            y = torch.baddbmm(y, hidden, b.mT, alpha=self.scaling)
         else:
-            y = y + self.scaling * torch.bmm(hidden, self.b.mT)
+            y = y + self.scaling * torch.bmm(hidden, b.mT)
         return y.view(output.shape).to(output.dtype)
 
     def _weights(self, x: Tensor) -> Tensor | None:
         """g: (N, T, E), (N, 1, E), or None for a plain sum."""
         if self.router is None:
-            return self.mix
-        scores = torch.bmm(x, self.router.mT)
+            return None if self.mix is None else self.mix.to(x.device)
+        scores = torch.bmm(x, self.router.to(x.device).mT)
         return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The forward hook of a linear layer that every row has its own of, in the place of the base's."""
+
+    name: str
+    num_rows: int  # N
+    weight: Tensor  # (N, out, in)
+    bias: Tensor | None  # (N, out)
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x, _ = _by_row(self.name, inputs[0], self.num_rows, self.weight.dtype)
+        w = self.weight.mT
+        y = torch.bmm(x, w) if self.bias is None else torch.baddbmm(self.bias[:, None], x, w)
+        return y.view(output.shape).to(output.dtype)
+
+
+def _by_row(name: str, x: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """A layer's inputs as (N, T, in), in `dtype` unless autocast chooses; and whether it does."""
+    if x.shape[0] != num_rows:
+        raise ValueError(f"{name} was given {x.shape[0]} rows, but the adapter index has {num_rows}")
+    autocast = torch.is_autocast_enabled(x.device.type)
+    x = x.reshape(num_rows, -1, x.shape[-1])
+    return (x if autocast else x.to(dtype)), autocast
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,13 @@ model = PeftModel.from_pretrained(model, "path/to/this/folder")"""
 _LOAD_IMAGE_MODEL = """from transformers import AutoModelForImageClassification
 
 model = AutoModelForImageClassification.from_pretrained("path/to/this/folder")"""
-_LOAD_BUILT = """from safetensors.torch import load_file
+_LOAD_BUILT = """from llm_fed import load_image_model
 
-from llm_fed.models.images import ARCHITECTURES
+model = load_image_model("path/to/this/folder")  # logits (N, {labels}) = model(images), (N, 1 or 3, H, W) uint8"""
+_LOAD_IMAGE_EXPERTS = """from llm_fed import load_client
 
-model = ARCHITECTURES[{base!r}]({labels})
-model.load_state_dict(load_file("path/to/this/folder/model.safetensors"))"""
+client = load_client("path/to/this/folder", {base!r}, labels={labels})
+print(client.classify(pixels))  # of images (N, 3, height, width) uint8 the labels' numbers (N,)"""
 _LOAD_EXPERTS = """from llm_fed import load_client
 
 print(load_client("path/to/this/folder", {base!r}).generate(["a prompt"]))"""
@@ -49,8 +50,17 @@ KINDS = {
     "adapter": Kind("A personal LoRA adapter", _LOAD, "peft", "text-generation"),
     "experts": Kind("Personal LoRA experts, a folder each, with their gate,", _LOAD_EXPERTS, "peft", "text-generation"),
     "image adapter": Kind("A personal LoRA adapter", _LOAD_IMAGE_ADAPTER, "peft", "image-classification"),
+    "image experts": Kind(
+        "Personal LoRA experts, a folder each, with their gate and head,",
+        _LOAD_IMAGE_EXPERTS,
+        "peft",
+        "image-classification",
+    ),
     "image model": Kind("A personal model", _LOAD_IMAGE_MODEL, "transformers", "image-classification"),
     "built image model": Kind("A personal model", _LOAD_BUILT, "llm_fed", "image-classification", on_hub=False),
+    "image models": Kind(
+        "Personal image models, which answer together,", _LOAD_BUILT, "llm_fed", "image-classification", on_hub=False
+    ),
 }
 
 
@@ -65,6 +75,7 @@ def model_card(
     recipe: Mapping[str, Any] | None = None,
     kind: str = "adapter",
     labels: int = 0,
+    models: Sequence[str] = (),
 ) -> str:
     """The text of an adapter's README.md, with the front matter that the Hub reads, without a licence field.
 
@@ -78,12 +89,13 @@ def model_card(
         recipe: what a merge found out (`Method.recipe`).
         kind: a name in KINDS.
         labels: of an image model, how many it tells apart.
+        models: names of those it consists of, where the base alone does not say it.
     """
     shown = KINDS[kind]
     settings = _public(yaml.safe_load(config))
-    task, base_shown = settings["task"], _public(base)
+    task, shown_as = settings["task"], " and ".join(f"`{_public(name)}`" for name in models or (base,))
     dataset = task["path"] if "/" in (task["path"] or "") else task["name"]  # a Hub id, or the task's own name
-    loads = f"path/to/{base_shown}" if _is_local(base) else base
+    loads = f"path/to/{_public(base)}" if _is_local(base) else base
     data = ModelCardData(
         base_model=base if shown.on_hub and not _is_local(base) else None,
         library_name=shown.library,
@@ -106,7 +118,7 @@ def model_card(
 
 # {"Adapter" if shown.library == "peft" else "Model"} of client {client}
 
-{shown.words} of `{base_shown}`, \
+{shown.words} of {shown_as}, \
 trained by llm_fed with the method `{method}` ({paper}).
 
 ```python

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +33,35 @@ UsageError: Any = typer.BadParameter.__base__  # click's, or the one that later 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command. Exit code 0: done; 2: a mistake in what was given; 1: a failure; 130: interrupted."""
+    """Run a command. Exit code 0: done; 2: a mistake in what was given; 1: a failure; 130: interrupted.
+
+    Of several processes under `accelerate launch`, rank 0 runs it; the others work for it and say nothing.
+    """
+    with _other_ranks():
+        _command(arguments)
+
+
+@contextmanager
+def _other_ranks() -> Iterator[None]:
+    """At rank 0 of a launch: the others, until it is done. At the others: all that they do, and the end."""
+    if "LOCAL_RANK" not in os.environ:  # no launcher; what follows takes seconds to import
+        yield
+        return
+    from llm_fed import experiment
+    from llm_fed.runtime.launch import connect, other_ranks
+
+    channel = connect()
+    if channel and channel.rank:
+        try:
+            experiment.serve()
+        except (KeyboardInterrupt, RunError) as error:  # rank 0 says what there is to say
+            raise SystemExit(1) from error
+        raise SystemExit(0)
+    with other_ranks() or nullcontext():
+        yield
+
+
+def _command(arguments: list[str] | None) -> None:
     try:
         code = app(arguments, prog_name="llm-fed", standalone_mode=False)
     except UsageError as error:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from llm_fed import experiment, parties, tasks
-from llm_fed.config import BaseConfig, Config
+from llm_fed import experiment, parties
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Parameters, count_parameters
 from llm_fed.eval.plots import Point, plot_tradeoff
 from llm_fed.eval.tables import Row, Table, to_text
 from llm_fed.files import write_file
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
 from llm_fed.plan import Job, Plan, in_row, read_section
 from llm_fed.structure import structure_of
 from llm_fed.tracking import Reporter
@@ -56,7 +52,7 @@ def compare(
     """
     reporter = reporter or Reporter()
     plan = Plan(path, words, chosen, seeds, out)
-    bases = _Bases()
+    bases = parties.Bases()
     table = _empty_table(plan, bases)
     open_jobs = [job for job in plan.jobs() if not job.outcome]
     for number, job in enumerate(open_jobs, start=1):
@@ -70,7 +66,7 @@ def compare(
     return table
 
 
-def _empty_table(plan: Plan, bases: _Bases) -> Table:
+def _empty_table(plan: Plan, bases: parties.Bases) -> Table:
     """The table before any score. It builds each row's experiment, which finds mistakes that lie in the base, the
     task or the method, and counts parameters."""
     metrics: dict[str, str] = {}  # by label
@@ -117,23 +113,6 @@ def _fill(table: Table, plan: Plan) -> Table:
             elif job.outcome:
                 row.failures[seed] = job.outcome
     return table
-
-
-class _Bases:
-    """Loads bases as they are asked for, one in memory at a time."""
-
-    def __init__(self) -> None:
-        self._key: tuple[BaseConfig, str, str, str | None] | None = None
-        self._base: Any = None
-
-    def of(self, config: Config) -> Base | ImageBase:
-        key = config.base, config.device, config.task.name, config.task.path  # an image task's labels are the head's
-        if key != self._key:
-            self._base = None
-            task = tasks.load(config.task, config.seed)
-            self._base = parties.load(config, task, experiment.choose_device(config.device))
-            self._key = key
-        return self._base
 
 
 def _write(table: Table, out: Path) -> None:

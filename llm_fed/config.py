@@ -14,9 +14,13 @@ from llm_fed.errors import require as known
 class BaseConfig:
     """The model that everything starts from; under adapters it is frozen."""
 
-    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder; of images also cnn
+    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder; of images also cnn, cnn-1 ... resnet-9 ...
+    # Image models that clients have in the place of `name`, one after another in turn (cnn-1 ... cnn-5, resnet-9 ...);
+    # `name` is then the small model of methods that share one.
+    clients: tuple[str, ...] | None = None
     dtype: str = "bfloat16"  # float32 | bfloat16 | float16: the base's weights and the autocast of training
     quantization: str | None = None  # nf4 | int8 (bitsandbytes)
+    device_map: str | None = None  # auto: the layers of a language model over all GPUs of one process (Accelerate)
     activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
     revision: str | None = None  # a Hub revision
 
@@ -49,12 +53,15 @@ class ColumnsConfig:
 class PartitionConfig:
     """How examples become clients, where the data does not say it by itself."""
 
-    kind: str = (
-        "natural"  # natural (folders, tasks, or columns.client) | split (k clients per natural one) | dirichlet | iid
-    )
-    clients: int | None = None  # dirichlet, iid: how many clients; split: how many per natural client
-    alpha: float = 0.5  # dirichlet: concentration
-    label: str | None = None  # dirichlet: the column that holds the label
+    # natural (folders, tasks, or columns.client) | split (k clients per natural one) | iid | dirichlet | pathological
+    # (some labels each) | cluster (a part of the labels for each cluster of clients)
+    kind: str = "natural"
+    clients: int | None = None  # iid, dirichlet, pathological: how many clients; split: how many per natural client
+    alpha: float = 0.5  # dirichlet, pathological: concentration
+    classes: int | None = None  # pathological: how many labels a client holds
+    sizes: tuple[int, ...] | None = None  # cluster: how many clients each cluster has
+    label: str | None = None  # of text by label: the column that holds it
+    test: float | None = None  # pool train and test, and make this share of what each client got its test split
 
 
 @dataclass(frozen=True)
@@ -198,6 +205,7 @@ def check(config: Config) -> None:
     one_of("device", "auto", "cpu", "cuda")
     one_of("base.dtype", "float32", "bfloat16", "float16")
     one_of("base.quantization", None, "nf4", "int8")
+    one_of("base.device_map", None, "auto")
     if config.adapter is not None:
         require(config.adapter.rank >= 1, "adapter.rank", "at least 1")
         require(config.adapter.alpha > 0, "adapter.alpha", "above 0")
@@ -208,7 +216,9 @@ def check(config: Config) -> None:
             "a number with task.sample_clients")  # fmt: skip
     require(config.task.image_size is None or config.task.image_size >= 1, "task.image_size", "at least 1, or null")
     require(0 <= config.task.noise <= 1, "task.noise", "at least 0 and at most 1")
-    server = config.task.server
+    test, server = config.task.partition.test, config.task.server
+    require(test is None or 0 < test < 1, "task.partition.test", "above 0 and below 1, or null")
+    require(test is None or not server.test, "task.partition.test", "null with task.server.test: no client is tested")
     require(server.examples is None or server.examples >= 0, "task.server.examples", "at least 0, or null")
     if server.name is None:
         require(server.examples is not None, "task.server.examples", "a number, unless task.server.name is given")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from llm_fed import export, methods, parties, tasks
@@ -29,6 +30,8 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.needed import check_rounds, needed_config, states_of_run
 from llm_fed.run import Run
+from llm_fed.runtime.accelerate import Build, Shared, Spread, serve_orders
+from llm_fed.runtime.launch import choose_device, other_ranks
 from llm_fed.runtime.local import Engine, LocalRuntime, choose_clients_per_pass
 from llm_fed.schedule import Delayed, Schedule
 from llm_fed.site import Site
@@ -68,6 +71,11 @@ class Experiment:
         """Linear from `local.lr` in the first round to `local.lr_end` in the last."""
         local, last = self.config.local, max(1, self.config.rounds - 1)
         return local.lr + (local.lr_end - local.lr) * (round - 1) / last
+
+    def shared(self) -> Shared:
+        """What all ranks of a launch build alike."""
+        model = self.base.model if isinstance(self.base, Base) else None
+        return Shared.of(self.runtime.engine, [*self.clients.values(), self.server], model)
 
 
 def prepare(
@@ -132,13 +140,20 @@ def train(
         UserError, RunError: see `Run`, `prepare` and `federate`.
     """
     reporter = reporter or Reporter()
-    choose_device(config.device)  # several processes would otherwise meet at the folder's lock
+    ranks = other_ranks()
+    if ranks and config.base.device_map:
+        raise UserError(
+            f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
+            "leave it out"
+        )
     with Run(folder, config, fresh, reporter.record) as run:
         done = None if fresh else run.recall("summary.json")
         if done is not None:
             reporter.note(f"{folder} is complete: {config.rounds} rounds; --fresh starts again")
             return done
         experiment = prepare(config, reporter, base=base)
+        if ranks:
+            experiment.runtime.engine = Spread(ranks, config, experiment.shared())
         run.begin()
         _same_environment(run, experiment, reporter)
         if experiment.method.needs:
@@ -231,6 +246,7 @@ def _deliver(
             metrics={experiment.metric: summary.clients[id]} if summary and id in summary.clients else {},
             config=config_text, recipe=experiment.method.recipe(site),
             kind=export.kind(site.structure, experiment.base), labels=site.num_labels,
+            models=export.models(site.structure, experiment.base),
         )  # fmt: skip
         export.write(run.folder / "adapters" / id, state, site.structure, experiment.base, card)
     result = {"round": round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
@@ -241,18 +257,21 @@ def _deliver(
     return result
 
 
-def choose_device(asked: str) -> str:
-    """The device of this process; `accelerate launch` decides where `device` is auto.
+def serve() -> None:
+    """What the ranks above 0 of a launch do in the place of a command: their share of what rank 0 runs, until it
+    ends."""
+    quiet()
+    serve_orders(builder())
 
-    Raises:
-        UserError: cuda is asked for and there is none, or several processes were launched.
-    """
-    state = PartialState(cpu=asked == "cpu")
-    if state.num_processes > 1:
-        raise UserError(f"{state.num_processes} processes were launched; one is supported: use --num_processes 1")
-    if asked == "cuda" and state.device.type != "cuda":
-        raise UserError("device is cuda, but torch finds no GPU; use device=auto or device=cpu")
-    return str(state.device)
+
+def builder() -> Build:
+    """How a rank above 0 makes, of rank 0's configurations one after another, what it shares with it."""
+    bases, silent = parties.Bases(), Reporter(Console(quiet=True))
+
+    def build(config: Config) -> Shared:
+        return prepare(config, silent, base=bases.of(config)).shared()
+
+    return build
 
 
 def _same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
@@ -260,6 +279,7 @@ def _same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> N
     now = {
         "clients_per_pass": experiment.runtime.clients_per_pass,
         "threads": torch.get_num_threads(),
+        "processes": PartialState().num_processes,
         "device": str(experiment.base.device),
         "torch": torch.__version__,
         "machine": platform.machine(),
@@ -269,6 +289,7 @@ def _same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> N
         run.remember("environment.json", now)
         return
     experiment.runtime.clients_per_pass = before["clients_per_pass"]
+    before = {"processes": 1} | before  # of a run begun when there was only one
     changed = [
         f"{key} {before[key]} -> {now[key]}" for key in now if key != "clients_per_pass" and before[key] != now[key]
     ]

@@ -23,16 +23,26 @@ WEIGHTS, CONFIG, PROCESSING = "model.safetensors", "config.json", "preprocessor_
 def kind(structure: Structure, base: Base | ImageBase) -> str:
     """What a personal model is, for its card: a name in `card.KINDS`."""
     if isinstance(structure, Full):
-        return "image model" if isinstance(base, ImageBase) and base.pretrained else "built image model"
-    if isinstance(base, ImageBase):
-        return "image adapter"
-    return "adapter" if structure.plain else "experts"
+        assert isinstance(base, ImageBase)  # only image models train whole
+        if not structure.plain:
+            return "image models"
+        ((_, architecture),) = structure.parts
+        return "image model" if base.pretrained and architecture in ("", base.name) else "built image model"
+    image = "image " if isinstance(base, ImageBase) else ""
+    return image + ("adapter" if structure.plain else "experts")
+
+
+def models(structure: Structure, base: Base | ImageBase) -> tuple[str, ...]:
+    """The models, by name, that a personal model consists of."""
+    parts = structure.parts if isinstance(structure, Full) else (("", ""),)
+    return tuple(dict.fromkeys(architecture or base.name for _, architecture in parts))
 
 
 def write(folder: Path, state: State, structure: Structure, base: Base | ImageBase, card: str) -> None:
     """Write one personal model: an adapter as `adapters.write` does, a whole model as safetensors.
 
-    A checkpoint's model becomes a folder that `AutoModelForImageClassification.from_pretrained` loads.
+    A checkpoint's model becomes a folder that `AutoModelForImageClassification.from_pretrained` loads; one that is
+    built here, and models side by side, one that `personal.load_image_model` loads.
 
     Raises:
         UserError: the folder holds other files.
@@ -42,25 +52,34 @@ def write(folder: Path, state: State, structure: Structure, base: Base | ImageBa
         adapters.write(folder, state, structure, base, card)
         return
     assert isinstance(base, ImageBase)  # only image models train whole
-    counters = {name: value for name, value in base.model.state_dict().items() if not value.is_floating_point()}
+    module = base.model_of(structure)
+    counters = {name: value for name, value in module.state_dict().items() if not value.is_floating_point()}
     whole = {**counters, **state.tensors(), **state.extras}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.items()}
-    labels = dict(enumerate(base.labels))
-    settings = {"architecture": base.name, "id2label": labels}
-    if base.pretrained:
-        config: Any = base.model.config
-        settings = {**config.to_dict(), "id2label": labels, "label2id": {v: k for k, v in labels.items()}}
     processing = {
         "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_resize": True,
         "size": {"height": base.size, "width": base.size}, "image_mean": base.mean, "image_std": base.std,
     }  # fmt: skip
     files = {
         WEIGHTS: save(tensors, metadata={"format": "pt"}),
-        CONFIG: json.dumps(settings, indent=2, sort_keys=True, default=str).encode(),
+        CONFIG: json.dumps(_settings(structure, base), indent=2, sort_keys=True, default=str).encode(),
         PROCESSING: json.dumps(processing, indent=2).encode(),
         adapters.CARD: card.encode(),
     }
     write_folder(folder, files, "a model")
+
+
+def _settings(structure: Full, base: ImageBase) -> dict[str, Any]:
+    """What config.json says: transformers' words for a checkpoint's model, else [name, architecture] of each part."""
+    labels = dict(enumerate(base.labels))
+    checkpoint: dict[str, Any] = base.model.config.to_dict() if base.pretrained else {}  # type: ignore[operator, union-attr]
+    if kind(structure, base) == "image model":
+        return {**checkpoint, "id2label": labels, "label2id": {name: index for index, name in labels.items()}}
+    # A checkpoint is none of our architectures, and its name may be a path of this machine: its configuration, then.
+    unnamed = ("", base.name) if base.pretrained else ()
+    parts = [[name, "" if own in unnamed else own or base.name] for name, own in structure.parts]
+    settings: dict[str, Any] = {"parts": parts, "answer": structure.answer, "id2label": labels}
+    return settings | ({"checkpoint": checkpoint} if "" in dict(parts).values() else {})
 
 
 def read(folder: Path, structure: Structure, base: Base | ImageBase) -> State:

@@ -1,8 +1,6 @@
-"""FlatModel: a module whose trained parameters lie in one row, so that a state goes in and out by one copy."""
+"""FlatModel: a module whose parameters lie in one row, so that a state goes in and out by one copy."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -15,36 +13,23 @@ class FlatModel:
 
     The module's parameters become views of `row`, their gradients views of `grads`: loading a state, clipping,
     optimising and reading are then operations on rows. Floating buffers (BatchNorm statistics) are the extras of the
-    states; integer ones (counters) stay in the module and never travel. Where some parameters are frozen, so are all
-    buffers, and states have no extras.
+    states; integer ones (counters) stay in the module and never travel.
 
     Args:
         module: it is changed: from here on its parameters live in the row.
-        parameters: the trained ones, by entry; the others are frozen.
     """
 
-    def __init__(self, module: nn.Module, parameters: Mapping[str, nn.Parameter]):
-        self.module = module
-        self.whole = len(parameters) == len(list(module.parameters()))
-        module.requires_grad_(False)
-        self.layout = Layout(tuple(parameters), tuple(tuple(p.shape) for p in parameters.values()))
-        self.row = torch.cat([parameter.detach().reshape(-1) for parameter in parameters.values()])
+    def __init__(self, module: nn.Module):
+        self.module, self.parameters = module, dict(module.named_parameters())
+        self.layout = Layout(tuple(self.parameters), tuple(tuple(p.shape) for p in self.parameters.values()))
+        self.row = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters.values()])
         self.grads = torch.zeros_like(self.row)
-        for name, parameter in parameters.items():
+        for name, parameter in self.parameters.items():
             place, shape = self.layout.slices[name], self.layout.shape_of[name]
             parameter.data = self.row[place].view(shape)
             parameter.requires_grad_(True)
             parameter.grad = self.grads[place].view(shape)
-        buffers = module.named_buffers() if self.whole else ()
-        self.buffers = {name: buffer for name, buffer in buffers if buffer.is_floating_point()}
-
-    def train(self, training: bool) -> None:
-        """Training mode (dropout, BatchNorm on the batch's statistics) or evaluation mode; frozen statistics stay."""
-        self.module.train(training)
-        if not self.whole:
-            for module in self.module.modules():
-                if getattr(module, "track_running_stats", False):
-                    module.eval()
+        self.buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
 
     def load(self, state: State) -> None:
         """Put a state in.

@@ -1,18 +1,21 @@
 """What the frozen base computes without training: losses of several adapters, hidden states of prompts, mixing weights.
 
-Shape letters: E experts, H hidden size, N rows, R prompts, S stored prompts.
+Shape letters: E experts, H hidden size, N rows, R prompts or pictures, S stored ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from llm_fed.bank import AdapterBank
+from llm_fed.bank import AdapterBank, device_of
+from llm_fed.kinds import TEXT, Kind
+from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
-from llm_fed.packing import Example, collate, plan
+from llm_fed.packing import plan
 from llm_fed.state import State
 from llm_fed.training import budget_and_overhead, token_losses
 
@@ -20,8 +23,10 @@ ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `
 
 
 @torch.inference_mode()
-def mean_losses(base: Base, bank: AdapterBank, asked: Sequence[tuple[int, Sequence[Example]]]) -> list[float]:
-    """The mean loss per target token of each list of examples under one row of the bank.
+def mean_losses(
+    base: Base | ImageBase, bank: AdapterBank, asked: Sequence[tuple[int, Sequence[Any]]], *, kind: Kind = TEXT
+) -> list[float]:
+    """The mean loss per target of each list of examples under one row of the bank.
 
     Args:
         asked: (row of the bank, examples); examples of equal length share a micro-batch, whoever asks.
@@ -29,12 +34,11 @@ def mean_losses(base: Base, bank: AdapterBank, asked: Sequence[tuple[int, Sequen
     work = [(n, row, example) for n, (row, examples) in enumerate(asked) for example in examples]
     total = torch.zeros(len(asked), dtype=torch.float64)
     count = torch.zeros(len(asked), dtype=torch.float64)
-    all_rows = base.model.get_output_embeddings() in bank.targets.values()
-    lengths = [len(example.input_ids) for _, _, example in work]
-    for chosen in plan(lengths, *budget_and_overhead(base.model.device)):
-        batch = collate([work[i][2] for i in chosen])
-        with bank.attached(torch.tensor([work[i][1] for i in chosen])), _autocast(base):
-            losses = token_losses(base.model, batch, all_rows=all_rows).double().cpu()
+    lengths = [kind.length(example) for _, _, example in work]
+    for chosen in plan(lengths, *budget_and_overhead(device_of(base.model))):
+        batch = kind.collate([work[i][2] for i in chosen])
+        with bank.attached(torch.tensor([work[i][1] for i in chosen])), autocast(base):
+            losses = token_losses(base.model, batch, kind=kind, all_rows=bank.adapts_head).double().cpu()
         owner = torch.tensor([work[i][0] for i in chosen])[batch.rows]
         total.index_add_(0, owner, losses)
         count.index_add_(0, owner, torch.ones_like(losses))
@@ -48,7 +52,7 @@ def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
     found = torch.zeros(len(prompts), base.model.config.get_text_config().hidden_size)
     for chosen in plan(lengths, *budget_and_overhead(base.model.device)):
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompts[i]) for i in chosen], batch_first=True)
-        with _autocast(base):  # padding on the right reaches no real token
+        with autocast(base):  # padding on the right reaches no real token
             output = base.model.base_model(input_ids=ids.to(base.model.device), use_cache=False)
         rows = torch.arange(len(chosen))
         last = torch.tensor([lengths[i] for i in chosen]) - 1
@@ -59,17 +63,26 @@ def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
 
 
 def mixing_weights(base: Base, asked: Sequence[tuple[State, Sequence[int]]]) -> Tensor:
-    """Weights (R, 2) of two experts for each prompt: 1 - alpha(x) and alpha(x).
+    """`similarity_weights` (R, 2) of prompts.
+
+    Args:
+        asked: (state with the extras ANCHORS and SCALE, token ids of the prompt).
+    """
+    return similarity_weights(features(base, [prompt for _, prompt in asked]), [state for state, _ in asked])
+
+
+def similarity_weights(found: Tensor, states: Sequence[State]) -> Tensor:
+    """Weights (R, 2) of two experts for each prompt or picture: 1 - alpha(x) and alpha(x).
 
     alpha(x) is the mean cosine of h(x) with the state's stored anchors, times its scale, clipped to [0, 1]
     (Yang et al. 2024, instance-wise dynamic weighting).
 
     Args:
-        asked: (state with the extras ANCHORS and SCALE, token ids of the prompt).
+        found: h (R, H), the base's features of each.
+        states: of each, with the extras ANCHORS (S, H) and SCALE.
     """
-    found = features(base, [prompt for _, prompt in asked])
-    weights = torch.zeros(len(asked), 2, dtype=found.dtype)
-    for row, (state, _) in enumerate(asked):
+    weights = torch.zeros(len(states), 2, dtype=found.dtype)
+    for row, state in enumerate(states):
         anchors = state.extras[ANCHORS].to(found)
         cosine = torch.nn.functional.cosine_similarity(found[row], anchors, dim=-1)
         alpha = (state.extras[SCALE].to(found) * cosine.mean()).clamp(0, 1)
@@ -77,5 +90,6 @@ def mixing_weights(base: Base, asked: Sequence[tuple[State, Sequence[int]]]) -> 
     return weights
 
 
-def _autocast(base: Base) -> torch.autocast:
-    return torch.autocast(base.model.device.type, base.autocast, enabled=base.autocast is not None)
+def autocast(base: Base | ImageBase) -> torch.autocast:
+    """The base's compute dtype, where it differs from that of its weights."""
+    return torch.autocast(device_of(base.model).type, base.autocast, enabled=base.autocast is not None)

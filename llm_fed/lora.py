@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -59,6 +60,10 @@ class Lora:
     def with_experts(self, *names: str, gate: str) -> Lora:
         """Several such adapters on each layer, combined by `gate`."""
         return replace(self, experts=names, gate=gate)
+
+    def beside(self, own: str, shared: str, answer: str) -> NoReturn:
+        """Raises UserError: only whole models stand side by side."""
+        raise UserError("this method gives clients a second model beside their own, which is whole; set adapter=null")
 
     def only(self, expert: str) -> Lora:
         """One of the experts alone, under its name and without a gate."""

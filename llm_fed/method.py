@@ -40,6 +40,10 @@ class Method:
     needs: ClassVar[tuple[str, ...]] = ()
     # One model for all: what `broadcast` sends to any client, so that the server can test it on data of its own.
     one_model: ClassVar[bool] = False
+    # Whole image models only: the losses of its clients are its own.
+    whole_models: ClassVar[bool] = False
+    # Clients' models may differ (`base.clients`): what they share does not depend on them.
+    any_model: ClassVar[bool] = False
     # Regular expressions of entries: those that a client trains, and those that travel; the others are its own.
     trained: ClassVar[str] = r".*"
     shared: ClassVar[str] = r".*"

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from llm_fed.config import Config
+from llm_fed import tasks
+from llm_fed.config import BaseConfig, Config
 from llm_fed.encoding import Encoder
 from llm_fed.errors import UserError
 from llm_fed.eval.clients import check_options
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase, load_images
 from llm_fed.models.loading import Base, load_base
+from llm_fed.runtime.launch import choose_device
 from llm_fed.site import Site
 from llm_fed.structure import Structure, structure_of
 from llm_fed.tasks.common import ClientData, TaskData
@@ -22,8 +24,26 @@ from llm_fed.tracking import Reporter
 def load(config: Config, task: TaskData, device: str) -> Base | ImageBase:
     """The base that the run's sites share: an image model where the task is one of pictures."""
     if task.labels:
-        return load_images(config.base, task.labels, device)
+        size = next((picture.pixels.shape[-1] for data in task.clients.values() for picture in data.train), 0)
+        return load_images(config.base, task.labels, device, size)
     return load_base(config.base, device)
+
+
+class Bases:
+    """Loads bases as they are asked for, one in memory at a time."""
+
+    def __init__(self) -> None:
+        self._key: tuple[BaseConfig, str, str, str | None, int | None] | None = None
+        self._base: Any = None
+
+    def of(self, config: Config) -> Base | ImageBase:
+        task = config.task  # of images, their labels are the head's, and their size may be the model's
+        key = config.base, config.device, task.name, task.path, task.image_size
+        if key != self._key:
+            self._key = self._base = None
+            self._base = load(config, tasks.load(task, config.seed), choose_device(config.device))
+            self._key = key
+        return self._base
 
 
 def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> None:
@@ -38,14 +58,19 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
             "adapter is null, which trains a whole model: of image models only; set adapter.rank and "
             "adapter.target_modules"
         )
-    if pictures and method.needs:
+    if method.whole_models and not (pictures and config.adapter is None):
         raise UserError(
-            f"{config.method['name']} merges LoRA adapters of language models, but task.name={config.task.name} is of "
-            "images; choose another method"
+            f"{config.method['name']} trains whole image models; set adapter=null, and task.name to a task of images"
         )
-    if config.adapter is None and "lora" in method.trained + method.shared:
+    if config.base.clients and not (method.any_model and pictures and config.adapter is None):
         raise UserError(
-            f"{config.method['name']} trains or sends parts of LoRA adapters, but adapter is null; set adapter.rank"
+            f"base.clients gives clients image models of their own, and {config.method['name']} needs the same model "
+            "at all of them; leave base.clients out, or choose another method"
+        )
+    if config.adapter is None and (method.needs or "lora" in method.trained + method.shared):
+        raise UserError(
+            f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
+            "adapter.rank"
         )
     if pictures != (metric == "accuracy"):
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
@@ -71,7 +96,7 @@ def build(
     def site(id: str, data: ClientData | None, labels: int) -> Site:
         wrapped: Structure = method.wrap(structure, None)
         site = Site(id, wrapped, config.local, config.seed, partial(base.draw, wrapped), metric=metric)
-        site.num_labels = labels
+        site.num_labels, site.rounds = labels, config.rounds
         if data is None:
             return site
         if encoder is None:
@@ -89,13 +114,9 @@ def build(
         return site
 
     clients = {id: site(id, data, len(task.labels)) for id, data in task.clients.items()}
-    for client in clients.values():
-        client.structure = method.wrap(structure, client)
-        if encoder is None and not client.structure.plain:
-            raise UserError(
-                f"{config.method['name']} gives clients several experts, which only language models can have; choose "
-                "another method for images"
-            )
+    for number, client in enumerate(clients.values()):
+        own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
+        client.structure = method.wrap(structure_of(config.adapter, base.head, own), client)
         client.draw = partial(base.draw, client.structure)
     server = site("server", task.server, len(task.server_labels or task.labels))
     server.clients, server.foreign = tuple(clients), config.task.server.name is not None

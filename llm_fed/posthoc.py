@@ -24,6 +24,7 @@ from llm_fed.methods import METHODS
 from llm_fed.models.loading import Base, load_base
 from llm_fed.needed import states_of_run
 from llm_fed.state import State
+from llm_fed.tasks import TASKS
 from llm_fed.tasks.common import ClientData, TaskData, hold_out
 from llm_fed.tracking import Reporter
 
@@ -151,6 +152,10 @@ def merge_adapters(
     sources = {"--fed": Source.parse("--fed", fed), "--local": Source.parse("--local", local)}
     name = _base_name(sources, base)
     runs = [source.config for source in reversed(sources.values()) if source.config]
+    if any(TASKS[run.task.name].images for run in runs):
+        raise UserError(
+            f"llm-fed merge is for adapters of language models; of images, run the method: method={settings['name']}"
+        )
     if runs and data and (data.task or data.path):
         raise UserError("a run brings its clients' examples; --task and --data are for two PEFT folders")
     weighed_by_hand = any(field.name == "weight" for field in fields(METHODS[settings["name"]]))

@@ -122,7 +122,7 @@ def _check_participation(participation: float) -> None:
 
 
 def _cohort_size(participation: float, number: int) -> int:
-    # The small slack keeps 0.1 * 30 = 3.0000000000000004 from asking a fourth client.
+    # The small slack keeps 0.28 * 25 = 7.000000000000001 from asking an eighth client.
     return max(1, math.ceil(participation * number - 1e-9))
 
 

@@ -14,11 +14,12 @@ from llm_fed.config import LocalConfig
 from llm_fed.errors import ClientError, UserError
 from llm_fed.gradients import GradientJob
 from llm_fed.merge.moments import Evidence
+from llm_fed.models.joined import Answer
 from llm_fed.rng import derive, generator
 from llm_fed.state import Layout, State
 from llm_fed.structure import Structure
-from llm_fed.tasks.common import Encoded, Picture
-from llm_fed.training import Fitted, GradientOf, HeadJob, Job
+from llm_fed.tasks.common import Picture
+from llm_fed.training import Fitted, GradientOf, HeadJob, Job, Loss
 from llm_fed.wire import Message
 
 
@@ -52,6 +53,7 @@ class Site:
     given: Mapping[str, State] = field(default_factory=dict)  # by name of a needed method, its result for this client
     memory: MutableMapping[str, Message] = field(default_factory=dict)
     round: int = 0
+    rounds: int = 1  # of the whole run
     lr: float = 0.0
     losses: list[float] = field(default_factory=list)  # of this round's local steps, for the metrics
     clients: tuple[str, ...] = ()  # at the server: who is registered
@@ -85,8 +87,10 @@ class Site:
     def keep(self, state: State, trained: str, message: State) -> None:
         """Remember, for `assemble`, the entries of `state` that are trained here but not among those of `message`."""
         own = [name for name in state.layout.matching(trained) if name not in message.layout.slices]
-        if own:
-            self.memory["own"] = state.pick(own)
+        extras = {name: value for name, value in state.extras.items() if name not in message.extras}
+        if own or extras:
+            kept = state.pick(own)
+            self.memory["own"] = State(kept.layout, kept.row, extras)
 
     async def fit(
         self,
@@ -99,6 +103,9 @@ class Site:
         structure: Structure | None = None,
         mix: tuple[float, ...] | None = None,
         teachers: Sequence[State] = (),
+        examples: Sequence[Any] | None = None,
+        loss: Loss | None = None,
+        lr_of: Mapping[str, float] | None = None,
     ) -> State:
         """Train from `state` on this site's examples with the run's `local` settings; awaitable, fused over the cohort.
 
@@ -112,43 +119,53 @@ class Site:
             mix: the weight of each expert, where the structure's gate is `mix`.
             teachers: distil from them: the loss is the divergence of the predictions from those of the teachers' mean
                 logits, and labels are not used.
+            examples: to train on (default: all training examples).
+            loss: of whole image models, in the place of cross-entropy: a number from the `Answer` to a batch, its
+                labels (N,) and the places (N,) of its pictures in the examples.
+            lr_of: of whole image models: learning rates of the entries that regular expressions match.
 
         Raises:
             ClientError: no example, or a loss that is not finite.
         """
         nth, self._fits = self._fits, self._fits + 1
+        examples = self.train if examples is None else examples
+        places = self._places(len(examples), steps, nth, epochs)
         job = Job(
             client=self.id,
             start=state,
-            batches=self.batches(steps, nth, epochs),
+            batches=[[examples[i] for i in chosen] for chosen in places],
             lr=self.lr if lr is None else lr,
             train=train,
             seed=derive(self.seed, "dropout", self.round, self.id, nth),
             mix=mix,
             teachers=teachers,
+            loss=loss,
+            places=places,
+            lr_of=lr_of or {},
         )
         fitted: Fitted = await Request("fit", self.id, structure or self.structure, job)
         self.losses.extend(fitted.losses)
         return fitted.state
 
-    def batches(self, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[Any]]:
-        """The examples of each optimizer step: shuffled epochs cut into batches, from (seed, round, site, nth) alone.
+    def batches(self, *, epochs: int) -> list[list[Any]]:
+        """The training examples of each optimizer step of so many epochs, as `fit` would take them."""
+        return [[self.train[i] for i in chosen] for chosen in self._places(len(self.train), epochs=epochs)]
 
-        Args:
-            steps, epochs: how many, see `fit`.
-        """
-        if not self.train:
+    def _places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
+        """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, from (seed, round,
+        site, nth) alone."""
+        if not count:
             raise ClientError(f"client {self.id} has no training example")
-        size = min(self.local.batch_size, len(self.train))
-        per_epoch = -(-len(self.train) // size)
+        size = min(self.local.batch_size, count)
+        per_epoch = -(-count // size)
         total = steps if steps is not None else epochs * per_epoch if epochs is not None else self.local.steps
         if total is None:
             total = (self.local.epochs or 1) * per_epoch
         draws = generator(self.seed, "batches", self.round, self.id, nth)
-        chosen: list[list[Any]] = []
+        chosen: list[list[int]] = []
         while len(chosen) < total:
-            order = torch.randperm(len(self.train), generator=draws).tolist()
-            chosen += [[self.train[i] for i in order[at : at + size]] for at in range(0, len(order), size)]
+            order = torch.randperm(count, generator=draws).tolist()
+            chosen += [order[at : at + size] for at in range(0, count, size)]
         return chosen[:total]
 
     async def losses_of(self, states: Sequence[State], examples: Sequence[Any] | None = None) -> list[float]:
@@ -175,7 +192,7 @@ class Site:
         self,
         first: State,
         second: State,
-        examples: Sequence[Encoded],
+        examples: Sequence[Any],
         *,
         sampled: bool = False,
         structure: Structure | None = None,
@@ -183,8 +200,8 @@ class Site:
         """Moments of the per-example gradients of the log-likelihood at two states, on the same examples.
 
         Args:
-            sampled: the Fisher information takes each target token's label from the model's own prediction, under
-                teacher forcing: the tokens before it are those of the example.
+            sampled: the Fisher information takes the label of each target (a token, or a picture) from the model's own
+                prediction; of tokens under teacher forcing: those before it are the example's.
             structure: what the states are states of (default: the site's own).
 
         Raises:
@@ -193,9 +210,10 @@ class Site:
         job = GradientJob(self.id, first, second, examples, sampled, derive(self.seed, "labels", self.id))
         return await Request("moments", self.id, structure or self.structure, job)
 
-    async def features(self, prompts: Sequence[list[int]]) -> torch.Tensor:
-        """(len(prompts), H): the base's last hidden state at each prompt's last token, without any adapter."""
-        return await Request("features", self.id, None, prompts)
+    async def features(self, examples: Sequence[Any]) -> torch.Tensor:
+        """(len(examples), H): what the base alone, without any adapter, makes of each example: its last hidden state at
+        the prompt's last token, or what an image model's head reads."""
+        return await Request("features", self.id, self.structure, examples)
 
     async def gradient(
         self, state: State, examples: Sequence[Any], *, head: State | None = None
@@ -211,18 +229,21 @@ class Site:
         """(N, C): what an image model says of N pictures, a logit for each of C labels."""
         return await Request("logits", self.id, self.structure, (state, pictures))
 
+    async def answers(self, state: State, pictures: Sequence[Picture]) -> Answer:
+        """What whole image models make of N pictures, each on its own and together."""
+        return await Request("answers", self.id, self.structure, (state, pictures))
+
     def new_head(self, state: State) -> State:
         """A fresh linear head, entries weight (C, H) and bias (C,), zero, for the labels of this site's pictures in the
         place of that of an image model's `state`."""
-        name = [name for name in state if len(state.layout.shape_of[name]) == 2][-1]
-        weight = state.row.new_zeros(self.num_labels, state.layout.shape_of[name][1])
+        features = state.layout.shape_of[f"{state.layout.head}.weight"][1]
+        weight = state.row.new_zeros(self.num_labels, features)
         return State.of({"weight": weight, "bias": weight.new_zeros(self.num_labels)})
 
     async def fit_head(self, state: State, head: State, *, epochs: int, lr: float) -> State:
         """Train a linear head, by Adam, on what the body of the image model `state` makes of this site's pictures."""
-        places = {id(picture): place for place, picture in enumerate(self.train)}
         nth, self._fits = self._fits, self._fits + 1
-        batches = [[places[id(item)] for item in batch] for batch in self.batches(nth=nth, epochs=epochs)]
+        batches = self._places(len(self.train), nth=nth, epochs=epochs)
         return await Request("head", self.id, self.structure, HeadJob(state, head, self.train, batches, lr))
 
     async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:

@@ -40,6 +40,12 @@ class Layout:
         """P: the number of parameters in a row."""
         return sum(math.prod(shape) for shape in self.shapes)
 
+    @property
+    def head(self) -> str:
+        """The name of an image model's last linear layer, whose weight (C, H) is the last matrix."""
+        matrices = [name for name in self.names if len(self.shape_of[name]) == 2]
+        return matrices[-1].rpartition(".")[0]
+
     def matching(self, pattern: str) -> tuple[str, ...]:
         """The names in which the regular expression `pattern` is found.
 
@@ -57,8 +63,12 @@ class Layout:
 
     def segments(self, pattern: str) -> list[slice]:
         """The places of all matching entries, neighbours joined into as few slices as possible."""
+        return self.joined(self.matching(pattern))
+
+    def joined(self, names: Iterable[str]) -> list[slice]:
+        """The places of these entries, in their order, neighbours joined into as few slices as possible."""
         joined: list[slice] = []
-        for name in self.matching(pattern):
+        for name in names:
             place = self.slices[name]
             if joined and joined[-1].stop == place.start:
                 joined[-1] = slice(joined[-1].start, place.stop)

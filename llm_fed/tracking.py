@@ -122,7 +122,8 @@ class Reporter:
         finally:
             self._progress = self._bar = None
             if self._accelerator is not None:
-                self._accelerator.end_training()
+                for tracker in self._accelerator.trackers:  # end_training() would also part the ranks of a launch
+                    tracker.finish()
                 self._accelerator = None
 
     def _track(self, values: Mapping[str, Any], round: int) -> None:

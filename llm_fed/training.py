@@ -5,9 +5,9 @@ Shape letters: K clients, N rows of a micro-batch, T tokens, n target tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,14 +15,15 @@ import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from llm_fed.bank import AdapterBank
+from llm_fed.bank import AdapterBank, device_of
 from llm_fed.config import LocalConfig
 from llm_fed.errors import ClientError, RunError, require
+from llm_fed.kinds import TEXT, Batch, Kind
 from llm_fed.lora import Lora
-from llm_fed.packing import Example, MicroBatch, collate, num_targets, padded_tokens, plan
+from llm_fed.models.joined import Answer
+from llm_fed.packing import padded_tokens, plan
 from llm_fed.rng import derive
 from llm_fed.state import State
 
@@ -35,19 +36,27 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+# Of a whole image model: the loss of a batch from its answer, its labels (N,), and the places (N,) of its pictures.
+Loss = Callable[[Answer, Tensor, Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Job:
     """What one client trains: from `start`, one optimizer step per entry of `batches`."""
 
     client: str
     start: State
-    batches: Sequence[Sequence[Example]]
+    batches: Sequence[Sequence[Any]]  # examples of one kind, see `kinds`
     lr: float
     train: str = r".*"  # regular expression of the entries that are trained
     seed: int = 0  # of dropout
     mix: tuple[float, ...] | None = None  # the weight of each expert while it trains, where the gate is `mix`
     # Where given, the loss is the divergence of the model's predictions from those of the teachers' mean logits.
     teachers: Sequence[State] = ()
+    # Of whole image models: a loss of the method's own, which is also told the places of a batch's examples.
+    loss: Loss | None = None
+    places: Sequence[Sequence[int]] = ()
+    lr_of: Mapping[str, float] = field(default_factory=dict)  # another lr, by regular expression of entries
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class HeadJob:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A client's result: its state, and the mean loss per target token at each step."""
+    """A client's result: its state, and the mean loss per target at each step."""
 
     state: State
     losses: tuple[float, ...]
@@ -80,7 +89,8 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Work:
-    """What a fit processed: real tokens, tokens with padding, micro-batches, and the token budget of each."""
+    """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, and the
+    token budget of each."""
 
     tokens: int = 0
     padded: int = 0
@@ -103,22 +113,24 @@ class Work:
 
 
 def fit(
-    model: PreTrainedModel,
+    model: nn.Module,
     structure: Lora,
     jobs: Sequence[Job],
     local: LocalConfig,
     *,
+    kind: Kind = TEXT,
     autocast: torch.dtype | None = None,
     budget: int | None = None,
 ) -> tuple[list[Fitted | ClientError], Work]:
     """Train all jobs fused: each result is what the client would get alone, up to the rounding of packings.
 
-    A client's loss is the mean over the target tokens of its batch; steps, clipping, loss scale (float16)
+    A client's loss is the mean over the targets of its batch; steps, clipping, loss scale (float16)
     and dropout masks are its own. Jobs may differ in all but the structure; one with no batch left rests.
 
     Args:
-        model: a causal language model; it is frozen and its own dropout is off.
+        model: a causal language model, or an image classifier; it is frozen and its own dropout is off.
         local: `optimizer`, `clip` and `proximal` are used; steps and learning rates stand in the jobs.
+        kind: of the examples.
         autocast: compute in this dtype; the adapters keep theirs.
         budget: most tokens of a micro-batch (default: by device). Halved until the device's memory suffices;
             the returned Work says at what, so that the next fit can begin there.
@@ -131,13 +143,13 @@ def fit(
         RunError: the device's memory does not suffice.
     """
     require("local.optimizer", local.optimizer, OPTIMIZERS)
-    errors = [_unusable(job) for job in jobs]
+    errors = [_unusable(job, kind) for job in jobs]
     usable = [job for job, error in zip(jobs, errors, strict=True) if error is None]
     if not usable:
         return [error for error in errors if error], Work()
-    default, overhead = budget_and_overhead(model.device)
+    default, overhead = budget_and_overhead(device_of(model))
     results, work = within_memory(
-        lambda budget: _Fit(model, structure, usable, local, autocast, budget, overhead).run(),
+        lambda budget: _Fit(model, structure, usable, local, kind, autocast, budget, overhead).run(),
         budget or default,
     )
     remaining = iter(results)
@@ -153,37 +165,15 @@ def budget_and_overhead(device: torch.device) -> tuple[int, int]:
 
 
 def token_losses(
-    model: PreTrainedModel, batch: MicroBatch, *, all_rows: bool = False, wanted: Tensor | None = None
+    model: nn.Module, batch: Batch, *, kind: Kind = TEXT, all_rows: bool = False, wanted: Tensor | None = None
 ) -> Tensor:
-    """Negative log-likelihood of each target token, (n,), in float32 as transformers computes it; see
-    `target_logits`. With `wanted` logits (n, vocabulary): the divergence of the predictions from theirs."""
-    logits = target_logits(model, batch, all_rows=all_rows)
+    """Negative log-likelihood of each target, (n,), in the dtype of `Kind.logits`. With `wanted` logits (n, C): the
+    divergence of the predictions from theirs."""
+    logits = kind.logits(model, batch, all_rows=all_rows)
     if wanted is not None:
         log_wanted, log_found = wanted.log_softmax(-1), logits.log_softmax(-1)
         return nn.functional.kl_div(log_found, log_wanted, reduction="none", log_target=True).sum(-1)
-    return nn.functional.cross_entropy(logits, batch.labels.to(model.device), reduction="none")
-
-
-def target_logits(model: PreTrainedModel, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
-    """What the model predicts in the place of each target token, (n, vocabulary), in float32.
-
-    Only the hidden states that predict a target token go through the language-model head, which saves most of
-    its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.
-    No attention mask is given: with causal attention, padding on the right reaches no real token.
-    """
-    places = batch.places.to(model.device)
-
-    def keep_predicting(head: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        return inputs[0].flatten(0, 1).index_select(0, places).unsqueeze(0)
-
-    with ExitStack() as stack:
-        if not all_rows:
-            handle = model.get_output_embeddings().register_forward_pre_hook(keep_predicting)
-            stack.callback(handle.remove)
-        logits = model(input_ids=batch.input_ids.to(model.device), use_cache=False).logits.flatten(0, 1)
-    if all_rows:
-        logits = logits.index_select(0, places)
-    return logits.float()
+    return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
 
 
 @contextmanager
@@ -210,20 +200,21 @@ class _Fit:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: nn.Module,
         structure: Lora,
         jobs: Sequence[Job],
         local: LocalConfig,
+        kind: Kind,
         autocast: torch.dtype | None,
         budget: int,
         overhead: int,
     ):
-        self.model, self.jobs, self.local, self.autocast = model, jobs, local, autocast
-        self.device = model.device
+        self.model, self.jobs, self.local, self.kind, self.autocast = model, jobs, local, kind, autocast
+        self.device = device_of(model)
         self.work, self.overhead = Work(budget=budget), overhead
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
         self.bank = AdapterBank(model, structure, len(jobs), jobs[0].start.row.dtype, trained)
-        self.adapted_head = model.get_output_embeddings() in self.bank.targets.values()
+        self.adapted_head = self.bank.adapts_head
         self.segments = [self.bank.layout.segments(job.train) for job in jobs]
         self.optimizers, self.scalers = [], []
         for k, job in enumerate(jobs):
@@ -258,7 +249,7 @@ class _Fit:
     def _step(self, step: int, active: list[int], losses: Tensor) -> None:
         """One optimizer step of every active client; their mean losses are added to `losses` (K,)."""
         examples = [(k, n, example) for k in active for n, example in enumerate(self.jobs[k].batches[step])]
-        lengths = [len(example.input_ids) for _, _, example in examples]
+        lengths = [self.kind.length(example) for _, _, example in examples]
         batches = plan(lengths, self.work.budget, self.overhead)
         self.work = replace(
             self.work,
@@ -270,40 +261,42 @@ class _Fit:
         self.bank.grads.zero_()
         for chosen in batches:
             rows = [examples[i] for i in chosen]
-            batch = collate([example for _, _, example in rows])
+            batch = self.kind.collate([example for _, _, example in rows])
             index = torch.tensor([k for k, _, _ in rows])
             seeds = [derive(self.jobs[k].seed, step, n) for k, n, _ in rows]
             masks = self.bank.draw_masks(seeds, [lengths[i] for i in chosen])
             owner = index[batch.rows].to(self.device)
             mix = torch.tensor([self.jobs[k].mix for k, _, _ in rows]) if self.bank.structure.gate == "mix" else None
-            wanted = self._taught(batch)
+            wanted = self._taught(batch, len(rows))
             with self.bank.attached(index, masks, mix):
                 with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-                    loss = token_losses(self.model, batch, all_rows=self.adapted_head, wanted=wanted) * weights[owner]
-                losses.index_add_(0, owner, loss.detach())
+                    loss = token_losses(self.model, batch, kind=self.kind, all_rows=self.adapted_head, wanted=wanted)
+                    loss = loss * weights[owner].to(loss.dtype)
+                losses.index_add_(0, owner, loss.detach().to(losses.dtype))
                 (loss * scales[owner]).sum().backward()
         for k in active:
             self._update(k)
 
     @torch.no_grad()
-    def _taught(self, batch: MicroBatch) -> Tensor | None:
-        """The mean of the teachers' logits, (n, vocabulary); None without teachers."""
+    def _taught(self, batch: Batch, rows: int) -> Tensor | None:
+        """The mean of the teachers' logits, (n, C); None without teachers."""
         if self.teachers is None:
             return None
-        rows, total = len(batch.input_ids), torch.zeros(())
+        total = torch.zeros(())
         autocast = torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
         for k in range(len(self.teachers.rows)):
             with self.teachers.attached(torch.full((rows,), k)), autocast:
-                total = total + target_logits(self.model, batch, all_rows=self.adapted_head)
+                total = total + self.kind.logits(self.model, batch, all_rows=self.adapted_head)
         return total / len(self.teachers.rows)
 
     def _weights(self, step: int, active: list[int]) -> tuple[Tensor, Tensor]:
-        """Per client (K,): one over the number of its target tokens, and the scale of its loss (float16)."""
-        counts = torch.ones(len(self.jobs))
+        """Per client (K,): one over the number of its targets, and the scale of its loss (float16)."""
+        counts = torch.ones(len(self.jobs), dtype=torch.float64)
         for k in active:
-            counts[k] = num_targets(self.jobs[k].batches[step])
+            counts[k] = self.kind.num_targets(self.jobs[k].batches[step])
         one = torch.ones((), device=self.device)
-        return counts.reciprocal().to(self.device), torch.stack([scaler.scale(one) for scaler in self.scalers])
+        exact = torch.promote_types(self.bank.rows.dtype, torch.float32)
+        return counts.reciprocal().to(self.device, exact), torch.stack([scaler.scale(one) for scaler in self.scalers])
 
     def _update(self, k: int) -> None:
         """Client k's optimizer step."""
@@ -349,17 +342,17 @@ def within_memory(run: Callable[[int], Result], budget: int) -> Result:
                 raise
             if budget <= 1:
                 raise RunError(
-                    "the device's memory does not suffice to train on one example; "
-                    "use base.activation_checkpointing, base.quantization or a smaller task.max_length"
+                    "the device's memory does not suffice to train on one example; use a smaller base, and for text "
+                    "base.activation_checkpointing, base.quantization or a smaller task.max_length"
                 ) from error
         clear_device_cache(garbage_collection=True)
         budget //= 2
 
 
-def _unusable(job: Job) -> ClientError | None:
+def _unusable(job: Job, kind: Kind) -> ClientError | None:
     """Why the job cannot be trained, if so."""
     for step, batch in enumerate(job.batches):
-        if not num_targets(batch):
+        if not kind.num_targets(batch):
             return ClientError(
                 f"client {job.client}: no token counts in the loss at local step {step + 1}; "
                 "give it examples with a response"

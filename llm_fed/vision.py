@@ -5,8 +5,9 @@ Shape letters: N images, C classes, H features, P parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +16,22 @@ from llm_fed.cohort import Request
 from llm_fed.config import LocalConfig
 from llm_fed.errors import ClientError, require
 from llm_fed.flat import FlatModel
+from llm_fed.lora import Lora
 from llm_fed.models.images import ImageBase
+from llm_fed.models.joined import Answer, respond
 from llm_fed.rng import derive
 from llm_fed.state import State
 from llm_fed.structure import Structure
 from llm_fed.tasks.common import Picture
-from llm_fed.training import OPTIMIZERS, Fitted, GradientOf, HeadJob, Job, Work
+from llm_fed.training import OPTIMIZERS, Fitted, GradientOf, HeadJob, Job, Loss, Work
+from llm_fed.vision_adapters import ImageAdapterEngine, fit_head
 
 CHUNK = 500  # images of a forward pass without gradients
 
 
 class VisionEngine:
     """Answers the requests of sites whose examples are pictures. Clients of a full model share no base that a fused
-    pass would read once, so each trains alone.
+    pass would read once, so each trains alone; those of adapters do, see `vision_adapters`.
 
     Attributes:
         work: images and optimizer steps of all training so far, as tokens and micro-batches.
@@ -37,31 +41,38 @@ class VisionEngine:
         require("local.optimizer", local.optimizer, OPTIMIZERS)
         self.base, self.local = base, local
         self.work = Work()
+        self.adapters = ImageAdapterEngine(base, local)
         self._models: dict[Structure, FlatModel] = {}
 
-    def execute(self, requests: Sequence[Request]) -> list:
+    def execute(self, requests: Sequence[Request]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of equal kind and key."""
+        if isinstance(requests[0].key, Lora):
+            results = self.adapters.execute(requests)
+            self.work, self.adapters.work = self.work.plus(self.adapters.work), Work()
+            return results
         return [_KINDS[request.kind](self, request.key, request.payload) for request in requests]  # type: ignore[operator]
 
     def fit(self, structure: Structure, job: Job) -> Fitted | ClientError:
         """Train from `job.start`; the loss is cross-entropy, or the divergence from the mean logits of the teachers."""
         teacher = self._teacher(structure, job)
         model = self._loaded(structure, job.start)
-        segments = model.layout.segments(job.train)
-        parameters = [nn.Parameter(model.row[segment]) for segment in segments]
-        for parameter, segment in zip(parameters, segments, strict=True):
-            parameter.grad = model.grads[segment]
-        optimizer = OPTIMIZERS[self.local.optimizer](parameters, lr=job.lr)
-        start, losses = model.row.clone(), []
+        groups, segments = _groups(model, job)
+        optimizer = OPTIMIZERS[self.local.optimizer](groups, lr=job.lr)
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        trained = [model.parameters[name] for names in segments for name in names]
+        start, losses = job.start.row.to(model.row.device), []
         hint = f"(lr {job.lr:g}); lower local.lr or set local.clip"
         with _seeded(job.seed), _mode(model, training=True):
             for step, batch in enumerate(job.batches):
-                loss = self._loss(model, batch, teacher)
+                loss = self._loss(structure, model, batch, teacher, job.loss, job.places[step] if job.loss else ())
                 losses.append(float(loss.detach()))
                 if not torch.isfinite(loss):
                     return ClientError(f"client {job.client}: loss is {losses[-1]} at local step {step + 1} {hint}")
-                model.grads.zero_()
-                loss.backward()
+                # Gathered into the row at once: accumulating them there, as `backward` does, would take twice as long.
+                found = iter(torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True))
+                for names, parameter in zip(segments, parameters, strict=True):
+                    assert parameter.grad is not None  # a part of the row of gradients
+                    torch.cat([next(found).reshape(-1) for _ in names], out=parameter.grad)
                 if self.local.proximal:
                     model.grads.add_(model.row - start, alpha=2 * self.local.proximal)
                 if self.local.clip is not None:
@@ -83,35 +94,21 @@ class VisionEngine:
 
     def logits(self, structure: Structure, payload: tuple[State, Sequence[Picture]]) -> Tensor:
         """(N, C) in float32, on the CPU."""
+        return self.answers(structure, payload).logits
+
+    def answers(self, structure: Structure, payload: tuple[State, Sequence[Picture]]) -> Answer:
+        """What the model, or models together, make of the pictures, in float32, on the CPU."""
         state, pictures = payload
-        model = self._loaded(structure, state)
-        return self._outputs(pictures, lambda inputs: _logits(model.module(pixel_values=inputs)))
-
-    def features(self, structure: Structure, payload: tuple[State, Sequence[Picture]]) -> Tensor:
-        """(N, H), what the head reads, in float32, on the CPU."""
-        state, pictures = payload
-        model = self._loaded(structure, state)
-
-        def body(inputs: Tensor) -> Tensor:
-            with _read_by(model.module.get_submodule(self.base.head)) as seen:
-                model.module(pixel_values=inputs)
-            return seen[0]
-
-        return self._outputs(pictures, body)
+        model, found = self._loaded(structure, state), []
+        for at in range(0, len(pictures), CHUNK):
+            inputs = self.base.prepare(_pixels(pictures[at : at + CHUNK]))
+            with torch.no_grad(), self._autocast():
+                found.append(respond(model.module, inputs, self.base.head_in(structure)).map(Tensor.cpu))
+        return Answer.joined(found).map(_full)
 
     def head(self, structure: Structure, job: HeadJob) -> State:
         """The linear head (weight, bias) that classifies the pictures' features best; the body stays as it is."""
-        features = self.features(structure, (job.state, job.examples)).to(job.head.row)
-        labels = _labels(job.examples)
-        parameters = [nn.Parameter(tensor.clone()) for tensor in job.head.tensors().values()]
-        optimizer = torch.optim.Adam(parameters, lr=job.lr)
-        for batch in job.batches:
-            optimizer.zero_grad()
-            chosen = torch.tensor(batch)
-            logits = nn.functional.linear(features[chosen], *parameters)
-            nn.functional.cross_entropy(logits, labels[chosen]).backward()
-            optimizer.step()
-        return State.of(dict(zip(job.head, parameters, strict=True)))
+        return fit_head(self.answers(structure, (job.state, job.examples)).features, job)
 
     def gradient(self, structure: Structure, payload: GradientOf) -> tuple[float, State]:
         """The mean cross-entropy of the examples and its gradient, in evaluation mode.
@@ -123,14 +120,12 @@ class VisionEngine:
         labels = _labels(payload.examples).to(inputs.device)
         model.grads.zero_()
         with self._autocast(), _mode(model, training=False):
-            if payload.head is None:
-                logits = _logits(model.module(pixel_values=inputs))
-            else:
+            answer = respond(model.module, inputs, self.base.head_in(structure))
+            logits = answer.logits
+            if payload.head is not None:
                 weight, bias = (tensor.to(inputs) for tensor in payload.head.tensors().values())
-                with _read_by(model.module.get_submodule(self.base.head)) as seen:
-                    model.module(pixel_values=inputs)
-                logits = nn.functional.linear(seen[0], weight, bias)
-        loss = nn.functional.cross_entropy(logits.float() if logits.dtype.itemsize < 4 else logits, labels)
+                logits = nn.functional.linear(answer.features, weight, bias)
+        loss = nn.functional.cross_entropy(_full(logits), labels)
         loss.backward()
         return float(loss.detach()), State(model.layout, model.grads.cpu().clone())
 
@@ -140,14 +135,24 @@ class VisionEngine:
         self._models[structure].load(state)
         return self._models[structure]
 
-    def _loss(self, model: FlatModel, batch: Sequence[Picture], teacher: dict[int, Tensor] | None) -> Tensor:
+    def _loss(
+        self,
+        structure: Structure,
+        model: FlatModel,
+        batch: Sequence[Picture],
+        teacher: dict[int, Tensor] | None,
+        loss: Loss | None,
+        places: Sequence[int],
+    ) -> Tensor:
         inputs = self.base.prepare(_pixels(batch))
         with self._autocast():
-            logits = _logits(model.module(pixel_values=inputs))
+            answer = respond(model.module, inputs, self.base.head_in(structure)).map(_full)
+        if loss is not None:
+            return loss(answer, _labels(batch).to(inputs.device), torch.tensor(places, device=inputs.device))
         if teacher is None:
-            return nn.functional.cross_entropy(logits, _labels(batch).to(logits.device))
-        wanted = torch.stack([teacher[id(picture)] for picture in batch]).to(logits)
-        found = logits.log_softmax(-1)
+            return nn.functional.cross_entropy(answer.logits, _labels(batch).to(inputs.device))
+        wanted = torch.stack([teacher[id(picture)] for picture in batch]).to(answer.logits)
+        found = answer.logits.log_softmax(-1)
         return nn.functional.kl_div(found, wanted.log_softmax(-1), reduction="batchmean", log_target=True)
 
     def _teacher(self, structure: Structure, job: Job) -> dict[int, Tensor] | None:
@@ -159,15 +164,6 @@ class VisionEngine:
         mean = torch.stack(logits).mean(0)
         return {id(picture): row for picture, row in zip(pictures, mean, strict=True)}
 
-    @torch.inference_mode()
-    def _outputs(self, pictures: Sequence[Picture], compute: Callable[[Tensor], Tensor]) -> Tensor:
-        found = []
-        for at in range(0, len(pictures), CHUNK):
-            with self._autocast():
-                found.append(compute(self.base.prepare(_pixels(pictures[at : at + CHUNK]))).cpu())
-        joined = torch.cat(found)
-        return joined.to(torch.promote_types(joined.dtype, torch.float32))
-
     def _autocast(self) -> torch.autocast:
         device, dtype = self.base.device.type, self.base.autocast
         return torch.autocast(device, dtype, enabled=dtype is not None)
@@ -177,14 +173,34 @@ _KINDS = {
     "fit": VisionEngine.fit,
     "losses": VisionEngine.losses,
     "logits": VisionEngine.logits,
+    "answers": VisionEngine.answers,
     "head": VisionEngine.head,
     "gradient": VisionEngine.gradient,
 }
 
 
-def _logits(output: object) -> Tensor:
-    """Of our own models, or of transformers' image classifiers."""
-    return output if isinstance(output, Tensor) else output.logits  # type: ignore[attr-defined]
+def _groups(model: FlatModel, job: Job) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    """For the optimizer the trained parts of the row, by learning rate, as parameters whose gradients are parts of the
+    row of gradients; and for each part its entries."""
+    trained = model.layout.matching(job.train)
+    own = {name: pattern for pattern in job.lr_of for name in model.layout.matching(pattern)}
+    groups, segments = [], []
+    for pattern, lr in {"": job.lr, **job.lr_of}.items():
+        names = [name for name in trained if own.get(name, "") == pattern]
+        parameters = []
+        for segment in model.layout.joined(names):
+            parameter = nn.Parameter(model.row[segment])
+            parameter.grad = model.grads[segment]
+            parameters.append(parameter)
+            within = model.layout.slices
+            segments.append([name for name in names if segment.start <= within[name].start < segment.stop])
+        groups.append({"params": parameters, "lr": lr})
+    return groups, segments
+
+
+def _full(values: Tensor) -> Tensor:
+    """In float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _pixels(pictures: Sequence[Picture]) -> Tensor:
@@ -196,24 +212,13 @@ def _labels(pictures: Sequence[Picture]) -> Tensor:
 
 
 @contextmanager
-def _read_by(head: nn.Module) -> Iterator[list[Tensor]]:
-    """What the head is given in the forward passes within."""
-    seen: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-@contextmanager
 def _mode(model: FlatModel, training: bool) -> Iterator[None]:
     """The model in training or evaluation mode; after it, in the latter."""
-    model.train(training)
+    model.module.train(training)
     try:
         yield
     finally:
-        model.train(False)
+        model.module.eval()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from llm_fed.lowrank import LowRank
 from llm_fed.state import Layout, State
 
 Message = Any  # a tree as described above
@@ -58,6 +59,12 @@ def _flatten(node: Any, tensors: dict[str, Tensor]) -> Any:
         key = str(len(tensors))
         tensors[key] = node.detach().cpu().contiguous()
         return {"t": key}
+    if isinstance(node, LowRank):
+        return {
+            "l": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]],
+            "factors": [[name, _flatten(pair, tensors)] for name, pair in node.factors.items()],
+            "rest": _flatten(node.rest, tensors),
+        }
     if isinstance(node, State):
         return {
             "s": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]],
@@ -88,4 +95,9 @@ def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
         return State(
             layout, tensors[node["row"]["t"]], {name: _restore(value, tensors) for name, value in node["extras"]}
         )
+    if "l" in node:
+        names, shapes = node["l"]
+        layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+        factors = {name: tuple(_restore(pair, tensors)) for name, pair in node["factors"]}
+        return LowRank(layout, factors, _restore(node["rest"], tensors))
     return {key: _restore(value, tensors) for key, value in node["d"]}

@@ -34,7 +34,7 @@ class Example:
     prompt: str
     answers: tuple[str, ...]
     options: tuple[str, ...] = ()  # what may be answered, for option scoring; empty: free text
-    group: str = ""  # the label that a Dirichlet partition divides by, e.g. the original task
+    group: str = ""  # the label that a partition by label divides by, e.g. the original task
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Picture:
 
     pixels: torch.Tensor = field(repr=False)  # (C, H, W) uint8, C = 1 (grey) or 3 (RGB)
     label: int
-    group: str  # the label that a Dirichlet partition divides by, e.g. the fine class
+    group: str  # the label that a partition by label divides by, e.g. the fine class
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def by_column(rows: dict[str, list[Row]], config: TaskConfig, where: str) -> dic
 
 
 def group_of(row: Row, config: TaskConfig, client: str) -> str:
-    """What a Dirichlet partition divides by: the column `task.partition.label`, else the client."""
+    """What a partition by label divides by: the column `task.partition.label`, else the client."""
     label = config.partition.label
     if label is None:
         return client

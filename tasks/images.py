@@ -1,4 +1,4 @@
-"""The tasks of images: one class of several per picture; seven data sets of the Feddle paper, PACS, and your own.
+"""The tasks of images: one class of several per picture; the data sets of the papers, and your own.
 
 `task.path` is an npz file (`pictures.NPZ_KEYS`), a folder that holds one, a folder of image files (`CLASS/...`,
 `train/CLASS/...` and `test/CLASS/...`, either below a folder for each client), or a folder of Parquet files with the
@@ -11,6 +11,7 @@ held in memory as one tensor, so large ones need `task.image_size`. The label na
 
 - fashion-mnist (Xiao et al. 2017), cifar10 (Krizhevsky 2009): one natural client, to be divided by `task.partition`.
 - cifar100: the label is one of 20 superclasses, a Dirichlet partition divides by the 100 fine classes (Feddle paper).
+- cifar100-fine: the same pictures, the label is one of the 100 classes (FedMerge, POTARA, FedMoE).
 - femnist (Caldas et al. 2018, LEAF): a client per writer; the first 40 of 62 classes alone (Feddle paper, App. D).
 - celeba (Liu et al. 2015): a client per celebrity with at least five pictures, as in LEAF; is the person smiling? The
   official split parts celebrities, not pictures, so it is not used.
@@ -54,6 +55,7 @@ class Source:
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"train": ("train",), "test": ("test",)})
     configuration: str | None = None
     first_classes: int | None = None  # pictures of other classes are left out
+    fine: bool = False  # an npz file's labels are the classes, whether it has coarse_of_fine or not
     least: int = 1  # pictures of a client; those with fewer are left out
 
     @property
@@ -72,6 +74,18 @@ SUPERCLASSES = (
     "large_natural_outdoor_scenes", "large_omnivores_and_herbivores", "medium_mammals", "non-insect_invertebrates",
     "people", "reptiles", "small_mammals", "trees", "vehicles_1", "vehicles_2",
 )  # fmt: skip
+FINE_CLASSES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
+    "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
+    "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
+    "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
+    "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
+    "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
+    "willow_tree", "wolf", "woman", "worm",
+)  # fmt: skip
 CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 LESIONS = (
     "melanoma", "melanocytic nevus", "basal cell carcinoma", "actinic keratosis", "benign keratosis",
@@ -85,6 +99,7 @@ SOURCES = {
     "cifar100": Source(
         "uoft-cs/cifar100", {"image": "img", "label": "coarse_label", "group": "fine_label"}, SUPERCLASSES
     ),
+    "cifar100-fine": Source("uoft-cs/cifar100", {"image": "img", "label": "fine_label"}, FINE_CLASSES, fine=True),
     "femnist": Source(
         "flwrlabs/femnist", {"image": "image", "label": "character", "client": "writer_id"}, CHARACTERS,
         {"train": ("train",)}, first_classes=40,
@@ -110,6 +125,8 @@ def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
     """
     source = SOURCES[config.name]
     gallery = _read(config, source)
+    if source.fine and gallery.groups is not None:
+        gallery = dataclasses.replace(gallery, labels=np.array(gallery.groups), classes=None)
     classes = gallery.classes or source.classes or tuple(map(str, range(int(gallery.labels.max(initial=0)) + 1)))
     wrong = gallery.labels[(gallery.labels < 0) | (gallery.labels >= len(classes))]
     if len(wrong):

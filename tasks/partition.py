@@ -1,9 +1,10 @@
-"""Which examples belong to whom: natural clients, several of each of them, Dirichlet by label, or iid."""
+"""Which examples belong to whom: natural clients, several of each of them, iid, or by label; tests of a share each."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 from llm_fed.config import PartitionConfig, TaskConfig
 from llm_fed.errors import UserError, lookup
 from llm_fed.rng import derive
+from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Item
 
 SPLITS = ("train", "validation", "test")
-DIRICHLET_DRAWS = 20  # tries until every client has examples to train and to be tested on
+DRAWS = 20  # tries until every client has examples to train and to be tested on
+OWN = {"classes": "pathological", "sizes": "cluster"}  # settings that one kind needs and no other takes
 
 
 def partition(
@@ -26,14 +29,32 @@ def partition(
     - natural: unchanged (a client per folder, task, or id; the loaders group by id).
     - split: `config.clients` clients of each natural client, with disjoint examples in every split.
     - iid: all examples of each split, shuffled and cut into equal parts.
-    - dirichlet: for each label (`Example.group`), the clients' shares are one draw of Dirichlet(alpha), the
+    - dirichlet: for each label (`group` of an example), the clients' shares are one draw of Dirichlet(alpha), the
       same for train, validation and test up to rounding: a client is tested on the mixture it trains on.
+    - pathological: `config.classes` labels per client; a label's examples are divided like that among its clients
+      (`classes.pathological`).
+    - cluster: an equal part of the labels for each cluster, and for each of its clients an equal part of their
+      examples (`classes.cluster`); `config.sizes` says how many clients a cluster has. A client's id begins with the
+      cluster's: cluster0-client00.
+
+    With `config.test` train and test are one pool, and that share of what a client gets, of each label up to one
+    example, becomes its test split (FedMoE, Sec. 6.1: 8 : 2). Validation examples stay what they are.
 
     Every example goes to exactly one client. Unless the clients are `tested`, a test split is not needed, and the first
-    Dirichlet draw counts, even where it gives a client nothing. UserError if there is too little data for so many
-    clients.
+    draw counts, even where it gives a client nothing. UserError if there is too little data for so many clients.
     """
-    return lookup("task.partition.kind", config.kind, _KINDS)(clients, config, seed, tested)
+    make = lookup("task.partition.kind", config.kind, _KINDS)
+    for name, kind in OWN.items():
+        value = getattr(config, name)
+        if (value is not None) != (config.kind == kind):
+            raise UserError(
+                f"task.partition.{name}={value} with kind={config.kind}: kind={kind} needs it, no other kind takes it"
+            )
+    if config.test is None:
+        return make(clients, config, seed, tested)
+    pooled = {name: dataclasses.replace(c, train=c.train + c.test, test=()) for name, c in clients.items()}
+    made = make(pooled, config, seed, tested)
+    return {name: _with_test(client, config.test, seed) for name, client in made.items()}
 
 
 def kept(clients: Sequence[Item], config: TaskConfig, seed: int) -> list[Item]:
@@ -92,57 +113,86 @@ def _shards(whole: ClientData, prefix: str, count: int, seed: int, tested: bool,
 def _dirichlet(
     clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
 ) -> dict[str, ClientData]:
-    count = _count(config)
-    if config.alpha <= 0:
-        raise UserError(f"task.partition.alpha={config.alpha}: the concentration must be above 0")
-    pool = _interleaved([(split, example) for split in SPLITS for example in _pooled(clients, split)], seed)
-    sizes = Counter(split for split, _ in pool)
-    labels = [example.group for _, example in pool]
-    if len(set(labels)) < 2:
+    count, alpha = _count(config), _alpha(config)
+    return _by_label(
+        clients, config, seed, tested, _names("client", count),
+        lambda labels, splits, draw: classes.dirichlet(labels, count, alpha, draw),
+    )  # fmt: skip
+
+
+def _pathological(
+    clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
+) -> dict[str, ClientData]:
+    count, alpha, per_client = _count(config), _alpha(config), config.classes or 0
+    return _by_label(
+        clients, config, seed, tested, _names("client", count),
+        lambda labels, splits, draw: classes.pathological(labels, count, per_client, alpha, draw),
+    )  # fmt: skip
+
+
+def _cluster(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool) -> dict[str, ClientData]:
+    sizes = config.sizes or ()
+    if not sizes or min(sizes) < 1:
+        raise UserError(f"task.partition.sizes={list(sizes)}; give each cluster's number of clients, at least 1")
+    if config.clients not in (None, sum(sizes)):
         raise UserError(
-            "task.partition.kind=dirichlet needs examples of two labels or more, "
-            f"got {sorted(set(labels))}; name the column that holds the label with task.partition.label"
+            f"task.partition.clients={config.clients}, but task.partition.sizes has {sum(sizes)}; leave clients out"
+        )
+    clusters = np.repeat(_names("cluster", len(sizes)), sizes)
+    names = [f"{of}-{name}" for of, name in zip(clusters, _names("client", sum(sizes)), strict=True)]
+    return _by_label(
+        clients, config, seed, tested, names,
+        lambda labels, splits, draw: classes.cluster(labels, splits, sizes, draw),
+    )  # fmt: skip
+
+
+def _by_label(
+    clients: dict[str, ClientData],
+    config: PartitionConfig,
+    seed: int,
+    tested: bool,
+    names: Sequence[str],
+    draw: Callable[[np.ndarray, np.ndarray, int], list[np.ndarray]],
+) -> dict[str, ClientData]:
+    """The clients of these names, each with the examples at the places that `draw(labels, splits, seed)` gives it."""
+    pool = _interleaved([(split, example) for split in SPLITS for example in _pooled(clients, split)], seed)
+    splits, labels = np.array([split for split, _ in pool]), np.array([example.group for _, example in pool])
+    sizes, count = Counter(splits.tolist()), len(names)
+    if len(known := np.unique(labels)) < 2:
+        raise UserError(
+            f"task.partition.kind={config.kind} needs examples of two labels or more, "
+            f"got {known.tolist()}; name the column that holds the label with task.partition.label"
         )
     least = ({"train": 1, "test": 1} if sizes["test"] else {"train": 2}) if tested else {}
-    for draw in range(DIRICHLET_DRAWS if count <= sizes["train"] else 0):
-        drawn = _dirichlet_parts(np.array(labels), count, config.alpha, derive(seed, "dirichlet", draw))
-        parts = [[pool[i] for i in part] for part in drawn]
-        if all(sum(split == s for s, _ in part) >= n for part in parts for split, n in least.items()):
+    for attempt in range(DRAWS if count <= sizes["train"] else 0):
+        parts = draw(labels, splits, derive(seed, config.kind, attempt))
+        if all(np.count_nonzero(splits[part] == split) >= n for part in parts for split, n in least.items()):
             break
     else:
+        fewer, evener = ("sizes", "") if config.sizes else ("clients", f" or raise task.partition.alpha={config.alpha}")
         raise UserError(
-            f"no Dirichlet partition found that gives task.partition.clients={count} clients train and test "
-            f"examples each ({sizes['train']} train, {sizes['test']} test, {len(set(labels))} labels); "
-            f"lower task.partition.clients or raise task.partition.alpha={config.alpha}"
+            f"no {config.kind} partition found that gives task.partition.{fewer}={getattr(config, fewer)} clients "
+            f"train and test examples each ({sizes['train']} train, {sizes['test']} test, {len(known)} labels); "
+            f"lower task.partition.{fewer}{evener}"
         )
     return {
-        name: ClientData(name, **{split: tuple(e for s, e in part if s == split) for split in SPLITS})
-        for name, part in zip(_names("client", count), parts, strict=True)
+        name: ClientData(name, **{split: tuple(pool[i][1] for i in part if splits[i] == split) for split in SPLITS})
+        for name, part in zip(names, parts, strict=True)
     }
 
 
-def _dirichlet_parts(labels: np.ndarray, count: int, alpha: float, seed: int) -> list[list[int]]:
-    """Indices of each client: every label's are cut by one draw of Dirichlet(alpha), each client's then shuffled.
-
-    The same parts as of flwr-datasets' DirichletPartitioner for this seed, a hundred times faster for 500 clients.
-    """
-    rng = np.random.default_rng(seed)
-    stretches = []  # per label, one of each client
-    for label in np.unique(labels):
-        places = np.flatnonzero(labels == label)
-        cuts = (np.cumsum(rng.dirichlet(np.full(count, alpha))) * len(places)).astype(int)[:-1]
-        stretches.append(np.split(places, cuts))
-    parts = [np.concatenate(of_client) for of_client in zip(*stretches, strict=True)]
-    for part in parts:
-        rng.shuffle(part)
-    return [part.tolist() for part in parts]
+def _with_test(client: ClientData, share: float, seed: int) -> ClientData:
+    labels = np.array([example.group for example in client.train])
+    held = set(classes.stratified(labels, share, derive(seed, "partition", "test", client.client)).tolist())
+    train = tuple(example for i, example in enumerate(client.train) if i not in held)
+    return dataclasses.replace(client, train=train, test=tuple(client.train[i] for i in sorted(held)))
 
 
 def _interleaved(pool: list[tuple[str, Any]], seed: int) -> list[tuple[str, Any]]:
     """The pool in an order where, within each label, the splits are spread evenly.
 
-    `_dirichlet_parts` cuts each label's examples, as they are ordered, into one stretch per client, so every
-    stretch holds train, validation and test in the proportion of the whole.
+    Where a label's examples are cut, as they are ordered, into one stretch per client, every stretch then holds
+    train, validation and test in the proportion of the whole.
     """
     kinds = [(split, example.group) for split, example in pool]
     total, seen = Counter(kinds), Counter[tuple[str, str]]()
@@ -159,6 +209,12 @@ def _count(config: PartitionConfig) -> int:
     return config.clients
 
 
+def _alpha(config: PartitionConfig) -> float:
+    if config.alpha <= 0:
+        raise UserError(f"task.partition.alpha={config.alpha}: the concentration must be above 0")
+    return config.alpha
+
+
 def _pooled(clients: dict[str, ClientData], split: str) -> list[Any]:
     return [example for client in clients.values() for example in getattr(client, split)]
 
@@ -167,4 +223,11 @@ def _names(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{i:0{len(str(count - 1))}d}" for i in range(count)]
 
 
-_KINDS = {"natural": _natural, "split": _split, "dirichlet": _dirichlet, "iid": _iid}
+_KINDS = {
+    "natural": _natural,
+    "split": _split,
+    "dirichlet": _dirichlet,
+    "iid": _iid,
+    "pathological": _pathological,
+    "cluster": _cluster,
+}

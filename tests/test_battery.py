@@ -73,8 +73,10 @@ GOLDEN: dict[str, list[float]] = {
     "feddle": [4.17255, 3.84059, 3.3978],
 }
 # Those that start from other runs have no rounds, and a battery of their own in test_potara.py. The clients of `center`
-# do nothing: see test_server_methods.py.
-FEDERATED = [name for name, kind in methods.METHODS.items() if not kind.needs and name != "center"]
+# do nothing: see test_server_methods.py. Those of whole image models are in test_vision_run.py.
+FEDERATED = [
+    name for name, kind in methods.METHODS.items() if not kind.needs and not kind.whole_models and name != "center"
+]
 ROUNDS = 3
 SIZES = {"c0": 5, "c1": 3, "c2": 8}
 STRUCTURE = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj"))

@@ -259,19 +259,9 @@ def test_accelerate_launch_does_what_run_does(small, tmp_path):
     assert (tmp_path / "run/summary.json").exists()
 
 
-@pytest.mark.slow
-def test_accelerate_launch_with_two_processes_is_refused(small, tmp_path):
-    config = small.config(tmp_path / "c.yaml", rounds=1)
-    done = launch(config, "--out", tmp_path / "run", processes=2)
-    assert done.returncode != 0
-    assert "2 processes were launched; one is supported: use --num_processes 1" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def launch(*words: object, processes: int = 1) -> subprocess.CompletedProcess[str]:
+def launch(*words: object) -> subprocess.CompletedProcess[str]:
     command = [
         Path(sys.executable).parent / "accelerate", "launch", "--config_file", REPOSITORY / "accelerate_config.yaml",
-        "--num_processes", processes, *(["--multi_gpu"] if processes > 1 else []),
         REPOSITORY / "scripts/train.py", *words,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -14,6 +14,7 @@ from llm_fed.config import LocalConfig
 from llm_fed.errors import UserError
 from llm_fed.federation import federate
 from llm_fed.inbox import by_arrival
+from llm_fed.merge.atlas import normalized
 from llm_fed.method import Upload
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
@@ -149,6 +150,12 @@ def test_anchors_are_searched_at_their_median_length():
         moved = [3 + 0.01 * (lengths[0] + lengths[2]), 2 / 3 + 0.01 * lengths[1]]
         assert state["model"].row.tolist() == pytest.approx(moved, abs=1e-9)
         assert rows(state) == [[1, 0], [0, 2], [8, 0]]
+
+
+def test_of_two_lengths_the_median_is_halfway():
+    """Lengths 1 and 3 become 2; what has no direction is not counted."""
+    atlas, scales = normalized([vector(1, 0), vector(0, 0), vector(0, 3)])
+    assert atlas.tolist() == [[2, 0], [0, 0], [0, pytest.approx(2)]] and scales.tolist() == [2, 0, pytest.approx(2 / 3)]
 
 
 @pytest.mark.parametrize("importance, gone", [(True, 2), (False, 0)])

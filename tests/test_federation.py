@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ def go(
 
     def listen(record):
         lines.append(record)
-        if stop_after and record["kind"] == "client" and record["round"] > stop_after:
+        if stop_after and record["round"] > stop_after:
             raise KeyboardInterrupt
 
     with Run(folder, config or toy.config(rounds=rounds), fresh, listen) as run:
@@ -168,9 +169,9 @@ def test_late_answers_arrive_in_order_and_survive_a_stop(tmp_path):
         rounds[i]["arrived"] for i in range(1, 5)
     ] == [1, 1, 1, 1]
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "cut", schedule=schedule, stop_after=3)  # c2's answer was on its way when round 2 was saved
-    again, *_ = go(tmp_path / "cut", schedule=schedule)
-    assert again.state.equal(whole.state)
+        go(tmp_path / "cut", schedule=schedule, stop_after=2)  # c2's answer was on its way when round 2 was saved
+    again, _, _, resumed, _ = go(tmp_path / "cut", schedule=schedule)
+    assert resumed == [3] and again.state.equal(whole.state)
     assert [item.client for item in again.in_flight] == ["c1", "c2"] and [item.arrival for item in again.in_flight] == [
         5,
         6,
@@ -257,15 +258,49 @@ def test_norms_are_compared_with_the_median_of_what_arrives():
     """Of 1, 2, 30 the median is 2, so that 30 passes a bound of 15 and not one of 14.9; what has another flaw does not
     count; who arrives alone is the median, and of two nobody is twice the mean."""
 
-    def found(*norms, bound):
+    def found(*norms, bound, others=()):
         contents = [State.of({"x": torch.tensor([norm])}) for norm in norms]
-        return [bool(flaw) for flaw in flaws(contents, [skeleton(contents[0])] * len(contents), bound)]
+        expected = [skeleton(contents[0])] * (len(norms) + len(others))
+        return [bool(flaw) for flaw in flaws([*contents, *others], expected, bound)]
 
     assert found(1.0, 2.0, 30.0, bound=15.0) == [False] * 3
     assert found(1.0, 2.0, 30.0, bound=14.9) == [False, False, True]
     assert found(1.0, math.nan, 2.0, math.inf, 30.0, bound=14.9) == [False, True, False, True, True]
+    others = [State.of({"y": torch.tensor([100.0])})] * 2
+    assert found(1.0, 2.0, 30.0, bound=14.9, others=others) == [False, False, True, True, True]
     assert found(1e30, bound=1.1) == [False] and found(1.0, 1e30, bound=2.0) == [False, False]
     assert found(1.0, 2.0, 1e30, bound=None) == [False] * 3
+
+
+def test_the_norm_of_a_message_is_over_all_its_numbers():
+    """Of (3, 0, 4), (3, 0, 4) and (3, 4, 12), each in three places, the norms are 5, 5 and 13, which is 2.6 times 5;
+    integers do not count."""
+    contents = [
+        {"a": State.of({"x": torch.tensor([a])}), "b": [torch.tensor([b]), c, 10**9, torch.tensor([10**9])]}
+        for a, b, c in ((3.0, 0.0, 4.0), (3.0, 0.0, 4.0), (3.0, 4.0, 12.0))
+    ]
+    for bound, refused in ((2.61, False), (2.59, True)):
+        found = flaws(contents, [skeleton(contents[0])] * 3, bound)
+        assert [bool(flaw) for flaw in found] == [False, False, refused]
+
+
+@pytest.mark.parametrize(
+    "extras, reason",
+    [
+        ({"mean": torch.tensor([1e30])}, ""),  # they are in no norm
+        ({"mean": torch.tensor([math.nan])}, "it holds NaN or infinite values"),
+        ({"mean": torch.tensor([math.inf])}, "it holds NaN or infinite values"),
+        ({"mean": torch.zeros(2)}, r"upload.extras.mean.shape is \[2\], expected \[1\]"),
+        ({"mean": torch.zeros(1).double()}, "upload.extras.mean.dtype is torch.float64, expected torch.float32"),
+        ({"var": torch.zeros(1)}, "upload.extras has no mean"),
+        ({}, "upload has no extras"),
+    ],
+)
+def test_running_statistics_are_checked(extras, reason):
+    """Beside two uploads of norm 1 that are as they should be."""
+    usual, odd = (State.of({"x": torch.ones(1)}, values) for values in ({"mean": torch.zeros(1)}, extras))
+    *others, found = flaws([usual, usual, odd], [skeleton(usual)] * 3, 10.0)
+    assert others == ["", ""] and bool(found) == bool(reason) and re.match(reason, found)
 
 
 def test_norms_are_not_compared_in_the_first_rounds(tmp_path):

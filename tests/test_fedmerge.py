@@ -43,7 +43,7 @@ def pair(a: float, b: float) -> State:
 
 def step(method: FedMerge, soup, uploads, logits=None):
     state = {"soup": soup, "logits": logits or {}}
-    return asyncio.run(method.server_update(None, state, uploads))
+    return asyncio.run(method.server_update(toy.server(), state, uploads))
 
 
 def test_merge_is_the_softmax_weighted_sum():
@@ -95,18 +95,20 @@ def test_soup_step_gradient():
     assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(2), pytest.approx(1)]]
 
 
-def test_running_statistics_move_as_the_soup_does():
-    """c = ((1, 1/2), (0, 1/2)): the statistics of model 1 move by update 1's, those of model 2 by the mean of both."""
+def test_running_statistics_are_mixed_by_convex_weights():
+    """c = ((1, 1/2), (0, 1/2)): model 1 takes over what client 1 found, 14; model 2 the mean of 14 and 28. Had both
+    moved by differences to the merged model's, 15, model 2 would be at 20 + (14 - 15)/2 + (28 - 15)/2 = 26; and of
+    variances 0.1 and 9.9 the first would be below zero after one client that found 4."""
 
     def state(row: list[float], mean: float) -> State:
         values, extras = torch.tensor(row, dtype=torch.float32), {"mean": torch.tensor([float(mean)])}
         return State.of({"a": values}, {**extras, "count": torch.tensor(3)})
 
-    soup, deltas = [state([0, 0], 10), state([1, 1], 20)], [state([1, 0], 4), state([0, 1], 8)]
+    soup, deltas = [state([0, 0], 10), state([1, 1], 20)], [state([1, 0], 14), state([0, 1], 28)]
     uploads = [Upload(f"c{i}", 1, 0, delta) for i, delta in enumerate(deltas)]
     moved = new_soup(soup, torch.tensor([[5.0, 5], [6, 6]]), uploads, torch.tensor([[1, 0.5], [0, 0.5]]))
     assert [model.row.tolist() for model in moved] == [[5, 5], [6, 6]]
-    assert [model.extras["mean"].item() for model in moved] == [14, 26]
+    assert [model.extras["mean"].item() for model in moved] == [14, 21]
     assert all(model.extras["count"] == 3 for model in moved)
     unpack(pack(moved))
 
@@ -260,7 +262,7 @@ def test_nothing_arrives():
 def test_server_update_changes_nothing_that_it_was_given():
     soup, sent = [pair(1, 0), pair(0, 1)], uploads()
     state = {"soup": soup, "logits": {"a": torch.tensor([1.0, 0.0], dtype=torch.float64)}}
-    asyncio.run(FedMerge(num_models=2).server_update(None, state, sent))
+    asyncio.run(FedMerge(num_models=2).server_update(toy.server(), state, sent))
     assert soup[0].equal(pair(1, 0)) and soup[1].equal(pair(0, 1)) and state["logits"]["a"].tolist() == [1, 0]
     assert list(state["logits"]) == ["a"] and sent[0].content.equal(pair(2, 1))
 

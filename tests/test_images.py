@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import datasets
@@ -13,7 +12,7 @@ import torch
 from PIL import Image
 
 from llm_fed import tasks
-from llm_fed.config import PartitionConfig, ServerConfig, TaskConfig
+from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.tasks import images, rows
 from llm_fed.tasks.common import ClientData, Picture
@@ -89,6 +88,18 @@ def test_cifar100_predicts_superclasses_and_divides_by_fine_classes(tmp_path):
     assert [p.group for p in data.clients["all"].train] == [str(fine) for fine in range(60, 100)]
     with pytest.raises(UserError, match="lacks coarse_of_fine"):
         load("cifar100", split_file(tmp_path / "b.npz", (4, 4, 3)))
+
+
+def test_the_fine_classes_of_cifar100_can_be_the_labels(tmp_path):
+    fine = np.arange(40) + 60
+    coarse = split_file(
+        tmp_path / "a.npz", (4, 4, 3), y_train=fine, coarse_of_fine=(np.arange(100) * 7) % 20,
+        classes=np.array(images.SUPERCLASSES),
+    )  # fmt: skip
+    for path in (coarse, split_file(tmp_path / "b.npz", (4, 4, 3), y_train=fine)):
+        data = load("cifar100-fine", path)
+        assert len(data.labels) == 100 and data.labels[60] == "plain"
+        assert [(p.label, p.group) for p in data.clients["all"].train] == [(i, str(i)) for i in fine.tolist()]
 
 
 def test_femnist_keeps_writers_and_the_first_forty_classes(tmp_path):
@@ -336,7 +347,7 @@ def test_noise_replaces_a_share_of_the_training_labels_alone(tmp_path):
     noisy = load("fashion-mnist", path, validation=0.25, noise=0.3).clients["all"]
     pairs = list(zip(clean.train, noisy.train, strict=True))
     changed = [after.label for before, after in pairs if before.label != after.label]
-    assert len(changed) / len(pairs) == pytest.approx(0.3 * 0.9, abs=0.03)  # a tenth of the draws is the label itself
+    assert len(changed) / len(pairs) == pytest.approx(0.3 * 0.9, abs=0.02)  # a tenth of the draws is the label itself
     assert np.bincount(changed, minlength=10).min() > len(changed) / 20
     assert all(torch.equal(before.pixels, after.pixels) and before.group == after.group for before, after in pairs)
     for split in ("validation", "test"):
@@ -358,36 +369,3 @@ def test_noise_depends_on_seed_and_client_alone():
 def test_settings_of_images_are_refused_for_text(settings):
     with pytest.raises(UserError, match="are for images, but planted is text"):
         tasks.load(TaskConfig(name="planted", **settings), 0)
-
-
-# Real data
-
-
-@pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with image data sets")
-@pytest.mark.parametrize(
-    "name, folder, clients, train, test, shape, labels",
-    [
-        ("fashion-mnist", "fashion_mnist", 1, 60_000, 10_000, (1, 28, 28), 10),
-        ("cifar10", "cifar10", 1, 10_000, 2_000, (3, 32, 32), 10),
-        ("cifar100", "cifar100", 1, 10_000, 2_000, (3, 32, 32), 20),
-        ("femnist", "femnist", 12, 4_804, 1_193, (1, 28, 28), 40),
-        ("pacs", "pacs", 4, 8_493, 1_498, (3, 32, 32), 7),
-        ("images", "mnist", 1, 10_000, 2_000, (1, 28, 28), 10),
-    ],
-)
-def test_real_data(name, folder, clients, train, test, shape, labels):
-    data = load(name, Path(os.environ["LLM_FED_DATA"]) / folder)
-    assert (len(data.clients), len(data.labels)) == (clients, labels)
-    assert sum(len(client.train) for client in data.clients.values()) == train
-    assert sum(len(client.test) for client in data.clients.values()) == test
-    assert {p.pixels.shape for client in data.clients.values() for p in client.test} == {torch.Size(shape)}
-
-
-@pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with fashion_mnist")
-def test_a_thousand_clients_of_fashion_mnist(caplog):
-    folder = Path(os.environ["LLM_FED_DATA"]) / "fashion_mnist"
-    data = load("fashion-mnist", folder, partition=PartitionConfig(kind="dirichlet", clients=1000, alpha=0.1),
-                server=ServerConfig(examples=1000, test=True))  # fmt: skip
-    assert data.server is not None and (len(data.server.train), len(data.server.test)) == (1000, 9000)
-    assert sum(len(client.train) for client in data.clients.values()) == 60_000
-    assert f"{1000 - len(data.clients)} of 1000 clients got no training example and are left out" in caplog.text

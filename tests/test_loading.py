@@ -12,10 +12,12 @@ import tiny_base
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_fed.config import BaseConfig
+from llm_fed import lora
+from llm_fed.config import BaseConfig, LocalConfig
 from llm_fed.errors import UserError
+from llm_fed.lora import Lora
 from llm_fed.models.loading import load_base
-from llm_fed.training import activation_checkpointing
+from llm_fed.training import Job, activation_checkpointing, fit
 
 
 def load(folder, **settings):
@@ -161,11 +163,26 @@ def test_damaged_folders(tmp_path, damage, message):
         ({"name": ""}, "is no folder; give one"),
         ({"dtype": "bfloat61"}, "base.dtype='bfloat61'.*bfloat16"),
         ({"quantization": "nf5"}, "base.quantization='nf5'.*nf4"),
+        ({"device_map": "auto"}, "base.device_map=auto divides a base over GPUs, but it is to run on the CPU"),
     ],
 )
 def test_wrong_settings(tmp_path, settings, message):
     with pytest.raises(UserError, match=message):
         load(tmp_path, **settings)
+
+
+def test_layers_that_accelerate_keeps_elsewhere_train_alike(tmp_path):
+    """On disk here; without a GPU this is as near as a test comes to a base that is divided."""
+    settings = {"name": str(tiny_base.folder(tmp_path)), "dtype": "float32"}
+    elsewhere = {"model.layers.1": "disk", "model.norm": "disk"}
+    here = dict.fromkeys(["model.embed_tokens", "model.rotary_emb", "model.layers.0", "lm_head"], "cpu")
+    whole = load_base(BaseConfig(**settings), "cpu")
+    divided = load_base(BaseConfig(**settings, device_map={**here, **elsewhere}), "cuda")
+    assert {parameter.device.type for parameter in divided.model.parameters()} == {"cpu", "meta"}
+    structure = Lora(rank=2, alpha=8, dropout=0.1, target_modules=("q_proj", "v_proj"))
+    job = Job("c", lora.draw(whole.model, structure, torch.Generator()), [tiny.examples(0, [3, 9, 5])] * 3, 0.1)
+    found = [fit(base.model, structure, [job], LocalConfig())[0][0] for base in (whole, divided)]
+    assert found[0].state.equal(found[1].state) and len(set(found[0].losses)) == 3
 
 
 def test_hub_out_of_reach(tmp_path, monkeypatch):

@@ -249,7 +249,8 @@ def test_ifca_breaks_ties_at_random(tmp_path):
     [
         (lambda: FedEM(num_models=0), "num_models is 0"),
         (lambda: IFCA(num_models=0), "num_models is 0"),
-        (lambda: IFCA(warmup_rounds=0), "warmup_rounds is 0"),
+        (lambda: IFCA(warmup_rounds=-1), "warmup_rounds is -1"),
+        (lambda: IFCA(warmup_rounds=0).wrap(STRUCTURE, None), "warmup_rounds is 0; with adapters"),
         (lambda: IFCA(choice_examples=0), "choice_examples is 0"),
         (lambda: FedDPA(variant="g"), "variant"),
         (lambda: FedDPA(anchors=0), "anchors is 0"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from llm_fed import configfile
 from llm_fed.config import PartitionConfig, TaskConfig
 from llm_fed.errors import UserError
+from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.partition import kept, partition
 
@@ -28,29 +32,45 @@ def prompts(clients: dict[str, ClientData], split: str) -> list[str]:
     return [example.prompt for client in clients.values() for example in getattr(client, split)]
 
 
+def held(client: ClientData, *splits: str) -> Counter[str]:
+    return Counter(example.group for split in splits for example in getattr(client, split))
+
+
+SPLITS = ("train", "validation", "test")
 SOURCE = cohort(make("snli", 40, 20, 10), make("wic", 60, 30, 10), make("cola", 50, 25, 10))
+TEN = cohort(*(make(str(label), 100, 20) for label in range(10)))  # labels 0 to 9
+MADE = [
+    (PartitionConfig(kind="split", clients=3), 9),
+    (PartitionConfig(kind="iid", clients=7), 7),
+    (PartitionConfig(kind="dirichlet", clients=5), 5),
+    (PartitionConfig(kind="pathological", clients=5, classes=2), 5),
+    (PartitionConfig(kind="cluster", sizes=(4, 2)), 6),
+]
 
 
 def test_natural_keeps_clients_as_they_are():
     assert partition(SOURCE, PartitionConfig(), 0) == SOURCE
 
 
-@pytest.mark.parametrize("kind, clients, made", [("split", 3, 9), ("iid", 7, 7), ("dirichlet", 5, 5)])
-def test_every_example_goes_to_one_client_and_stays_in_its_split(kind, clients, made):
-    parts = partition(SOURCE, PartitionConfig(kind=kind, clients=clients), 0)
+@pytest.mark.parametrize("config, made", MADE, ids=lambda value: getattr(value, "kind", None))
+def test_every_example_goes_to_one_client_and_stays_in_its_split(config, made):
+    parts = partition(SOURCE, config, 0)
     assert len(parts) == made
     assert [client.client for client in parts.values()] == list(parts)
-    for split in ("train", "validation", "test"):
+    for split in SPLITS:
         assert sorted(prompts(parts, split)) == sorted(prompts(SOURCE, split))
     assert all(client.train and client.test for client in parts.values())
 
 
-@pytest.mark.parametrize("kind", ["split", "iid", "dirichlet"])
-def test_partition_follows_the_seed(kind):
-    config = PartitionConfig(kind=kind, clients=4)
+@pytest.mark.parametrize("config, made", MADE, ids=lambda value: getattr(value, "kind", None))
+def test_partition_follows_the_seed(config, made):
     first = partition(SOURCE, config, 0)
     assert partition(SOURCE, config, 0) == first
-    assert prompts(partition(SOURCE, config, 1), "train") != prompts(first, "train")
+    other = partition(SOURCE, config, 1)
+    assert prompts(other, "train") != prompts(first, "train")
+    shares_are_drawn = config.kind in ("dirichlet", "pathological")
+    if shares_are_drawn:
+        assert [held(client, "train") for client in first.values()] != [held(c, "train") for c in other.values()]
 
 
 def test_split_keeps_natural_clients_apart_and_shares_equal():
@@ -104,6 +124,94 @@ def test_without_a_test_split_every_client_gets_two_training_examples():
         assert all(len(client.train) >= 2 for client in parts.values())
 
 
+def assert_balanced(loads: list[int]) -> None:
+    assert max(loads) - min(loads) <= 1
+
+
+@pytest.mark.parametrize("clients, per_client", [(5, 2), (10, 2), (7, 3), (13, 4), (4, 10)])
+def test_pathological_gives_each_client_so_many_labels_and_each_label_as_many_clients(clients, per_client):
+    for seed in range(5):
+        parts = partition(TEN, PartitionConfig(kind="pathological", clients=clients, classes=per_client), seed)
+        assert [len(held(client, *SPLITS)) for client in parts.values()] == [per_client] * clients
+        loads = Counter(label for client in parts.values() for label in held(client, *SPLITS))
+        assert set(loads) == set(TEN)
+        assert_balanced(list(loads.values()))
+
+
+def test_pathological_keeps_the_mixture_and_follows_the_concentration():
+    def spread(alpha: float) -> float:
+        """Of a client's share of a label that it holds; 0 for even shares."""
+        parts = partition(TEN, PartitionConfig(kind="pathological", clients=10, classes=4, alpha=alpha), 0)
+        for client in parts.values():
+            train, test = held(client, "train"), held(client, "test")
+            assert all(abs(train[label] / 5 - test[label]) <= 1.2 for label in TEN)
+        return float(np.std([n for client in parts.values() for n in held(client, "train").values()]) / 25)
+
+    assert spread(0.5) > 0.5 > 0.1 > spread(1000.0)
+
+
+def test_pathological_gives_a_label_to_each_of_its_clients_however_uneven_the_shares():
+    """Of 30 examples of either label with 30 clients, each gets one."""
+    labels = np.repeat(["a", "b"], 30)
+    for seed in range(5):
+        parts = classes.pathological(labels, 30, 2, 0.01, seed)
+        assert all(sorted(labels[part]) == ["a", "b"] for part in parts)
+
+
+def test_cluster_cuts_the_labels_in_natural_order_and_deals_each_block_out_evenly():
+    source = cohort(*(make(str(label), 31, 13, 7) for label in (10, 9, 2, 1, 0)))
+    parts = partition(source, PartitionConfig(kind="cluster", sizes=(2, 3)), 0)
+    assert list(parts) == [
+        "cluster0-client0", "cluster0-client1", "cluster1-client2", "cluster1-client3", "cluster1-client4"
+    ]  # fmt: skip
+    for prefix, labels in (("cluster0", {"0", "1", "2"}), ("cluster1", {"9", "10"})):
+        members = [client for name, client in parts.items() if name.startswith(prefix)]
+        assert all(set(held(client, split)) == labels for client in members for split in SPLITS)
+        for split in SPLITS:
+            assert_balanced([len(getattr(client, split)) for client in members])
+            for label in labels:
+                assert_balanced([held(client, split)[label] for client in members])
+
+
+def test_names_of_many_clusters_and_clients_sort_as_they_stand():
+    names = list(partition(TEN, PartitionConfig(kind="cluster", sizes=(6, 5, 2)), 0))
+    assert names == sorted(names) and names[0] == "cluster0-client00" and names[-1] == "cluster2-client12"
+
+
+@pytest.mark.parametrize(
+    "config, made", [*MADE, (PartitionConfig(), 3)], ids=lambda value: getattr(value, "kind", None)
+)
+def test_a_share_of_what_a_client_gets_of_each_label_can_be_its_test_split(config, made):
+    config = dataclasses.replace(config, test=0.2)
+    parts = partition(SOURCE, config, 0)
+    assert len(parts) == made and partition(SOURCE, config, 0) == parts
+    both = sorted(prompts(SOURCE, "train") + prompts(SOURCE, "test"))
+    assert sorted(prompts(parts, "train") + prompts(parts, "test")) == both
+    assert sorted(prompts(parts, "validation")) == sorted(prompts(SOURCE, "validation"))
+    assert {prompt.split()[1] for prompt in prompts(parts, "test")} == {"train", "test"}  # of either split of the data
+    for client in parts.values():
+        whole = held(client, "train", "test")
+        share = max(1, round(0.2 * whole.total())) / whole.total()
+        assert len(client.test) == share * whole.total()
+        assert all(abs(held(client, "test")[label] - share * count) < 1 for label, count in whole.items())
+
+
+def test_a_test_split_of_two_examples_leaves_one_to_train_and_of_one_none():
+    parts = partition(cohort(make("a", 2, 0), make("b", 0, 2), make("c", 1, 0), make("d", 0, 0, 3)),
+                      PartitionConfig(test=0.01), 0)  # fmt: skip
+    assert [(len(client.train), len(client.test)) for client in parts.values()] == [(1, 1), (1, 1), (1, 0), (0, 0)]
+    (most,) = partition(cohort(make("a", 9, 0)), PartitionConfig(test=0.99), 0).values()
+    assert (len(most.train), len(most.test)) == (1, 8)
+
+
+def test_a_stratified_part_is_drawn_anew_by_the_seed_and_any_example_can_be_in_it():
+    labels = np.repeat(["a", "b", "c"], [1, 4, 15])
+    drawn = [tuple(classes.stratified(labels, 0.2, seed).tolist()) for seed in range(300)]
+    often = np.bincount(np.concatenate(drawn), minlength=20) / 300
+    assert len(set(drawn)) > 200 and all(len(set(part)) == 4 for part in drawn)
+    assert often == pytest.approx(np.full(20, 0.2), abs=0.08)
+
+
 @pytest.mark.parametrize(
     "config, message",
     [
@@ -124,6 +232,28 @@ def test_without_a_test_split_every_client_gets_two_training_examples():
             PartitionConfig(kind="dirichlett", clients=2),
             "kind='dirichlett' is unknown .the closest is 'dirichlet'",
         ),
+        (PartitionConfig(kind="pathological", clients=2), "classes=None with kind=pathological: .* needs it"),
+        (PartitionConfig(kind="dirichlet", clients=2, classes=2), "classes=2 with kind=dirichlet: .* no other"),
+        (PartitionConfig(kind="cluster"), "sizes=None with kind=cluster: .* needs it"),
+        (PartitionConfig(kind="iid", clients=2, sizes=(1, 1)), r"sizes=\(1, 1\) with kind=iid: .* no other"),
+        (PartitionConfig(kind="pathological", classes=2), "clients=None; kind=pathological needs at least 1"),
+        (PartitionConfig(kind="pathological", clients=2, classes=1, alpha=-1), "alpha=-1: .* above 0"),
+        (PartitionConfig(kind="pathological", clients=2, classes=0), "classes=0, but .* 3 labels; .* from 1 to 3"),
+        (PartitionConfig(kind="pathological", clients=2, classes=4), "classes=4, but .* 3 labels; .* from 1 to 3"),
+        (PartitionConfig(kind="pathological", clients=2, classes=1), "clients=2: 2 places for 3 labels, .*; raise"),
+        (
+            PartitionConfig(kind="pathological", clients=90, classes=3),
+            "label 'cola' to 90 clients, but it has 85 examples; lower",
+        ),
+        (
+            PartitionConfig(kind="pathological", clients=40, classes=2, alpha=0.01),
+            "no pathological partition .*clients=40 clients .* raise task.partition.alpha=0.01",
+        ),
+        (PartitionConfig(kind="cluster", sizes=()), r"sizes=\[\]; give each cluster's number of clients"),
+        (PartitionConfig(kind="cluster", sizes=(2, 0)), r"sizes=\[2, 0\]; give each cluster's .* at least 1"),
+        (PartitionConfig(kind="cluster", sizes=(2, 1), clients=4), "clients=4, but .*sizes has 3; leave clients out"),
+        (PartitionConfig(kind="cluster", sizes=(1, 1, 1, 1)), "4 clusters, but the examples have 3 labels; .* fewer"),
+        (PartitionConfig(kind="cluster", sizes=(60, 20)), r"sizes=\(60, 20\) clients .*; lower task.partition.sizes$"),
     ],
 )
 def test_impossible_partitions_say_numbers_and_remedy(config, message):
@@ -131,14 +261,37 @@ def test_impossible_partitions_say_numbers_and_remedy(config, message):
         partition(SOURCE, config, 0)
 
 
+def test_iid_with_a_share_for_tests_needs_two_examples_per_client_of_whatever_split():
+    source, config = cohort(make("a", 2, 6)), PartitionConfig(kind="iid", clients=4, test=0.2)
+    assert [len(c.train) + len(c.test) for c in partition(source, config, 0).values()] == [2] * 4
+    with pytest.raises(UserError, match="=5, but the data has 8 train examples, enough for 4; lower"):
+        partition(source, dataclasses.replace(config, clients=5), 0)
+
+
 def test_iid_without_a_test_split_needs_two_examples_per_client():
     with pytest.raises(UserError, match="=4, but the data has 7 train examples, enough for 3; lower"):
         partition(cohort(make("a", 7, 0)), PartitionConfig(kind="iid", clients=4), 0)
 
 
-def test_dirichlet_needs_two_labels():
-    with pytest.raises(UserError, match=r"two labels or more, got \['snli'\]; .* task.partition.label"):
-        partition(cohort(make("snli", 9, 9)), PartitionConfig(kind="dirichlet", clients=2), 0)
+@pytest.mark.parametrize("config", [config for config, _ in MADE[2:]], ids=lambda config: config.kind)
+def test_partitions_by_label_need_two_labels(config):
+    with pytest.raises(
+        UserError, match=rf"{config.kind} needs .* two labels or more, got \['snli'\]; .*partition.label"
+    ):
+        partition(cohort(make("snli", 9, 9)), config, 0)
+
+
+@pytest.mark.parametrize(
+    "test, server, message",
+    [
+        (0.0, {}, "task.partition.test is 0.0; it must be above 0 and below 1"),
+        (1.0, {}, "task.partition.test is 1.0; it must be above 0 and below 1"),
+        (0.2, {"test": True}, "test is 0.2; it must be null with task.server.test"),
+    ],
+)
+def test_shares_that_can_be_no_test_split_are_refused(test, server, message):
+    with pytest.raises(UserError, match=message):
+        configfile.from_dict({"task": {"partition": {"test": test}, "server": server}})
 
 
 @pytest.mark.parametrize("kind, clients", [("split", 3), ("iid", 7), ("dirichlet", 5)])

@@ -134,6 +134,12 @@ def test_equal_rows_share_a_file(tmp_path, work):
     assert len(files(tmp_path / "rows")) == work["write_file"] == 1
 
 
+def test_what_a_killed_process_left_half_written_is_deleted(tmp_path):
+    (tmp_path / ".x.safetensors.partial").touch()
+    RowStore(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_pruning_spares_what_a_checkpoint_or_the_run_refers_to(tmp_path):
     checkpoints = Checkpoints(tmp_path, 0)
     memory = filled(checkpoints.store, 2)
@@ -157,7 +163,7 @@ def test_a_saved_memory_is_read_when_it_is_needed(tmp_path):
     checkpoints.save(1, {}, {"server": filled(checkpoints.store, 5).rows})
     again = Checkpoints(tmp_path, 2 * SIZE)
     memory = again.load(1).memory("server")
-    assert list(memory) == [f"c{i}" for i in range(5)] and again.store.in_ram == 0
+    assert list(memory) == [f"c{i}" for i in range(5)] and "c3" in memory and again.store.in_ram == 0
     assert memory["c3"].equal(value(3)) and again.store.in_ram == SIZE
     assert again.load(1).memory("memory/nobody") == {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 
 import pytest
 import toy
@@ -18,8 +18,14 @@ NAMES = tuple(f"c{i}" for i in range(40))
 ROUNDS = range(1, 201)
 
 
-def delays(schedule: Delayed) -> list[int]:
-    return [ask.delay for round in ROUNDS for ask in schedule.asks(round) if ask.delay is not None]
+@pytest.mark.parametrize("participation, number, size", [(0.28, 25, 7), (0.1, 31, 4), (0.001, 5, 1), (1.0, 7, 7)])
+def test_a_cohort_is_the_share_rounded_up_and_everybody_has_a_turn(participation, number, size):
+    """0.28 * 25 is 7.000000000000001 in floating point. Who is asked stands in client order."""
+    names = NAMES[:number]
+    schedule = Synchronous(names, participation, 3)
+    asked = [[ask.client for ask in schedule.asks(round)] for round in ROUNDS]
+    assert {schedule.cohort_size, *map(len, asked)} == {size}
+    assert all(cohort == sorted(cohort, key=names.index) for cohort in asked) and set().union(*asked) == set(names)
 
 
 @pytest.mark.parametrize("participation", [0.1, 0.33, 1.0])
@@ -83,7 +89,24 @@ def test_the_seed_streams_are_separate():
     for round in ROUNDS:
         for ask, dropped in zip(one.asks(round), dropping.asks(round), strict=True):
             assert ask.client == dropped.client and dropped.delay in (ask.delay, None)
-    assert delays(Delayed(NAMES, 0.5, 1, sigma=2.0)) != delays(one)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"participation": 0.5}, {"sigma": 4.0}, {"sigma": 4.0, "per": "client"}, {"drop_out": 0.4}]
+)
+def test_cohorts_delays_and_drop_outs_follow_the_seed(settings):
+    first, again, other = (Delayed(NAMES, seed=seed, **settings).asks(1) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_who_drops_out_would_have_been_as_late_as_the_others():
+    """The mean of n dropped delays lies within four standard errors of the mean of the others."""
+    schedule = Delayed(tuple(f"c{i}" for i in range(3000)), sigma=5.0, drop_out=0.05)
+    asks = schedule.asks(1)
+    dropped = [schedule._delay(1, ask.client) for ask in asks if ask.delay is None]
+    others = [ask.delay for ask in asks if ask.delay is not None]
+    assert len(dropped) > 100
+    assert abs(fmean(dropped) - fmean(others)) < 4 * stdev(others) / math.sqrt(len(dropped))
 
 
 def test_drop_outs_come_at_their_rate():

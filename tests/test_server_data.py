@@ -15,6 +15,7 @@ from llm_fed.config import PartitionConfig, ServerConfig, TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.tasks import flan
 from llm_fed.tasks.common import ClientData, Example
+from llm_fed.tasks.server import in_domain
 
 SIZES = {"wic": (30, 20), "cola": (40, 12), "snli": (50, 15)}
 
@@ -89,6 +90,12 @@ def test_each_takes_so_many_of_each_natural_client(folder):
     }  # fmt: skip
 
 
+def test_each_client_has_a_draw_of_its_own():
+    clients = {name: ClientData(name, (), test=tuple(range(100))) for name in ("a", "b")}
+    _, found = in_domain(clients, ServerConfig(examples=10, each=True), 0)
+    assert len(found.train) == 20 and found.train[:10] != found.train[10:]
+
+
 def test_what_is_left_is_the_test_set_of_one_model(pictures):
     settings = {"name": "fashion-mnist", "partition": PartitionConfig(kind="iid", clients=80)}
     data = load(pictures, server={"examples": 20, "test": True}, **settings)
@@ -105,8 +112,18 @@ def test_clients_without_a_training_example_are_left_out_and_counted(pictures, c
     data = load(pictures, server={"examples": 20, "test": True}, name="fashion-mnist", partition=partition)
     assert f"{60 - len(data.clients)} of 60 clients got no training example and are left out" in caplog.text
     assert 10 < len(data.clients) < 60 and sorted(pooled(data.clients, "train")) == list(range(100))
-    with pytest.raises(UserError, match="no Dirichlet partition found .*=60 clients"):
+    with pytest.raises(UserError, match="no dirichlet partition found .*=60 clients"):
         load(pictures, server={"examples": 20}, name="fashion-mnist", partition=partition)
+
+
+def test_a_dirichlet_partition_follows_the_seed(pictures):
+    """In how many pictures a client gets, and in which ones, where all get as many of each class (alpha 1e9)."""
+    for alpha in (0.5, 1e9):
+        partition = PartitionConfig(kind="dirichlet", clients=2, alpha=alpha)
+        loaded = [load(pictures, seed, name="images", server={}, partition=partition).clients for seed in (1, 1, 2)]
+        first, again, other = ([sorted(ids(client.train)) for client in clients.values()] for clients in loaded)
+        assert first == again != other
+        assert (list(map(len, first)) == list(map(len, other))) == (alpha == 1e9)
 
 
 def test_without_a_test_split_one_is_held_out_first(folder, caplog):
@@ -127,6 +144,7 @@ def test_another_task_brings_its_training_examples_and_labels(pictures, tmp_path
     server = {"name": "cifar10", "path": str(other), "examples": 12, "test": True}
     data = load(pictures, server=server, name="fashion-mnist")
     assert len(set(ids(own(data).train))) == 12 and set(ids(own(data).train)) <= set(range(200, 230))
+    assert ids(own(load(pictures, 1, server=server, name="fashion-mnist")).train) != ids(own(data).train)
     assert own(data).train[0].pixels.shape == (3, 4, 4) and data.clients["all"].train[0].pixels.shape == (1, 3, 3)
     assert data.server_labels == tasks.images.CIFAR10 and data.labels == tasks.images.FASHION
     assert ids(own(data).test) == list(range(100, 150))

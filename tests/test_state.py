@@ -69,6 +69,23 @@ def test_select_and_put_back():
     assert whole.layout.segments(".") == [slice(0, 10)] and whole.layout.segments("B$") == [slice(6, 10)]
 
 
+def test_extras_ride_along():
+    """Those of a part replace those of the whole, a selection keeps its own, a combination weighs the floating ones."""
+    values, parts = torch.zeros(2), {"a.mean": torch.tensor([1.0]), "b.mean": torch.tensor([2.0])}
+    whole = State.of({"a.x": values, "b.x": values}, {**parts, "a.count": torch.tensor(7)})
+    other = State.of({"b.x": values}, {"b.mean": torch.tensor([9.0])})
+    assert whole.select("^b").extras == {"b.mean": parts["b.mean"]} and not whole.pick(["a.x"]).extras
+    assert {name: float(value) for name, value in whole.updated(other).extras.items()} == {
+        "a.mean": 1.0, "b.mean": 9.0, "a.count": 7.0
+    }  # fmt: skip
+    for same in (whole.renamed("x", "y"), whole.like(whole.row + 1)):
+        assert same.extras == whole.extras
+    late = State(whole.layout, whole.row, {**whole.extras, "a.mean": torch.tensor([5.0]), "a.count": torch.tensor(8)})
+    merged = combine([whole, late], torch.tensor([0.25, 0.5]))
+    assert merged.extras["a.mean"] == 0.25 * 1 + 0.5 * 5 and merged.extras["a.count"] == 7
+    assert not whole.equal(late) and not whole.equal(State(whole.layout, whole.row)) and whole.equal(1.0 * whole)
+
+
 def test_wire_round_trip_shares_no_memory():
     message = {
         "soup": [state(1, 2), state(3, 4)],

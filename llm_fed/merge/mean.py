@@ -9,6 +9,7 @@ import torch
 from llm_fed.state import State, combine
 
 FACTORS = ("lora_A", "lora_B")
+HEAD = "head"  # beside them: the entries of modules that are trained whole
 
 
 def mean(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
@@ -28,10 +29,9 @@ def mix_factors(first: State, second: State, weight: float | Mapping[str, float]
     """`weight * first + (1 - weight) * second`, for A and for B (POTARA, App. B).
 
     Args:
-        weight: one for all entries, or one for each of FACTORS.
+        weight: one for all entries, or one for each of FACTORS and, where there are such entries, HEAD.
     """
-    share = {factor: weight[factor] if isinstance(weight, Mapping) else weight for factor in FACTORS}
-    of = {name: share[name.rpartition(".")[2]] for name in first}
+    of = {name: weight[factor_of(name)] if isinstance(weight, Mapping) else weight for name in first}
     return State.of({name: of[name] * first[name] + (1 - of[name]) * second[name] for name in first})
 
 
@@ -39,11 +39,18 @@ def mix_products(first: State, second: State, weight: float) -> State:
     """The adapter of twice the rank whose product B A is `weight * B1 A1 + (1 - weight) * B2 A2` (POTARA, Eq. 3).
 
     The A's are stacked, and the B's, each times its weight, stand side by side; with twice the alpha the scaling stays.
+    A head is the weighted mean of the two.
     """
-    shares = {"lora_A": (1.0, 1.0), "lora_B": (weight, 1 - weight)}
+    shares = {"lora_A": (1.0, 1.0), "lora_B": (weight, 1 - weight), HEAD: (weight, 1 - weight)}
     entries = {}
     for name in first:
-        factor = name.rpartition(".")[2]
-        one, other = shares[factor]
-        entries[name] = torch.cat([one * first[name], other * second[name]], dim=FACTORS.index(factor))
+        factor = factor_of(name)
+        one, other = (share * state[name] for share, state in zip(shares[factor], (first, second), strict=True))
+        entries[name] = one + other if factor == HEAD else torch.cat([one, other], dim=FACTORS.index(factor))
     return State.of(entries)
+
+
+def factor_of(name: str) -> str:
+    """Which of FACTORS an entry is, or HEAD."""
+    last = name.rpartition(".")[2]
+    return last if last in FACTORS else HEAD

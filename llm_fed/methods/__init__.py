@@ -9,7 +9,9 @@ from llm_fed.configfile import check_keys, coerce
 from llm_fed.errors import require
 from llm_fed.method import Method
 from llm_fed.methods.ca2fl import CA2FL
+from llm_fed.methods.fd import FD
 from llm_fed.methods.fedalt import FedALT
+from llm_fed.methods.fedapen import FedAPEN
 from llm_fed.methods.fedasync import FedAsync
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddf import FedDF
@@ -18,13 +20,18 @@ from llm_fed.methods.feddpa import FedDPA
 from llm_fed.methods.fedem import FedEM
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.fedit import FedIT, FedLoRA
+from llm_fed.methods.fedkd import FedKD
 from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed
+from llm_fed.methods.fedmoe import FedMoE
+from llm_fed.methods.fedproto import FedProto
 from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.fisher_merging import FisherMerging
+from llm_fed.methods.fml import FML
 from llm_fed.methods.hfcl import HFCL
 from llm_fed.methods.ifca import IFCA
 from llm_fed.methods.interpolation import Grid, Mean
+from llm_fed.methods.lg_fedavg import LGFedAvg
 from llm_fed.methods.local import Local
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.potara import Potara
@@ -37,6 +44,13 @@ METHODS: dict[str, type[Method]] = {
     "fedsa": FedSA,
     "feddpa": FedDPA,
     "fedalt": FedALT,
+    "fedmoe": FedMoE,
+    "lg-fedavg": LGFedAvg,
+    "fd": FD,
+    "fedproto": FedProto,
+    "fml": FML,
+    "fedkd": FedKD,
+    "fedapen": FedAPEN,
     "pfedmoe": PFedMoE,
     "fedem": FedEM,
     "ifca": IFCA,

@@ -19,10 +19,11 @@ class FedALT(Method):
 
     A mixer (router) of the client weighs the two for each token. The server keeps the newest adapter of every client
     that ever answered; those of the others' that a client is sent are their sum without its own.
+    An image model's head is the client's own, too: averaging would touch what it learned beside its own adapter.
     """
 
     paper: ClassVar[str] = "FedALT (Bian et al. 2026)"
-    trained: ClassVar[str] = r"\.own\.|\.router$"
+    trained: ClassVar[str] = r"^(?!.*\.rest\.)"
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.with_experts("own", "rest", gate="router")

@@ -26,14 +26,16 @@ class FedDPA(Method):
     """A global adapter for all and a local one per client, mixed for each prompt: (1 - alpha) global + alpha local.
 
     alpha(x) is the mean cosine between the base's last hidden state at the prompt's end and those of a few of the
-    client's training prompts, times `mix_scale`, clipped to [0, 1].
+    client's training prompts, times `mix_scale`, clipped to [0, 1]; of a picture x, what the base's head reads.
+    An image model's head belongs to the global adapter, with which it is trained and shared: there is one, and local
+    training starts from what the others know of the classes.
     Deviation: the published code multiplies the global adapter by alpha, takes the hidden state with the local
     adapter on, and in its default setting sets alpha after generating; the paper's rule is followed
     (`test_feddpa_mixes_by_similarity`).
     """
 
     paper: ClassVar[str] = "FedDPA (Yang et al. 2024)"
-    shared: ClassVar[str] = r"\.global\."
+    shared: ClassVar[str] = r"\.global\.|^(?!.*\.lora_)"
 
     variant: str = "t"  # t: both are trained in turn each round | f: local ones after the last round, from the global
     anchors: int = 5  # S: how many training prompts a new prompt is compared with
@@ -64,7 +66,7 @@ class FedDPA(Method):
     async def personalize(self, client: Site, message: Message) -> Message:
         draws = generator(client.seed, "anchors", client.id)
         chosen = torch.randperm(len(client.train), generator=draws)[: self.anchors]
-        anchors = await client.features([client.train[i].prompt for i in chosen.tolist()])
+        anchors = await client.features([client.train[i] for i in chosen.tolist()])
         mix = {ANCHORS: anchors, SCALE: torch.tensor(self.mix_scale)}
         state = self._assemble(client, message)
         return State(state.layout, state.row, mix)

@@ -1,27 +1,38 @@
-"""FedEM on LoRA: Federated Multi-Task Learning under a Mixture of Distributions (Marfoq et al., NeurIPS 2021), in the
-form that the FedMerge paper compares with (App. B)."""
+"""FedEM: Federated Multi-Task Learning under a Mixture of Distributions (Marfoq, Neglia, Bellet, Kameni, Vidal; NeurIPS
+2021), on whole image models, and on LoRA in the form that the FedMerge paper compares with (App. B)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from llm_fed.errors import UserError
 from llm_fed.method import Method
+from llm_fed.models.joined import Answer
 from llm_fed.site import Site
-from llm_fed.structure import Structure
+from llm_fed.state import State
+from llm_fed.structure import Full, Structure
+from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)
 class FedEM(Method):
-    """d global adapters on each layer, weighed for each token by the client's own router.
+    """d global models, mixed by the client's own weights; all are sent to every client, and averaged one by one.
 
-    All adapters are sent to every client, trained together with its routers, and averaged one by one.
-    Deviation: the paper's EM over mixture weights per example is replaced by routers, as the FedMerge paper does.
+    Whole models: expectation-maximisation (Algorithm 1). A client's mixture weights pi stay with it and weigh the
+    models' probabilities; one that was never asked weighs them evenly.
+    Adapters: d on each layer, weighed for each token by the client's own router, and all trained together.
+    An image model has one head, read by whatever the routers mix, so it is trained and averaged with the adapters.
+    Deviation: that form replaces EM over mixture weights per example by routers, as the FedMerge paper does.
     """
 
     paper: ClassVar[str] = "FedEM (Marfoq et al. 2021)"
-    shared: ClassVar[str] = r"\.lora_[AB]$"
+    shared: ClassVar[str] = r"^(?!weights$|.*\.router$)"
 
     num_models: int = 4  # d; the FedMerge paper tries 2 to 12
 
@@ -30,4 +41,40 @@ class FedEM(Method):
             raise UserError(f"method.num_models is {self.num_models}; it must be at least 1")
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        return structure.with_experts(*(f"expert{j}" for j in range(self.num_models)), gate="router")
+        names = [f"expert{j}" for j in range(self.num_models)]
+        if isinstance(structure, Full):
+            return structure.several(*names, answer="probabilities")
+        return structure.with_experts(*names, gate="router")
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        if not isinstance(client.structure, Full):
+            return await super().client_update(client, message)
+        state = client.assemble(message)
+        labels = torch.tensor([picture.label for picture in client.train])
+        answer = await client.answers(state, client.train)
+        q = posterior(answer, labels, state["weights"])
+        state = state.updated(State.of({"weights": q.mean(0)}))
+        theta = await client.fit(state, train=self.shared, loss=partial(expected_loss, q))
+        client.keep(theta, self.trained, message)
+        return theta.select(self.shared) - message
+
+
+def posterior(answer: Answer, labels: Tensor, weights: Tensor) -> Tensor:
+    """q (N, d): `q_s(m)`, proportional to `pi_m exp(-loss_m(s))`, of N examples under d models and their weights pi
+    (d,): the E-step."""
+    return (weights.log() - losses(answer, labels)).softmax(1)
+
+
+def expected_loss(q: Tensor, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+    """The mean over a batch of `sum_m q_s(m) loss_m(s)`, the M-step: each model takes the steps that it would alone.
+
+    Args:
+        q: of all training examples, (N, d).
+    """
+    return (q.to(labels.device)[places] * losses(answer, labels)).sum(1).mean()
+
+
+def losses(answer: Answer, labels: Tensor) -> Tensor:
+    """(N, d): the cross-entropy of each example under each model."""
+    each = [functional.cross_entropy(part.logits, labels, reduction="none") for part in answer.parts.values()]
+    return torch.stack(each, 1)

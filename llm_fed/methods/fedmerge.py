@@ -21,6 +21,7 @@ from llm_fed.method import Method, Upload
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import Layout, State, combine, stack, unstack
+from llm_fed.structure import Full
 from llm_fed.wire import Message
 
 
@@ -33,18 +34,24 @@ class FedMerge(Method):
     docs/results.md).
     Deviation: `weight_lr` is not the paper's 0.01: with it no weight of eight can pass 0.196 within 50 rounds, because
     a normalised step of 0.01 moves the logits by at most 0.5 (docs/results.md has the sweep).
+    Deviation: whole models start as one draw, each with noise of its own, where the published code draws each anew: a
+    mean of unlike networks is too small to learn where nothing normalises it (docs/results.md).
     """
 
     paper: ClassVar[str] = "FedMerge (Chen et al. 2026)"
 
     num_models: int = 8  # d; the paper tries 2 to 12
-    weight_step: str = "normalized"  # normalized (App. B) | fixed-magnitude (earlier draft) | plain (Eq. 9, 11)
+    # normalized (App. B; null for adapters) | fixed-magnitude (earlier draft; null for whole models) | plain (Eq. 9)
+    weight_step: str | None = None
     weight_lr: float = 0.1  # step of `normalized` and `plain`
     max_step: float = 0.01  # `fixed-magnitude`: the largest change of any logit in one round
     soup_step: str = "normalized"  # normalized | gradient
-    soup_init: str = "scaled"  # independent | scaled (each A times sqrt(d)) | shared (one draw + noise)
+    # independent | scaled (each draw times sqrt(d); null for adapters) | shared (one + noise; null for whole models)
+    soup_init: str | None = None
     init_noise: float = 0.3  # `shared`: size of the noise relative to the draw's own spread, per entry
-    inner_product: str = "last-layers"  # last-layers | head | all: which coordinates enter Eq. 9
+    # Which coordinates enter Eq. 9: last-layers (null for adapters) | head, the last linear layer (null for whole
+    # models) | all
+    inner_product: str | None = None
     last_layers: int | None = None  # null: a quarter of the layers
     order: str = "together"  # together (both steps see the same weights and soup) | algorithm1 (soup first) | published
 
@@ -63,17 +70,22 @@ class FedMerge(Method):
     def broadcast(self, state: Message, client: str) -> Message:
         return combine(state["soup"], softmax_row(state, client))  # Eq. 4
 
+    async def client_update(self, client: Site, message: Message) -> Message:
+        return await trained(client, message)
+
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         soup, deltas = stack(state["soup"]), stack(upload.content for upload in uploads)  # (d, P), (k, P)
         sizes = torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64)
         logits = torch.stack([logit_row(state, upload.client) for upload in uploads])  # (k, d)
-        where = coordinates(state["soup"][0].layout, self.inner_product, self.last_layers)
+        inner_product = self.inner_product or by_form(server, adapters="last-layers", whole="head")
+        where = coordinates(state["soup"][0].layout, inner_product, self.last_layers)
+        weight_step = self.weight_step or by_form(server, adapters="normalized", whole="fixed-magnitude")
 
         def weights_after(soup: Tensor) -> Tensor:
             gradient = logit_gradient(soup, deltas, logits.softmax(1), where)
-            return logits + self._logit_step(gradient, sizes / sizes.sum())
+            return logits + self._logit_step(weight_step, gradient, sizes / sizes.sum())
 
         if self.order == "published":
             logits = weights_after(soup)
@@ -86,11 +98,11 @@ class FedMerge(Method):
         rows = {upload.client: row for upload, row in zip(uploads, logits, strict=True)}
         return {"soup": new_soup(state["soup"], moved, uploads, mixing), "logits": {**state["logits"], **rows}}
 
-    def _logit_step(self, gradient: Tensor, share: Tensor) -> Tensor:
-        if self.weight_step == "normalized":  # App. B: every client's row has the same length
+    def _logit_step(self, how: str, gradient: Tensor, share: Tensor) -> Tensor:
+        if how == "normalized":  # App. B: every client's row has the same length
             return self.weight_lr * torch.nn.functional.normalize(gradient, dim=1, eps=1e-30)
         gradient = gradient * share[:, None]
-        if self.weight_step == "plain":  # Eq. 9, 11
+        if how == "plain":  # Eq. 9, 11
             return self.weight_lr * gradient
         return self.max_step * gradient / gradient.abs().max().clamp_min(1e-30)
 
@@ -107,7 +119,7 @@ class FedMergeFixed(Method):
     num_models: int = 8  # d
     models_per_client: int = 4  # of them
     soup_step: str = "normalized"
-    soup_init: str = "scaled"
+    soup_init: str | None = None
     init_noise: float = 0.3
     weight_seed: int = 0
 
@@ -130,6 +142,9 @@ class FedMergeFixed(Method):
     def broadcast(self, state: Message, client: str) -> Message:
         return combine(state["soup"], self.weights(client))
 
+    async def client_update(self, client: Site, message: Message) -> Message:
+        return await trained(client, message)
+
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
@@ -145,17 +160,23 @@ class FedMergeFixed(Method):
         return weights_report({client: self.weights(client) for client in state["seen"]})
 
 
-def draw_soup(server: Site, num_models: int, how: str, noise: float) -> list[State]:
+def draw_soup(server: Site, num_models: int, how: str | None, noise: float) -> list[State]:
     """d states that differ (equal ones would keep the weights' gradient at zero for ever); one alone is FedAvg's
-    start."""
-    first = server.initial()
-    others = [server.initial("soup", j) for j in range(1, num_models)]
+    start. `how` is `soup_init`."""
+    models = [server.initial(), *(server.initial("soup", j) for j in range(1, num_models))]
+    rows, how = stack(models), how or by_form(server, adapters="scaled", whole="shared")
+    differ = (rows != rows[0]).any(0)  # what is not drawn stays as it is: B, the scales of a norm, a checkpoint's body
     if how == "shared":
-        others = [first + noise * other for other in others]
-    # A mean of d independent draws is sqrt(d) smaller than one draw, so the merged A would start too small.
-    factor = num_models**0.5 if how == "scaled" else 1.0
-    models = [first, *others]
-    return [model.like(row) for model, row in zip(models, factor * stack(models), strict=True)]
+        rows = torch.cat([rows[:1], torch.where(differ, rows[0] + noise * rows[1:], rows[0])])
+    elif how == "scaled":  # a mean of d independent draws is sqrt(d) smaller than one draw
+        rows = torch.where(differ, num_models**0.5 * rows, rows)
+    return [model.like(row) for model, row in zip(models, rows, strict=True)]
+
+
+async def trained(client: Site, message: State) -> State:
+    """What a client answers: how far training moved its model, and the running statistics (extras) as they are now."""
+    theta = await client.fit(message)
+    return State(theta.layout, theta.row - message.row, theta.extras)
 
 
 def logit_row(state: Message, client: str) -> Tensor:
@@ -194,26 +215,38 @@ def step_soup(soup: Tensor, deltas: Tensor, mixing: Tensor) -> Tensor:
 
 
 def new_soup(soup: list[State], moved: Tensor, uploads: list[Upload], mixing: Tensor) -> list[State]:
-    """The soup's models around the rows `moved`; running statistics (extras) move by the same c_ij."""
+    """The soup's models around the rows `moved`.
+
+    Running statistics (extras) go from the model's own towards those that clients found, by the same c_ij: a convex
+    mix, which keeps variances positive; moving them by differences, as parameters, would not.
+    """
     if not soup[0].extras:
         return unstack(moved, soup[0])
-    shifts = [combine([upload.content for upload in uploads], column).extras for column in mixing.T]
-    return [
-        State(model.layout, row, {n: v + shift[n] if v.is_floating_point() else v for n, v in model.extras.items()})
-        for model, row, shift in zip(soup, moved, shifts, strict=True)
-    ]
+    models = []
+    for model, row, column in zip(soup, moved, mixing.T, strict=True):
+        own = statistics(model)
+        shift = combine([statistics(upload.content) - own for upload in uploads], column)
+        models.append(State(model.layout, row, (own + shift).extras))
+    return models
+
+
+def statistics(state: State) -> State:
+    """The extras alone."""
+    return State(Layout((), ()), state.row[:0], state.extras)
 
 
 def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[slice]:
     """The parts of a row that enter the inner product of Eq. 9 ("Clarification of Merging Weights Gradient")."""
     if choice == "all":
         return [slice(0, layout.size)]
-    if choice == "head":
-        return [layout.slices[layout.names[-1].rpartition(".")[0] + end] for end in (".lora_A", ".lora_B")]
+    if choice == "head":  # A and B of the last adapted layer, or weight and bias of a model's last layer
+        last = layout.names[-1].rpartition(".")[0]
+        return [place for name, place in layout.slices.items() if name.rpartition(".")[0] == last]
     numbers = {name: int(found[1]) for name in layout.names if (found := re.search(r"\.(\d+)\.", name))}
     if not numbers:
         raise UserError(
-            f"method.inner_product is last-layers, but no entry has a layer number, e.g. {layout.names[0]}; use all"
+            f"method.inner_product is last-layers, but no entry has a layer number, e.g. {layout.names[0]}; use "
+            "head or all"
         )
     layers = sorted(set(numbers.values()))
     count = max(1, len(layers) // 4) if last_layers is None else last_layers
@@ -229,12 +262,18 @@ def weights_report(weights: dict[str, Tensor]) -> dict[str, Any]:
     return {"weights": {"clients": list(weights), "values": values}}
 
 
-def check_soup(num_models: int, soup_step: str, soup_init: str) -> None:
+def check_soup(num_models: int, soup_step: str, soup_init: str | None) -> None:
     if num_models < 1:
         raise UserError(f"method.num_models is {num_models}; a soup needs at least 1 model")
     one_of("soup_step", soup_step, "normalized", "gradient")
     one_of("soup_init", soup_init, "independent", "scaled", "shared")
 
 
-def one_of(name: str, value: str, *values: str) -> None:
-    require(f"method.{name}", value, values)
+def one_of(name: str, value: str | None, *values: str) -> None:
+    if value is not None:
+        require(f"method.{name}", value, values)
+
+
+def by_form(server: Site, *, adapters: str, whole: str) -> str:
+    """What a setting's null means: the value for LoRA adapters, or that for whole models."""
+    return whole if isinstance(server.structure, Full) else adapters

@@ -10,7 +10,10 @@ from llm_fed.method import Method
 
 @dataclass(frozen=True)
 class FedSA(Method):
-    """A and B are trained; A is averaged, B stays with its client."""
+    """A and B are trained; A is averaged, B stays with its client.
+
+    An image model's head is trained and averaged like A: what stays is B alone, as the paper says.
+    """
 
     paper: ClassVar[str] = "FedSA-LoRA (Guo et al. 2025)"
-    shared: ClassVar[str] = r"\.lora_A$"
+    shared: ClassVar[str] = r"^(?!.*\.lora_B$)"

@@ -7,19 +7,21 @@ from typing import Any, ClassVar
 
 import torch
 
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, at_least
+from llm_fed.lora import Lora
 from llm_fed.merge import mean
 from llm_fed.method import Method, Upload
 from llm_fed.rng import generator
 from llm_fed.site import Site
+from llm_fed.structure import Structure
 from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)
 class IFCA(Method):
-    """d adapters at the server; each client is sent all, trains the one with the lowest loss on its own training data.
+    """d models at the server; each client is sent all, trains the one with the lowest loss on its own training data.
 
-    Each adapter moves by the mean of the updates of the clients that chose it; one that nobody chose stays.
+    Each model moves by the mean of the updates of the clients that chose it; one that nobody chose stays.
     Deviation: fresh LoRA adapters (B = 0) all have the same loss, so in the first `warmup_rounds` the server assigns
     them at random and evenly, as the published code does for FEMNIST (`test_ifca_warm_up_spreads_the_clients`).
     """
@@ -27,19 +29,23 @@ class IFCA(Method):
     paper: ClassVar[str] = "IFCA (Ghosh et al. 2020)"
 
     num_models: int = 4  # d
-    warmup_rounds: int = 2
+    warmup_rounds: int = 2  # 0, the paper's algorithm, is for whole models: they start different
     choice_examples: int | None = None  # compare losses on so many training examples; null: on all, as in the paper
 
     def __post_init__(self) -> None:
         if self.num_models < 1:
             raise UserError(f"method.num_models is {self.num_models}; it must be at least 1")
-        if self.warmup_rounds < 1 < self.num_models:
-            raise UserError(
-                f"method.warmup_rounds is {self.warmup_rounds}; it must be at least 1, because fresh adapters all have "
-                "the same loss"
-            )
+        at_least("method.warmup_rounds", self.warmup_rounds, 0)
         if self.choice_examples is not None and self.choice_examples < 1:
             raise UserError(f"method.choice_examples is {self.choice_examples}; it must be at least 1, or null for all")
+
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+        if self.warmup_rounds < 1 < self.num_models and isinstance(structure, Lora):
+            raise UserError(
+                f"method.warmup_rounds is {self.warmup_rounds}; with adapters it must be at least 1, because fresh "
+                "ones all have the same loss"
+            )
+        return structure
 
     def init(self, server: Site) -> Message:
         models = [server.initial(), *(server.initial("model", j) for j in range(1, self.num_models))]

@@ -16,6 +16,7 @@ class Local(Method):
     tables)."""
 
     paper: ClassVar[str] = "Local training (no federation)"
+    any_model: ClassVar[bool] = True
 
     def init(self, server: Site) -> Message:
         return None

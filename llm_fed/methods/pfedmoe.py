@@ -1,5 +1,5 @@
-"""pFedMoE on LoRA: Data-Level Personalization with Mixture of Experts (Yi et al. 2024), in the form that the FedMerge
-paper compares with (App. B)."""
+"""pFedMoE: Data-Level Personalization with Mixture of Experts (Yi et al. 2024), on whole image models, and on LoRA in
+the form that the FedMerge paper compares with (App. B)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import ClassVar
 
 from llm_fed.method import Method
 from llm_fed.site import Site
-from llm_fed.structure import Structure
+from llm_fed.structure import Full, Structure
 
 
 @dataclass(frozen=True)
 class PFedMoE(Method):
-    """A global and a local adapter on each layer, weighed for each token by the client's own router.
+    """A global and a local expert, weighed by the client's own gate; the global one is averaged, the rest stays.
 
-    Everything is trained together; the global adapter is averaged, the local one and the routers stay.
+    Whole models: the experts are extractors of one architecture, weighed for each image; their features are read by
+    the local model's head, as in FedMoE. Adapters: the experts stand on each layer, weighed for each token by a router.
+    Everything is trained together; an image model's head stays with its client, as the paper's prediction header does.
     """
 
     paper: ClassVar[str] = "pFedMoE (Yi et al. 2024)"
-    shared: ClassVar[str] = r"\.global\."
+    shared: ClassVar[str] = r"(^|\.)global\."
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
+        if isinstance(structure, Full):
+            return structure.beside("local", "global", "gate")
         return structure.with_experts("global", "local", gate="router")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from llm_fed.errors import UserError
 from llm_fed.lora import Lora
-from llm_fed.merge.mean import FACTORS
+from llm_fed.merge.mean import factor_of
 from llm_fed.merge.moments import Evidence
 from llm_fed.merge.potara import sweep, traces
 from llm_fed.method import Method
@@ -21,7 +21,7 @@ from llm_fed.site import Site
 from llm_fed.structure import Structure
 from llm_fed.wire import Message
 
-OVERFITTED = 0.05  # nats per target token: gradients below it say little about how sure a model is
+OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Potara(Method):
     fisher: str = "empirical"  # empirical (labels of the data) | sampled (labels drawn from the model)
     fisher_data: str = "train"  # train (App. B) | held-out (the validation examples)
     space: str = "factors"  # factors (A and B are mixed, App. B) | delta (B A is, Eq. 3, as one adapter of rank 2 r)
-    per_factor: bool = False  # one weight for all A and one for all B, each from its own traces
+    per_factor: bool = False  # one weight for all A, one for all B, and one for a head, each from its own traces
     grid: bool = False  # also score the weights 0, 0.1, ..., 1 on the validation examples (App. E)
     fed_round: int | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
     local_round: int | None = None  # likewise
@@ -65,12 +65,15 @@ class Potara(Method):
         if isinstance(plain, Lora) and self.space == "delta":
             plain = replace(plain, rank=plain.rank // 2, alpha=plain.alpha / 2)
         found = await client.gradient_moments(fed, local, examples, sampled=self.fisher == "sampled", structure=plain)
-        recipe = self._weigh(found, {factor: fed.layout.segments(rf"\.{factor}$") for factor in FACTORS})
+        names: dict[str, list[str]] = {}
+        for name in fed:
+            names.setdefault(factor_of(name), []).append(name)
+        recipe = self._weigh(found, {factor: fed.layout.joined(own) for factor, own in names.items()})
         recipe |= {"samples": len(examples), "losses": rounded(found.losses)}
         if (self.fisher, self.fisher_data) == ("empirical", "train") and found.losses[1] < OVERFITTED:
             recipe["note"] = (
-                f"the local adapter's loss on the {len(examples)} examples is {found.losses[1]:.2g} nats per token: it "
-                "knows them by heart, its gradients nearly vanish, and POTARA takes it for very uncertain; try "
+                f"the local adapter's loss on the {len(examples)} examples is {found.losses[1]:.2g} nats per target: "
+                "it knows them by heart, its gradients nearly vanish, and POTARA takes it for very uncertain; try "
                 "method.fisher_data=held-out"
             )
         client.memory["merged"] = mixed(fed, local, recipe["lambda_fed"], self.space)
@@ -89,7 +92,9 @@ class Potara(Method):
         if not self.per_factor:
             return weigh(None)
         weighed = {factor: weigh(where) for factor, where in places.items()}
-        return {key: {factor: values[key] for factor, values in weighed.items()} for key in weighed[FACTORS[0]]}
+        return {
+            key: {factor: values[key] for factor, values in weighed.items()} for key in next(iter(weighed.values()))
+        }
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory["merged"]

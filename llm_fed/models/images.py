@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,20 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, BaseImageProcessor
 
-from llm_fed import adapters, lora
+from llm_fed import lora
 from llm_fed.config import BaseConfig
 from llm_fed.errors import UserError, lookup
 from llm_fed.flat import FlatModel
-from llm_fed.models.cnn import CNN, SIZE
+from llm_fed.lora import Lora
+from llm_fed.models.cnn import CNN, CNNS, SIZE
+from llm_fed.models.joined import Joined
 from llm_fed.models.loading import DTYPES, check_name, explain
+from llm_fed.models.resnet import RESNETS
 from llm_fed.state import Layout, State
 from llm_fed.structure import Full, Structure
 
-ARCHITECTURES = {"cnn": CNN}  # by base.name; their weights are drawn
+OF_ANY_SIZE = RESNETS
+ARCHITECTURES: Mapping[str, Callable[[int], nn.Module]] = {"cnn": CNN, **CNNS, **OF_ANY_SIZE}  # their weights are drawn
 HALF = (0.5, 0.5, 0.5)  # mean and standard deviation of pixels, where a checkpoint says nothing
 
 
@@ -39,40 +43,90 @@ class ImageBase:
     pretrained: bool  # whether its weights, but for the head, are a checkpoint's
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    _made: dict[str | Full, nn.Module] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def model_of(self, structure: Structure) -> nn.Module:
+        """The model, or the models side by side, of `structure`; of adapters the base. It is shared: do not change it.
+
+        Raises:
+            UserError: an unknown architecture, or models that cannot answer together.
+        """
+        if not isinstance(structure, Full):
+            return self.model
+        if structure not in self._made:
+            models = {name: self._architecture(architecture) for name, architecture in structure.parts}
+            if structure.plain:
+                (self._made[structure],) = models.values()
+            else:
+                heads = {name: head_of(model) for name, model in models.items()}
+                models = {name: copy.deepcopy(model) for name, model in models.items()}  # one may stand there twice
+                joined = Joined(models, heads, structure.answer, 3 * self.size**2)
+                self._made[structure] = joined.to(self.device, next(self.model.parameters()).dtype).eval()
+        return self._made[structure]
+
+    def _architecture(self, name: str) -> nn.Module:
+        if not name or name == self.name:
+            return self.model
+        if name not in self._made:
+            lookup("base.clients", name, ARCHITECTURES)
+            made = drawn_once(name, len(self.labels))
+            self._made[name] = made.to(self.device, next(self.model.parameters()).dtype).eval()
+        return self._made[name]
+
+    def head_in(self, structure: Structure) -> str:
+        """The name of the last linear layer of the one model of `structure`."""
+        return self.head if self.model_of(structure) is self.model else head_of(self.model_of(structure))
+
     def layout(self, structure: Structure) -> Layout:
         """The entries of a state of `structure`."""
         if isinstance(structure, Full):
-            entries = dict(self.model.named_parameters())
+            entries = dict(self.model_of(structure).named_parameters())
             return Layout(tuple(entries), tuple(tuple(p.shape) for p in entries.values()))
         return lora.layout(self.model, structure)
 
     def draw(self, structure: Structure, generator: torch.Generator) -> State:
         """A fresh state: what is not a checkpoint's is drawn from the CPU generator, as torch initialises it."""
         seed = int(torch.randint(2**62, (), generator=generator))
+        if not isinstance(structure, Full):
+            return self._draw_adapters(structure, seed, generator)
+        fresh = copy.deepcopy(self.model_of(structure)).cpu()  # before the seed: making it draws, too
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            fresh = copy.deepcopy(self.model).cpu()
-            for module in [fresh.get_submodule(self.head)] if self.pretrained else fresh.modules():
-                if callable(reset := getattr(module, "reset_parameters", None)):
+            for name, module in fresh.named_modules():
+                if callable(reset := getattr(module, "reset_parameters", None)) and not self._given(name, structure):
                     reset()
-        if isinstance(structure, Full):
-            extras = {name: b.clone() for name, b in fresh.named_buffers() if b.is_floating_point()}
-            return State.of(dict(fresh.named_parameters()), extras)
-        return lora.draw(fresh, structure, generator, next(fresh.parameters()).dtype)
+        extras = {name: b.clone() for name, b in fresh.named_buffers() if b.is_floating_point()}
+        return State.of(dict(fresh.named_parameters()), extras)
+
+    def _draw_adapters(self, structure: Lora, seed: int, generator: torch.Generator) -> State:
+        """Adapters around the base as it is, and a head of their own."""
+        state = lora.draw(self.model, structure, generator, next(self.model.parameters()).dtype)
+        for name in structure.whole:
+            head: Any = copy.deepcopy(self.model.get_submodule(name)).cpu()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                head.reset_parameters()
+            for entry, parameter in head.named_parameters():
+                state[f"{name}.{entry}"].copy_(parameter.detach())
+        return state
+
+    def _given(self, module: str, structure: Full) -> bool:
+        """Whether a module's weights are the checkpoint's."""
+        if not self.pretrained:
+            return False
+        places = {f"{name}." if name else "": architecture for name, architecture in structure.parts}
+        return any(
+            module.startswith(place) and architecture in ("", self.name) and module != place + self.head
+            for place, architecture in places.items()
+        )
 
     def flat(self, structure: Structure) -> FlatModel:
-        """The model with the parameters of `structure` in one row, around the frozen rest, which is shared."""
-        if isinstance(structure, Full):
-            module = copy.deepcopy(self.model)
-            return FlatModel(module, dict(module.named_parameters()))
-        module = copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
-        with torch.random.fork_rng(devices=[]):  # PEFT draws values, which a state will replace
-            return FlatModel(*adapters.inject(module, structure))
+        """A copy of the model, or models, of `structure` with all parameters in one row."""
+        return FlatModel(copy.deepcopy(self.model_of(structure)))
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """Inputs (N, 3, size, size) of images (N, 1 or 3, H, W) uint8; grey ones fill all three channels."""
@@ -86,8 +140,11 @@ class ImageBase:
         return ((values - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
-def load_images(config: BaseConfig, labels: tuple[str, ...], device: str) -> ImageBase:
+def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: int = SIZE) -> ImageBase:
     """The image model that the configuration names, with a logit for each label.
+
+    Args:
+        size: height and width of the pictures, for architectures that take any.
 
     A checkpoint's head is replaced where its number of labels differs. Only safetensors is read; no repository's code
     is run. The model must take `pixel_values` and return logits, as transformers' image classifiers do.
@@ -97,16 +154,20 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str) -> Ima
             language models alone.
     """
     dtype = lookup("base.dtype", config.dtype, DTYPES)
-    if config.quantization or config.activation_checkpointing:
-        raise UserError("base.quantization and base.activation_checkpointing are for language models; leave them out")
+    if config.quantization or config.activation_checkpointing or config.device_map:
+        raise UserError(
+            "base.quantization, base.activation_checkpointing and base.device_map are for language models; leave them "
+            "out"
+        )
     if dtype == torch.float16:
         raise UserError("base.dtype=float16 would lose small gradients of image models; use bfloat16 or float32")
     autocast = None if dtype == torch.float32 else dtype
     # Weights stay in float32 and autocast computes in half precision: full models are trained, not only adapters.
     common: dict[str, Any] = {"name": config.name, "labels": labels, "autocast": autocast}
     if config.name in ARCHITECTURES:
-        model = ARCHITECTURES[config.name](len(labels))
-        return ImageBase(model.to(device), size=SIZE, mean=HALF, std=HALF, head=head_of(model), pretrained=False,
+        model = drawn_once(config.name, len(labels))
+        size = size if config.name in OF_ANY_SIZE else SIZE
+        return ImageBase(model.to(device), size=size, mean=HALF, std=HALF, head=head_of(model), pretrained=False,
                          **common)  # fmt: skip
     folder = check_name(config.name, also=ARCHITECTURES)
     try:
@@ -128,12 +189,19 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str) -> Ima
             f"e.g. {missing[0]}; give a complete image model"
         )
     settings = _processing(folder, config.revision)
-    size = settings.get("size") or {}
-    side = size.get("height") or size.get("shortest_edge") or getattr(model.config, "image_size", None) or 224
+    sizes = settings.get("size") or {}
+    side = sizes.get("height") or sizes.get("shortest_edge") or getattr(model.config, "image_size", None) or 224
     return ImageBase(
         model.to(device).eval(), size=int(side), mean=tuple(settings.get("image_mean") or HALF),
         std=tuple(settings.get("image_std") or HALF), head=head, pretrained=True, **common,
     )  # fmt: skip
+
+
+def drawn_once(name: str, classes: int) -> nn.Module:
+    """A model of an architecture that is built here; its weights are the same in every process."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return ARCHITECTURES[name](classes)
 
 
 def head_of(model: nn.Module) -> str:

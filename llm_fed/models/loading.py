@@ -60,11 +60,14 @@ def load_base(config: BaseConfig, device: str) -> Base:
     `training.activation_checkpointing` makes them recompute.
 
     Raises:
-        UserError: unknown dtype or quantization, no such folder or Hub model, or it is no complete causal LM.
+        UserError: unknown dtype or quantization, a device map without a GPU, no such folder or Hub model, or it is no
+            complete causal LM.
     """
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if config.quantization is not None:
         lookup("base.quantization", config.quantization, QUANTIZATIONS)
+    if config.device_map and device == "cpu":
+        raise UserError("base.device_map=auto divides a base over GPUs, but it is to run on the CPU; leave it out")
     folder_or_id = check_name(config.name)
     # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -76,7 +79,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
             folder_or_id,
             revision=config.revision,
             dtype=dtype,
-            device_map={"": device},
+            device_map=config.device_map or {"": device},
             quantization_config=_quantization(config.quantization, dtype),
             use_safetensors=True,
             trust_remote_code=False,

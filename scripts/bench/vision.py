@@ -1,8 +1,9 @@
-"""Training of image clients: the engine against a plain PyTorch loop over the same batches, and what its choices save.
+"""Training of image clients: the engine against a plain PyTorch loop over the same batches and against all clients at
+once through `torch.func.vmap`, and what its choices save.
 
-    python scripts/bench/vision.py [--clients 10] [--images 120] [--epochs 1] [--repeats 5] [--device cpu]
+    python scripts/bench/vision.py [--model cnn] [--clients 10] [--images 120] [--epochs 1] [--repeats 5] [--device cpu]
 
-Random images, the CNN, Adam, batch 32. The variants alternate; a time is the median over repeats, in CPU or GPU seconds
+Random images, Adam, batch 32. The variants alternate; a time is the median over repeats, in CPU or GPU seconds
 per round of all clients, beside the plain loop's.
 """
 
@@ -31,6 +32,7 @@ LABELS = tuple(map(str, range(10)))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="cnn", help="cnn, cnn-1 ... cnn-5, resnet-9 ...")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--images", type=int, default=120, help="of each client")
     parser.add_argument("--epochs", type=int, default=1)
@@ -41,8 +43,9 @@ def main() -> None:
     variants: dict[str, Callable[[], object]] = {
         "plain loop": lambda: [plain(base, job, torch.channels_last) for job in jobs],
         "plain loop, channels first": lambda: [plain(base, job, torch.contiguous_format) for job in jobs],
-        "engine": engine(given.device, "float32", jobs),
-        "engine, bfloat16": engine(given.device, "bfloat16", jobs),
+        "all clients at once, vmap": lambda: at_once(base, jobs),
+        "engine": engine(given, "float32", jobs),
+        "engine, bfloat16": engine(given, "bfloat16", jobs),
     }
     times: dict[str, list[float]] = {name: [] for name in variants}
     for repeat in range(given.repeats + 1):
@@ -58,28 +61,27 @@ def main() -> None:
 
 
 def make(given: argparse.Namespace) -> tuple[list[Job], ImageBase]:
-    base = load_images(BaseConfig(name="cnn", dtype="float32"), LABELS, given.device)
+    base = load_images(BaseConfig(name=given.model, dtype="float32"), LABELS, given.device)
     start = base.draw(Full(), generator(0))
     jobs = []
     for client in range(given.clients):
-        pixels = torch.randint(0, 256, (given.images, 1, 32, 32), dtype=torch.uint8, generator=generator(0, client))
+        pixels = torch.randint(0, 256, (given.images, 3, 32, 32), dtype=torch.uint8, generator=generator(0, client))
         pictures = [Picture(image, i % 10, "") for i, image in enumerate(pixels)]
         batches = [pictures[at : at + 32] for at in range(0, len(pictures), 32)] * given.epochs
         jobs.append(Job(f"c{client}", start, batches, 1e-3))
     return jobs, base
 
 
-def engine(device: str, dtype: str, jobs: list[Job]) -> Callable[[], object]:
-    runner = VisionEngine(
-        load_images(BaseConfig(name="cnn", dtype=dtype), LABELS, device), LocalConfig(optimizer="adam")
-    )
+def engine(given: argparse.Namespace, dtype: str, jobs: list[Job]) -> Callable[[], object]:
+    base = load_images(BaseConfig(name=given.model, dtype=dtype), LABELS, given.device)
+    runner = VisionEngine(base, LocalConfig(optimizer="adam"))
     return lambda: [runner.fit(Full(), job) for job in jobs]
 
 
 def plain(base: ImageBase, job: Any, layout: torch.memory_format) -> nn.Module:
     """What one would write for one client."""
     model = copy.deepcopy(base.model)
-    model.load_state_dict(job.start.tensors())
+    model.load_state_dict(job.start.tensors(), strict=False)  # statistics of batches begin anew
     optimizer = torch.optim.Adam(model.parameters(), lr=job.lr)
     for batch in job.batches:
         inputs = base.prepare(torch.stack([picture.pixels for picture in batch])).contiguous(memory_format=layout)
@@ -88,6 +90,31 @@ def plain(base: ImageBase, job: Any, layout: torch.memory_format) -> nn.Module:
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
     return model
+
+
+def at_once(base: ImageBase, jobs: list[Job]) -> dict[str, torch.Tensor]:
+    """The clients' parameters stacked, one batch of each in every step; statistics of batches are not kept."""
+    device = base.device
+    parameters = {
+        name: torch.stack([job.start[name] for job in jobs]).to(device).requires_grad_(True) for name in jobs[0].start
+    }
+    optimizer = torch.optim.Adam(parameters.values(), lr=jobs[0].lr)
+    module = copy.deepcopy(base.model).train()
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+
+    def loss(own: dict[str, torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(torch.func.functional_call(module, own, (inputs,)), labels)
+
+    for batches in zip(*(job.batches for job in jobs), strict=True):
+        pixels = torch.stack([picture.pixels for batch in batches for picture in batch])
+        inputs = base.prepare(pixels).unflatten(0, (len(jobs), -1))
+        labels = torch.tensor([[picture.label for picture in batch] for batch in batches]).to(device)
+        optimizer.zero_grad()
+        torch.func.vmap(loss)(parameters, inputs, labels).sum().backward()
+        optimizer.step()
+    return parameters
 
 
 def measured(run: Callable[[], object], device: str) -> float:

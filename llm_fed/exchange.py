@@ -1,0 +1,63 @@
+"""What clients exchange whose models differ: heads, means by class, and predictions.
+
+Shape letters: N images, C classes, H features, D numbers of one image's logits or features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.errors import UserError
+from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.tasks.common import Picture
+
+
+def head_shape(state: State) -> tuple[int, int]:
+    """(C, H) of the head of an image model's state."""
+    classes, features = state.layout.shape_of[f"{state.layout.head}.weight"]
+    return classes, features
+
+
+def own_model(client: Site) -> State:
+    """The model that never leaves the client, from `memory["model"]`; at first the one that it begins with."""
+    return client.memory.get("model") or client.initial()
+
+
+def check_head(client: Site, state: State, shape: Sequence[int]) -> None:
+    """Refuse a client whose model does not end as the run's base does.
+
+    Args:
+        state: the client's model.
+        shape: (C, H), of the base's head.
+
+    Raises:
+        UserError: its head has another shape.
+    """
+    if head_shape(state) != tuple(shape):
+        raise UserError(
+            f"the model of client {client.id} has {head_shape(state)[1]} features before its head, base.name has "
+            f"{shape[1]}, which must be as many; choose base.name and base.clients accordingly"
+        )
+
+
+def labels_of(pictures: Sequence[Picture]) -> Tensor:
+    """(N,)"""
+    return torch.tensor([picture.label for picture in pictures])
+
+
+def class_means(values: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """By class the mean (C, D) of its rows of `values` (N, D), zero where it has none, and their number (C,)."""
+    counts = torch.bincount(labels, minlength=classes)
+    sums = values.new_zeros(classes, values.shape[1]).index_add_(0, labels, values)
+    return sums / counts.clamp(min=1)[:, None], counts
+
+
+def divergence(taught: Tensor, teacher: Tensor) -> Tensor:
+    """(N,): KL(softmax(teacher) || softmax(taught)) of logits (N, C), summed over classes; no gradient for the
+    teacher."""
+    wanted = teacher.detach().log_softmax(-1)
+    return nn.functional.kl_div(taught.log_softmax(-1), wanted, reduction="none", log_target=True).sum(-1)

@@ -1,0 +1,76 @@
+"""FD: Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID Private
+Data (Jeong, Oh, Kim, Park, Bennis, Kim 2018), Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.errors import at_least
+from llm_fed.exchange import class_means, divergence, head_shape, labels_of, own_model
+from llm_fed.method import Method, Upload
+from llm_fed.models.joined import Answer
+from llm_fed.site import Site
+from llm_fed.wire import Message
+
+
+@dataclass(frozen=True)
+class FD(Method):
+    """Each client keeps its model and sends, by class, its mean logits; it learns from the labels, and from the mean
+    over the other clients that have the class.
+
+    The distance is the divergence of the predictions from the softmax of those logits: the paper's cross-entropy but
+    for a constant. The server keeps the newest logits of every client that ever answered; a class that no other client
+    has adds nothing.
+    Deviation: the logits are those of the trained model on all training examples, in evaluation mode, where the paper
+    averages what the model said while it trained (`test_fd_sends_the_mean_logits_of_the_trained_model`).
+    """
+
+    paper: ClassVar[str] = "FD (Jeong et al. 2018)"
+    whole_models: ClassVar[bool] = True
+    any_model: ClassVar[bool] = True
+
+    regularization: float = 1.0  # gamma: the weight of the distance
+
+    def __post_init__(self) -> None:
+        at_least("method.regularization", self.regularization, 0)
+
+    def init(self, server: Site) -> Message:
+        fresh = server.initial()
+        classes, _ = head_shape(fresh)
+        return {"newest": {}, "sum": fresh.row.new_zeros(classes, classes), "clients": torch.zeros(classes)}
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        """The sum over all clients minus the client's own, divided by the number of the others that have the class."""
+        total, clients, own = state["sum"], state["clients"], state["newest"].get(client)
+        if own is not None:
+            total, clients = total - own["logits"], clients - own["seen"].to(clients)
+        seen = clients > 0
+        return {"logits": seen[:, None] * total / clients.clamp(min=1)[:, None].to(total), "seen": seen}
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        loss = partial(self.loss, message["logits"], message["seen"])
+        theta = client.memory["model"] = await client.fit(own_model(client), loss=loss)
+        found = (await client.answers(theta, client.train)).logits
+        logits, counts = class_means(found, labels_of(client.train), found.shape[1])
+        return {"logits": logits, "seen": counts > 0}
+
+    def loss(self, logits: Tensor, seen: Tensor, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+        """Cross-entropy, and the distance from the others' `logits` (C, C) where they have `seen` (C,) the class."""
+        distances = divergence(answer.logits, logits.to(answer.logits)[labels]) * seen.to(labels.device)[labels]
+        return nn.functional.cross_entropy(answer.logits, labels) + self.regularization * distances.mean()
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        newest = {**state["newest"], **{upload.client: upload.content for upload in uploads}}
+        newest = dict(sorted(newest.items()))
+        logits, seen = (torch.stack([sent[key] for sent in newest.values()]) for key in ("logits", "seen"))
+        return {"newest": newest, "sum": logits.sum(0), "clients": seen.sum(0).to(state["clients"])}
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return own_model(client)

@@ -1,0 +1,117 @@
+"""FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to Statistical Heterogeneity (Qin, Deng, Zhao,
+Yan; KDD 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.errors import UserError, above_zero, at_least
+from llm_fed.exchange import divergence, labels_of
+from llm_fed.method import Method
+from llm_fed.models.joined import Answer
+from llm_fed.rng import generator
+from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.structure import Structure
+from llm_fed.tasks.common import Picture
+from llm_fed.wire import Message
+
+
+@dataclass(frozen=True)
+class FedAPEN(Method):
+    """Each client's own model and a small one that all share classify together: their logits are added with the weights
+    lambda and 1 - lambda, which a client learns on a part of its training examples that is held out for that.
+
+    Learning for adaptability: lambda, from where it was, for the models as they are; the small one has just been
+    averaged. Learning for ensemble: both models learn from the labels, from each other, and from the labels through
+    their sum, in which the other one is a constant.
+    A client with a single example trains on it and leaves lambda as it is.
+    Deviation: the published code averages without weights, here n_k / n as in FedAvg
+    (`test_the_mean_is_weighed_by_numbers_of_examples`).
+    """
+
+    paper: ClassVar[str] = "FedAPEN (Qin et al. 2023)"
+    whole_models: ClassVar[bool] = True
+    any_model: ClassVar[bool] = True
+    shared: ClassVar[str] = r"^small\."
+
+    adaptability: float = 0.05  # the share of a client's training examples on which lambda is learned, at least one
+    weight_lr: float = 1e-3  # of SGD on lambda
+    weight_epochs: int = 10  # passes over those examples, each round
+
+    def __post_init__(self) -> None:
+        if not 0 < self.adaptability < 1:
+            raise UserError(f"method.adaptability is {self.adaptability}; it must be between 0 and 1")
+        above_zero("method.weight_lr", self.weight_lr)
+        at_least("method.weight_epochs", self.weight_epochs, 0)
+
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+        return structure.beside("own", "small", "logits")
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        theta = await self._weighed(client, message)
+        _, rest = self._divided(client)
+        loss = partial(ensemble_loss, float(theta["weights"][0]))
+        theta = await client.fit(theta, train=r"^(own|small)\.", examples=rest, loss=loss)
+        client.keep(theta, self.trained, message)
+        return theta.select(self.shared) - message
+
+    async def finish(self, client: Site, message: Message) -> None:
+        theta = await self._weighed(client, message)
+        client.memory["recipe"] = {"weight_of_own": round(float(theta["weights"][0]), 4)}
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return await self._weighed(client, message)
+
+    async def _weighed(self, client: Site, message: Message) -> State:
+        """Both models, with a lambda that fits them."""
+        theta = client.assemble(message)
+        held, _ = self._divided(client)
+        if not held:
+            return theta
+        parts = (await client.answers(theta, held)).parts
+        weight = learned_weight(
+            float(theta["weights"][0]), parts["own"].logits, parts["small"].logits, labels_of(held),
+            lr=self.weight_lr, epochs=self.weight_epochs, batch_size=client.local.batch_size,
+        )  # fmt: skip
+        return theta.updated(State.of({"weights": theta.row.new_tensor([weight, 1 - weight])}))
+
+    def _divided(self, client: Site) -> tuple[list[Picture], list[Picture]]:
+        """The examples on which lambda is learned, drawn from (seed, client) alone, and the others."""
+        total = client.num_examples
+        count = 0 if total < 2 else max(1, round(self.adaptability * total))
+        order = torch.randperm(total, generator=generator(client.seed, "adaptability", client.id)).tolist()
+        return [client.train[i] for i in order[:count]], [client.train[i] for i in order[count:]]
+
+
+def learned_weight(
+    weight: float, own: Tensor, small: Tensor, labels: Tensor, *, lr: float, epochs: int, batch_size: int
+) -> float:
+    """lambda in 0-1 after SGD on the cross-entropy of `lambda own + (1 - lambda) small`, logits (N, C) that are fixed.
+
+    Its derivative by lambda is the mean of `<softmax(sum) - one_hot(label), own - small>`.
+    """
+    wanted = nn.functional.one_hot(labels, own.shape[1])
+    for _ in range(epochs):
+        for chosen in torch.arange(len(labels)).split(batch_size):
+            apart = own[chosen] - small[chosen]
+            missed = (small[chosen] + weight * apart).softmax(1) - wanted[chosen]
+            weight = min(1.0, max(0.0, weight - lr * float((missed * apart).sum(1).mean())))
+    return weight
+
+
+def ensemble_loss(weight: float, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+    """The sum of both models' losses; for each the other one is a constant."""
+    own, small = answer.parts["own"].logits, answer.parts["small"].logits
+    return _loss(weight, own, small, labels) + _loss(1 - weight, small, own, labels)
+
+
+def _loss(weight: float, found: Tensor, other: Tensor, labels: Tensor) -> Tensor:
+    together = weight * found + (1 - weight) * other.detach()
+    learned = nn.functional.cross_entropy(found, labels) + nn.functional.cross_entropy(together, labels)
+    return learned + divergence(found, other).mean()

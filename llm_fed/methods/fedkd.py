@@ -1,0 +1,115 @@
+"""FedKD: Communication-efficient federated learning via knowledge distillation (Wu, Wu, Lyu, Huang, Xie; Nature
+Communications 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from llm_fed.errors import UserError
+from llm_fed.exchange import divergence
+from llm_fed.lowrank import truncated
+from llm_fed.merge import mean
+from llm_fed.method import Method, Upload
+from llm_fed.models.joined import Answer
+from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.structure import Structure
+from llm_fed.wire import Message
+
+LEAST_LOSS = 0.01  # the sum of both cross-entropies by which the distillation is divided counts as at least this
+
+
+@dataclass(frozen=True)
+class FedKD(Method):
+    """Each client's own model (mentor) and a small one that all share (mentee) teach each other, the more the better
+    both know the labels; updates of the small one travel, up and down, as truncated singular value decompositions.
+
+    The share of a matrix's energy that is kept rises linearly over the rounds. The server takes the same truncated step
+    as its clients; a client that misses a step is sent the whole small model. The own model classifies.
+    Deviation: features have no learned projection between the models, so there must be as many in both.
+    Deviation: in the published code gradients also reach the teachers and the divisor, whose own growth would lower the
+    loss; here both are constants, and the divisor is at least 0.01, as the step would be unbounded on examples learned
+    by heart (`test_fedkd_divides_by_a_constant_that_is_not_too_small`).
+    Deviation: the mean of updates is weighed by n_k / n as in FedAvg, where the published code weighs all alike
+    (`test_the_mean_is_weighed_by_numbers_of_examples`).
+    """
+
+    paper: ClassVar[str] = "FedKD (Wu et al. 2022)"
+    whole_models: ClassVar[bool] = True
+    any_model: ClassVar[bool] = True
+    shared: ClassVar[str] = r"^small\."
+
+    energy: float = 0.95  # T_start: the share of the squared singular values that is kept in the beginning
+    energy_end: float = 0.98  # T_end: in the last round
+
+    def __post_init__(self) -> None:
+        for name in ("energy", "energy_end"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UserError(f"method.{name} is {getattr(self, name)}; it must be above 0, and at most 1 for all")
+
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+        return structure.beside("own", "small", "first")
+
+    def init(self, server: Site) -> Message:
+        # `step` leads from version - 1 to version; `holds`: the version that a client had when it last answered
+        return {"model": server.initial().select(self.shared), "version": 0, "step": None, "holds": {}}
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        whole = state["step"] is None or state["holds"].get(client) != state["version"] - 1
+        return {"version": state["version"], "whole": whole, "model": state["model" if whole else "step"]}
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        small = _received(client, message)
+        theta = await client.fit(client.assemble(small), loss=self.loss)
+        client.keep(theta, self.trained, small)
+        client.memory["small"] = {"version": message["version"], "model": small}
+        update = truncated(theta.select(self.shared) - small, self._energy(client))
+        return {"version": message["version"], "update": update}
+
+    def upload_like(self, message: Message) -> Message:
+        return {"version": message["version"], "update": message["model"]}
+
+    def loss(self, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+        own, small = answer.parts["own"], answer.parts["small"]
+        if own.features.shape != small.features.shape:
+            raise UserError(
+                f"fedkd compares the {own.features.shape[1]} features of a client's own model with the "
+                f"{small.features.shape[1]} of the small one; choose base.name and base.clients with as many"
+            )
+        known = nn.functional.cross_entropy(own.logits, labels) + nn.functional.cross_entropy(small.logits, labels)
+        taught = _distance(own, small) + _distance(small, own)
+        return known + taught / known.detach().clamp(min=LEAST_LOSS)
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        updates = [upload.content["update"] for upload in uploads]
+        step = truncated(mean(updates, [upload.num_examples for upload in uploads]), self._energy(server))
+        holds = {**state["holds"], **{upload.client: upload.content["version"] for upload in uploads}}
+        return {
+            "model": state["model"] + step, "version": state["version"] + 1, "step": step,
+            "holds": dict(sorted(holds.items())),
+        }  # fmt: skip
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return client.assemble(_received(client, message))
+
+    def _energy(self, site: Site) -> float:
+        return self.energy + (self.energy_end - self.energy) * site.round / site.rounds
+
+
+def _received(client: Site, message: Message) -> State:
+    """The small model of the message's version."""
+    if message["whole"]:
+        return message["model"]
+    kept = client.memory["small"]
+    return kept["model"] if kept["version"] == message["version"] else kept["model"] + message["model"]
+
+
+def _distance(taught: Answer, teacher: Answer) -> Tensor:
+    """Of the predictions and of the features; the teacher learns nothing from it."""
+    hidden = nn.functional.mse_loss(taught.features, teacher.features.detach())
+    return divergence(taught.logits, teacher.logits).mean() + hidden

@@ -1,0 +1,44 @@
+"""FedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous Personalized Federated Learning
+(Yi, Yu, Ren, Zhang, Wang, Liu, Li 2024), Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llm_fed.errors import above_zero
+from llm_fed.method import Method
+from llm_fed.site import Site
+from llm_fed.structure import Structure
+from llm_fed.wire import Message
+
+
+@dataclass(frozen=True)
+class FedMoE(Method):
+    """Each client's own model beside a small extractor that all share, their features weighed for each image by a gate
+    (Eq. 3-6, `models.joined`).
+
+    Cross-entropy trains all three at once (Eq. 7, 8). Only the small extractor travels: `base.name` without its head,
+    averaged with weights n_k / n (Eq. 9). The gate's running statistics stay where the gate is.
+    """
+
+    paper: ClassVar[str] = "FedMoE (Yi et al. 2024)"
+    whole_models: ClassVar[bool] = True
+    any_model: ClassVar[bool] = True
+    shared: ClassVar[str] = r"^small\."
+
+    # eta_phi: the gate's learning rate in the first round, which falls as `local.lr` does; null: `local.lr`
+    gate_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gate_lr is not None:
+            above_zero("method.gate_lr", self.gate_lr)
+
+    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+        return structure.beside("own", "small", "gate")
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        gate_lr = client.lr if self.gate_lr is None else self.gate_lr * client.lr / client.local.lr
+        theta = await client.fit(client.assemble(message), lr_of={r"^gate\.": gate_lr})
+        client.keep(theta, self.trained, message)
+        return theta.select(self.shared) - message

@@ -1,0 +1,81 @@
+"""FedProto: Federated Prototype Learning across Heterogeneous Clients (Tan, Long, Liu, Zhou, Lu, Jiang, Zhang; AAAI
+2022), Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.errors import at_least
+from llm_fed.exchange import check_head, class_means, head_shape, labels_of, own_model
+from llm_fed.method import Method, Upload
+from llm_fed.models.joined import Answer
+from llm_fed.site import Site
+from llm_fed.wire import Message
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """Each client keeps its model and sends, by class, the mean of its features (prototype); it learns from the labels,
+    and its features are held near the mean prototype of their class over the clients.
+
+    The distance is squared, its mean over the H features taken, as in the published code. Images are classified by the
+    client's own head. A class of which nothing arrives keeps its prototype; without one it adds nothing.
+    Deviation: prototypes are weighed by their numbers of examples as in Eq. 6, but without its further division by the
+    number of clients, which would shrink them; the published code weighs none (`test_fedproto_weighs_by_examples`).
+    Deviation: features are those of the trained model, in evaluation mode; the published code averages what it saw in
+    the last epoch's batches (`test_fedproto_sends_the_mean_features_of_the_trained_model`).
+    """
+
+    paper: ClassVar[str] = "FedProto (Tan et al. 2022)"
+    whole_models: ClassVar[bool] = True
+    any_model: ClassVar[bool] = True
+
+    regularization: float = 1.0  # lambda of Eq. 7
+
+    def __post_init__(self) -> None:
+        at_least("method.regularization", self.regularization, 0)
+
+    def init(self, server: Site) -> Message:
+        fresh = server.initial()
+        shape = head_shape(fresh)
+        return {"prototypes": fresh.row.new_zeros(shape), "known": torch.zeros(shape[0], dtype=torch.bool)}
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        start, prototypes = own_model(client), message["prototypes"]
+        check_head(client, start, prototypes.shape)
+        loss = partial(self.loss, prototypes, message["known"])
+        theta = client.memory["model"] = await client.fit(start, loss=loss)
+        found = (await client.answers(theta, client.train)).features
+        means, counts = class_means(found, labels_of(client.train), len(prototypes))
+        return {"prototypes": means, "counts": counts}
+
+    def upload_like(self, message: Message) -> Message:
+        return {"prototypes": message["prototypes"], "counts": message["known"].long()}
+
+    def loss(self, prototypes: Tensor, known: Tensor, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+        """Eq. 7: cross-entropy, and the distance of features from the `prototypes` (C, H) of classes `known` (C,)."""
+        away = answer.features - prototypes.to(answer.features)[labels]
+        held = known.to(labels.device)[labels]
+        distance = (away.square().mean(1) * held).mean()
+        return nn.functional.cross_entropy(answer.logits, labels) + self.regularization * distance
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        means, counts = (torch.stack([u.content[key] for u in uploads]) for key in ("prototypes", "counts"))
+        total = counts.sum(0)
+        share = counts.double() / total.clamp(min=1)  # (clients, C), Eq. 6
+        mean = torch.einsum("kc,kch->ch", share.to(means), means)
+        arrived = total > 0
+        return {
+            "prototypes": torch.where(arrived[:, None], mean, state["prototypes"]),
+            "known": state["known"] | arrived,
+        }
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return own_model(client)

@@ -1,0 +1,51 @@
+"""LG-FedAvg: Think Locally, Act Globally: Federated Learning with Local and Global Representations (Liang, Liu, Liu,
+Allen, Auerbach, Brent, Salakhutdinov, Morency 2020)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llm_fed.exchange import check_head
+from llm_fed.method import Method
+from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.wire import Message
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Method):
+    """The layers that all clients' models have in common, here the head, are averaged; what stands below, where the
+    models may differ, stays with its client. Both are trained together.
+
+    Deviation: the published code starts from a model that federated averaging trained before, here all start fresh,
+    since unlike models have no such start; it averages without weights, here n_k / n as in FedAvg
+    (`test_the_mean_is_weighed_by_numbers_of_examples`).
+    """
+
+    paper: ClassVar[str] = "LG-FedAvg (Liang et al. 2020)"
+    whole_models: ClassVar[bool] = True
+    any_model: ClassVar[bool] = True
+
+    def init(self, server: Site) -> Message:
+        return _head(server.initial())
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        theta = await client.fit(self._assembled(client, message))
+        client.keep(theta, self.trained, message.renamed("head.", f"{theta.layout.head}."))
+        return _head(theta) - message
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return self._assembled(client, message)
+
+    def _assembled(self, client: Site, message: Message) -> State:
+        fresh = client.initial()
+        check_head(client, fresh, message["head.weight"].shape)
+        return client.assemble(message.renamed("head.", f"{fresh.layout.head}."))
+
+
+def _head(state: State) -> State:
+    """The head's entries, whose names are the same in every model."""
+    name = state.layout.head
+    return state.select(rf"^{re.escape(name)}\.").renamed(f"{name}.", "head.")

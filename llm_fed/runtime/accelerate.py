@@ -1,0 +1,149 @@
+"""Several processes under `accelerate launch`: rank 0 runs the experiment, and every rank executes a share of what its
+clients await.
+
+Only requests and results travel, so methods, the round loop and checkpoints know of one process. The other ranks keep
+nothing that a run needs again: one may be continued with another number of ranks.
+"""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torch import distributed, nn
+
+from llm_fed.cohort import Request
+from llm_fed.config import Config
+from llm_fed.errors import RunError, UserError
+from llm_fed.runtime.launch import Ranks, connect
+from llm_fed.runtime.local import Engine
+from llm_fed.runtime.portable import Codec, examples_of, fingerprint
+from llm_fed.runtime.shares import cost, split
+from llm_fed.site import Site
+from llm_fed.training import Work
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What every rank of a launch builds from one configuration."""
+
+    engine: Engine
+    examples: list[object]
+    fingerprint: str  # equal on all ranks, or their results would be nonsense
+
+    @classmethod
+    def of(cls, engine: Engine, sites: Iterable[Site], model: nn.Module | None) -> Shared:
+        """Args: model: the base, where its weights are a checkpoint's; one that each rank draws is never used."""
+        examples = examples_of(sites)
+        return cls(engine, examples, fingerprint(examples, model))
+
+
+Build = Callable[[Config], Shared]
+
+
+class Spread:
+    """An engine that spreads the requests it is given over all ranks, by estimated work.
+
+    Args:
+        config: from which the other ranks build what this one has built.
+
+    Raises:
+        UserError, RunError: another rank cannot build it, or has built something else.
+    """
+
+    def __init__(self, ranks: Ranks, config: Config, shared: Shared):
+        self.work = Work()
+        self._ranks, self._config, self._shared = ranks, config, shared
+        self._codec = Codec(shared.examples)
+        self._open()
+
+    def _open(self) -> None:
+        order = Codec().pack(["open", self._config])
+        self._ranks.opened = None
+        for rank in range(1, self._ranks.size):
+            self._ranks.send(rank, order)
+        for rank, (host, found) in self._ranks.replies(Codec()).items():
+            if found != self._shared.fingerprint:
+                raise UserError(
+                    f"rank {rank} on {host} has other examples or another base than rank 0; give all machines the same "
+                    "files (base.revision says which version of a base of the Hub)"
+                )
+        self._ranks.opened = self
+
+    def execute(self, requests: Sequence[Request]) -> list[Any]:
+        """One result, or one exception, for each of these requests of equal kind and key."""
+        shares = split([cost(request) for request in requests], self._ranks.size)
+        if len(requests) > 1 and self._ranks.opened is not self:
+            self._open()  # a run that this one needs was trained in between
+        for rank, share in enumerate(shares):
+            if rank and share:
+                self._ranks.send(rank, self._codec.pack(["execute", [requests[i] for i in share]]))
+        try:
+            done = [(shares[0], *perform(self._shared.engine, [requests[i] for i in shares[0]]))]
+        except Exception:
+            with suppress(UserError, RunError):  # hear the others, who then wait for the next order
+                self._ranks.replies(self._codec)
+            raise
+        done += [(shares[rank], *reply) for rank, reply in self._ranks.replies(self._codec).items()]
+        answers: dict[int, Any] = {}
+        for share, results, work in done:
+            answers.update(zip(share, results, strict=True))
+            self.work = self.work.plus(work)
+        return [answers[i] for i in range(len(requests))]
+
+
+class Worker:
+    """What a rank above 0 does with the orders of rank 0."""
+
+    def __init__(self, build: Build, rank: int):
+        self._build, self._rank = build, rank
+        self._engine: Engine | None = None
+        self._codec = Codec()
+
+    def answer(self, order: bytes) -> bytes | None:
+        """The reply to one order; None where it is to stop."""
+        name, *content = self._codec.unpack(order)
+        if name == "stop":
+            return None
+        try:
+            return self._codec.pack(self._open(*content) if name == "open" else perform(self._engine, *content))
+        except (UserError, RunError) as error:
+            return self._codec.pack(error)
+        except Exception as error:
+            traceback.print_exc()
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            return self._codec.pack(RunError(f"rank {self._rank} on {socket.gethostname()} failed: {reason}"))
+
+    def _open(self, config: Config) -> tuple[str, str]:
+        self._engine, self._codec = None, Codec()  # two engines may not fit into memory
+        shared = self._build(config)
+        self._engine, self._codec = shared.engine, Codec(shared.examples)
+        return socket.gethostname(), shared.fingerprint
+
+
+def serve_orders(build: Build) -> None:
+    """Execute rank 0's orders until it says stop.
+
+    Raises:
+        RunError: rank 0 has gone.
+    """
+    channel = connect()
+    assert channel and channel.rank, "only the ranks above 0 of a launch serve"
+    worker = Worker(build, channel.rank)
+    while (reply := worker.answer(channel.receive(0))) is not None:
+        channel.send(0, reply)
+    distributed.destroy_process_group()
+
+
+def perform(engine: Engine | None, requests: Sequence[Request]) -> tuple[Sequence[Any], Work]:
+    """The results, and the training work that they took."""
+    if not requests:
+        return [], Work()
+    assert engine is not None
+    results = list(engine.execute(requests))
+    work, engine.work = engine.work, Work()
+    return results, work

@@ -1,0 +1,143 @@
+"""What a run weighs for each client: a server's models when it merges them, or a client's models side by side.
+
+- merging weights, as the metrics have them last (FedMerge, Figure 4): weights.csv and .png;
+- mixture weights that a client's models have for all pictures alike (FedEM): the same;
+- gates, which weigh for each picture anew: their weights on each client's test pictures, by client and by class
+  (FedMoE, Figures 9 and 10). gates.csv has the mean and the population's standard deviation for each model, client and
+  class, of all classes where it names none; gates.png how the first model's weights spread over a client's pictures
+  (line: minimum to maximum; bar: quartiles; stroke: median; dot: mean), and their mean by class.
+
+Dashed lines part the clusters of `task.partition.kind: cluster`. The files lie in RUN/analysis.
+
+    python scripts/analysis/weights.py RUN
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from finished import Tested, tested
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from results import plain_errors, write_rows
+
+from llm_fed.errors import UserError
+from llm_fed.eval.plots import (
+    BLUE,
+    GREY,
+    INK,
+    MAX_CELLS,
+    MAX_NAMES,
+    ORANGE,
+    PAGE,
+    SKY,
+    clusters,
+    name_rows,
+    plain_axes,
+    plot_weights,
+    save,
+)
+from llm_fed.run import read_records
+
+Row = tuple[Any, ...]  # client, class or "", pictures, and mean and deviation for each model
+MAX_LABELS = 24  # more classes than this are numbered, not named
+SIDES = LinearSegmentedColormap.from_list("sides", [ORANGE, "#f5f5f5", BLUE])
+
+
+def by_client_and_class(found: Mapping[str, Tested], labels: Sequence[str]) -> list[Row]:
+    """Mean and standard deviation of the gate's weights for each client: over all its pictures, then by class."""
+    rows: list[Row] = []
+    for client, own in found.items():
+        assert own.answer.gate is not None
+        gate, classes = own.answer.gate.double().numpy(), np.array([picture.label for picture in own.pictures])
+        for label in [None, *np.unique(classes).tolist()]:
+            part = gate if label is None else gate[classes == label]
+            pairs = np.stack([part.mean(0), part.std(0)], 1).ravel().tolist()
+            rows.append((client, "" if label is None else labels[label], len(part), *pairs))
+    return rows
+
+
+def draw_gates(path: Path, found: Mapping[str, Tested], labels: Sequence[str]) -> None:
+    """The first model's weight: its spread for each client, and its mean by client and class (white: no picture)."""
+    clients, (model, *others) = list(found), next(iter(found.values())).models
+    gates = [own.answer.gate[:, 0].numpy() for own in found.values() if own.answer.gate is not None]
+    means = {(client, label): mean for client, label, _, mean, *_ in by_client_and_class(found, labels) if label}
+    shown = np.array([[means.get((client, label), np.nan) for label in labels] for client in clients])
+    rows, columns = shown.shape
+    height = 2.0 + (0.27 * rows if rows <= MAX_NAMES else 7.0)
+    figure = Figure(figsize=(4.6 + min(0.42 * columns, 6.0), height), layout="constrained", facecolor=PAGE[False])
+    left, right = plain_axes(figure, (1, 2, 1)), plain_axes(figure, (1, 2, 2))
+    least, first, median, third, most = np.stack([np.quantile(gate, (0, 0.25, 0.5, 0.75, 1)) for gate in gates], 1)
+    left.hlines(range(rows), least, most, color=INK[False], linewidth=0.8)
+    left.barh(range(rows), third - first, 0.6, left=first, color=SKY)
+    left.plot(median, range(rows), "|", color=BLUE, markersize=7, markeredgewidth=1.6)
+    left.plot([gate.mean() for gate in gates], range(rows), "o", color=INK[False], markersize=3.5)
+    left.axvline(1 / (1 + len(others)), color=GREY, linestyle="--", linewidth=1)
+    left.set(xlabel=f"weight of “{model}” for a picture (dashed: even)", ylim=(rows - 0.5, -0.5))
+    away = max(np.nanmax(np.abs(shown - 0.5)), 0.01)
+    image = right.imshow(shown, cmap=SIDES, vmin=0.5 - away, vmax=0.5 + away, aspect="auto", interpolation="nearest")
+    right.grid(False)
+    right.tick_params(length=0)
+    if rows * columns <= MAX_CELLS:
+        for (row, column), mean in np.ndenumerate(shown):
+            if not np.isnan(mean):
+                colour = "#ffffff" if abs(mean - 0.5) > 0.6 * away else "#111111"
+                right.text(column, row, f"{mean:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    if columns <= MAX_LABELS:
+        right.set_xticks(range(columns), labels, rotation=90, parse_math=False)
+    else:
+        right.set(xlabel="class")
+    if rows <= MAX_NAMES:
+        name_rows(left, range(rows), clients)
+    else:
+        left.set(ylabel="client")
+    right.set_yticks([])
+    groups = clusters(clients) or [""] * rows
+    for row in range(1, rows):
+        if groups[row] != groups[row - 1]:
+            for axes in (left, right):
+                axes.axhline(row - 0.5, color=INK[False], linestyle=(0, (4, 3)), linewidth=1)
+    bar = figure.colorbar(image, ax=right, aspect=30, pad=0.02)
+    bar.set_label(f"mean weight of “{model}”", color=INK[False])
+    bar.outline.set_visible(False)
+    save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    run = parser.parse_args().run
+    with plain_errors(parser):
+        lines = read_records(run / "metrics.jsonl")
+        merging = [line["weights"] for line in lines if line["kind"] == "server" and "weights" in line]
+        if merging:
+            clients, values = merging[-1]["clients"], merging[-1]["values"]
+            models, words = list(map(str, range(len(values[0])))), {}
+        else:
+            found, labels = tested(run)
+            first = next(iter(found.values()))
+            clients, models = list(found), list(first.models)
+            if first.answer.gate is not None:
+                columns = [word for name in models for word in (name, f"{name} std")]
+                rows = by_client_and_class(found, labels)
+                folder = write_rows(run / "analysis" / "gates.csv", ("client", "class", "pictures", *columns), rows)
+                draw_gates(folder / "gates.png", found, labels)
+                return
+            if "weights" not in first.state.layout.slices:
+                raise UserError(
+                    f"{run} weighs nothing: there are neither merging weights in its metrics nor weights or gates in "
+                    "its personal models"
+                )
+            values = [own.state["weights"].tolist() for own in found.values()]
+            words = {"what": "mixture weight", "of": "model"}
+        rows = [(client, *row) for client, row in zip(clients, values, strict=True)]
+        folder = write_rows(run / "analysis" / "weights.csv", ("client", *models), rows)
+        plot_weights(folder / "weights.png", clients, values, groups=clusters(clients), **words)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Makes the base of scripts/runs/potara_vit_cpu.yaml: a small vision transformer, trained on an image task."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
+
+from llm_fed import tasks
+from llm_fed.config import TaskConfig
+from llm_fed.models.images import HALF, ImageBase, head_of
+from llm_fed.rng import derive
+from llm_fed.tasks.common import Picture, TaskData
+
+SHIFT = 4  # by so many pixels at most a training picture is shifted
+
+
+def make_model(labels: tuple[str, ...], size: int) -> ViTForImageClassification:
+    """1.8 M parameters for ten labels, random. Patches of 8 x 8 pixels: of 4 x 4 training would take twice as long."""
+    config = ViTConfig(
+        image_size=size,
+        patch_size=8,
+        hidden_size=192,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        id2label=dict(enumerate(labels)),
+        label2id={label: number for number, label in enumerate(labels)},
+    )
+    return ViTForImageClassification(config)
+
+
+def stacked(task: TaskData, split: str) -> tuple[Tensor, Tensor]:
+    """All clients' pictures (N, C, H, W) uint8 of a split, and their labels (N,)."""
+    pictures: list[Picture] = [picture for client in task.clients.values() for picture in getattr(client, split)]
+    return torch.stack([picture.pixels for picture in pictures]), torch.tensor([picture.label for picture in pictures])
+
+
+def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """The pictures (N, C, H, W), each shifted by a draw of its own, black where it is shifted in, and mirrored or
+    not."""
+    count, channels, height, width = pixels.shape
+    rows = torch.arange(height) + torch.randint(2 * SHIFT + 1, (count, 1), generator=generator)
+    columns = torch.arange(width) + torch.randint(2 * SHIFT + 1, (count, 1), generator=generator)
+    mirrored = torch.rand(count, 1, generator=generator) < 0.5
+    columns = torch.where(mirrored, columns.flip(1), columns)
+    padded = nn.functional.pad(pixels, (SHIFT,) * 4)
+    pictures, layers = torch.arange(count)[:, None, None, None], torch.arange(channels)[None, :, None, None]
+    return padded[pictures, layers, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def train(base: ImageBase, pixels: Tensor, labels: Tensor, epochs: int, seed: int) -> None:
+    """Cross-entropy on augmented batches of 64: AdamW, a linear warm-up over a twentieth of the steps, then cosine to
+    zero."""
+    generator = torch.Generator().manual_seed(derive(seed, "batches"))
+    optimizer = torch.optim.AdamW(base.model.parameters(), lr=1e-3, weight_decay=0.05)
+    steps = epochs * math.ceil(len(labels) / 64)
+    warmup = max(steps // 20, 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+    )
+    start = time.perf_counter()
+    base.model.train()
+    for epoch in range(epochs):
+        total = 0.0
+        for batch in torch.randperm(len(labels), generator=generator).split(64):
+            logits = base.model(base.prepare(augmented(pixels[batch], generator))).logits
+            loss = nn.functional.cross_entropy(logits, labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(base.model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            total += loss.item() * len(batch)
+        print(f"epoch {epoch + 1:3d}  loss {total / len(labels):.3f}  {time.perf_counter() - start:.0f} s", flush=True)
+
+
+@torch.inference_mode()
+def accuracy(base: ImageBase, pixels: Tensor, labels: Tensor) -> float:
+    """In percent."""
+    base.model.eval()
+    found = [base.model(base.prepare(part)).logits.argmax(1) for part in pixels.split(500)]
+    return 100 * float((torch.cat(found) == labels).float().mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", default="cifar10", help="a task of pictures, whose sides 8 divides")
+    parser.add_argument("--path", help="where its data lies (default: the Hub)")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=40)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # the number of threads fixes the bits
+    torch.manual_seed(derive(arguments.seed, "weights"))
+    task = tasks.load(TaskConfig(name=arguments.task, path=arguments.path, validation=0.0), arguments.seed)
+    pixels, labels = stacked(task, "train")
+    model = make_model(task.labels, pixels.shape[-1])
+    base = ImageBase(model, "vit", task.labels, pixels.shape[-1], HALF, HALF, head_of(model), pretrained=False)
+    print(f"{model.num_parameters():,} parameters, {len(labels):,} pictures")
+    train(base, pixels, labels, arguments.epochs, arguments.seed)
+    print(f"accuracy {accuracy(base, *stacked(task, 'test')):.2f} on the test split")
+    model.save_pretrained(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

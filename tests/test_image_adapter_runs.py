@@ -1,0 +1,162 @@
+"""Whole runs of adapters on a vision transformer: every method, what it exports, and whose the head is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import test_vision_run
+import tiny_images
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageClassification
+
+from llm_fed import adapters, experiment, export, load_client
+from llm_fed.configfile import from_dict
+from llm_fed.errors import UserError
+from llm_fed.eval.runs import evaluate_run
+from llm_fed.inference import ANCHORS, SCALE
+from llm_fed.posthoc import merge_adapters
+from llm_fed.run import read_records
+from llm_fed.tracking import Reporter
+
+ROUTED = tiny_images.LORA.with_experts("one", "two", gate="router")
+METHODS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "fedit": {},
+    "fedlora": {"personal_steps": 2},
+    "ffa": {},
+    "fedsa": {},
+    "feddpa": {"anchors": 2},
+    "feddpa f": {"variant": "f", "anchors": 2, "personal_steps": 2},
+    "fedalt": {},
+    "pfedmoe": {},
+    "fedem": {"num_models": 2},
+    "ifca": {"num_models": 2, "warmup_rounds": 1},
+    "fedmerge": {"num_models": 2},
+    "fedmerge-fixed": {"num_models": 2, "models_per_client": 1},
+    "feddle": {"search_lr": 0.05},
+    "feddf": {"server_lr": 0.01},
+    "potara": {"samples": 4, "grid": True},
+    "potara per factor": {"samples": 4, "per_factor": True, "fisher": "sampled"},
+    "potara delta": {"samples": 4, "space": "delta"},
+    "fisher-merging": {"samples": 4},
+    "mean": {"space": "delta"},
+    "grid": {},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("image-adapters")
+    tiny_images.npz(folder / "own.npz", train=60, test=24)
+    tiny_images.save(tiny_images.vit(torch.float32), folder / "vit")
+    return folder
+
+
+def configured(files: Path, name: str, **changes: Any) -> dict[str, Any]:
+    server = {"examples": 6} if name in ("feddle", "feddf") else {}
+    return tiny_images.tree(
+        files / "own.npz",
+        base={"name": str(files / "vit")},
+        adapter={"rank": 2, "alpha": 4, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]},
+        method={"name": name.split()[0], **METHODS[name]},
+        local={"epochs": 3, "lr": 0.02, "lr_end": 0.02},
+        task={"server": server},
+        eval={"every": 0},
+        **{"rounds": 2, **changes},
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_of_adapters_runs_on_a_vision_transformer(files, tmp_path, monkeypatch, name):
+    """It learns, or merges what has learned; what is exported, read back, scores the same."""
+    monkeypatch.setattr(experiment, "write_report", lambda folder: None)  # pictures take most of the time
+    run, config = tmp_path / "run", from_dict(configured(files, name))
+    summary = experiment.train(config, run)
+    assert evaluate_run(run).clients == summary["scores"]["clients"]
+    merged = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "merge"]
+    losses = [line["loss"] for line in read_records(run / "metrics.jsonl") if line["kind"] == "round"]
+    assert bool(merged) != bool(losses)
+    if losses:
+        assert losses[-1] < losses[0] - 0.02
+    events = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "event"]
+    assert not events
+    # What was written is what is read, and a head is in it.
+    built = experiment.prepare(config, Reporter())
+    for id, site in built.clients.items():
+        one = export.read(run / "adapters" / id, site.structure, built.base)
+        assert one.layout == built.base.layout(site.structure)
+        start = site.initial()
+        assert not torch.equal(one["classifier.weight"], start["classifier.weight"])
+        export.write(tmp_path / "again" / id, one, site.structure, built.base, "card")
+        again = export.read(tmp_path / "again" / id, site.structure, built.base)
+        assert again.equal(one)
+        where = "gate.safetensors" if not site.structure.plain else "adapter_model.safetensors"
+        assert any(key.endswith("classifier.weight") for key in load_file(run / "adapters" / id / where))
+
+
+def test_a_killed_run_continues_bit_identically(files, tmp_path, monkeypatch):
+    """With adapters, routers and heads in the clients' memories, and dropout."""
+    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    config = from_dict(configured(files, "pfedmoe"))
+    experiment.train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        experiment.train(config, tmp_path / "killed", reporter=test_vision_run.Killer(2))
+    experiment.train(config, tmp_path / "killed")
+    assert test_vision_run.files(tmp_path / "killed") == test_vision_run.files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "name, shared", [("fedsa", True), ("feddpa", True), ("fedem", True), ("pfedmoe", False), ("fedalt", False)]
+)
+def test_whose_the_head_is(files, tmp_path, monkeypatch, name, shared):
+    """One for all clients, after the server's mean, or each client's own; routers are always the client's."""
+    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    experiment.train(from_dict(configured(files, name, rounds=1)), tmp_path / "run")
+    built = experiment.prepare(from_dict(configured(files, name)), Reporter())
+    states = [
+        export.read(tmp_path / "run/adapters" / id, site.structure, built.base) for id, site in built.clients.items()
+    ]
+    assert all(torch.equal(states[0]["classifier.bias"], one["classifier.bias"]) for one in states) == shared
+    routers = [entry for entry in states[0] if entry.endswith(".router")]
+    assert all(not torch.equal(states[0][entry], states[1][entry]) for entry in routers)
+
+
+def test_experts_are_loaded_for_use(files, tmp_path, monkeypatch):
+    """Every expert is a PEFT folder; the gate and the head lie beside them, and the card says how to load the whole."""
+    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    config = from_dict(configured(files, "feddpa", rounds=1))
+    summary = experiment.train(config, tmp_path / "run")
+    folder = tmp_path / "run/adapters/client0"
+    assert {"classifier.weight", "classifier.bias", ANCHORS, SCALE} == set(load_file(folder / "gate.safetensors"))
+    for expert in ("global", "local"):
+        model = AutoModelForImageClassification.from_pretrained(files / "vit")
+        loaded = peft.PeftModel.from_pretrained(model, str(folder / expert))
+        assert loaded(pixel_values=torch.zeros(1, 3, 16, 16)).logits.shape == (1, 4)
+    card = (folder / "README.md").read_text()
+    assert "load_client" in card and "labels=4" in card and "classify" in card
+    test = experiment.prepare(config, Reporter()).clients["client0"].queries["test"]
+    personal = load_client(folder, str(files / "vit"), labels=4)
+    found = personal.classify(torch.stack([picture.pixels for picture in test]))
+    score = 100 * (found == torch.tensor([picture.label for picture in test])).double().mean()
+    assert float(score) == pytest.approx(summary["scores"]["clients"]["client0"])
+    with pytest.raises(UserError, match="give it pictures"):
+        personal.generate(["a prompt"])
+    with pytest.raises(UserError, match="for adapters of language models; of images, run the method: method=mean"):
+        merge_adapters({"name": "mean"}, str(tmp_path / "run"), str(tmp_path / "run"), tmp_path / "merged")
+
+
+def test_a_head_of_another_module_is_refused(tmp_path):
+    base = tiny_images.vit()
+    one = base.draw(ROUTED, torch.Generator().manual_seed(0))
+    adapters.write(tmp_path / "experts", one, ROUTED, base, "card")
+    assert adapters.read(tmp_path / "experts", base)[0].equal(one)
+    with pytest.raises(UserError, match="was trained with the head classifier, not none"):
+        adapters.read(tmp_path / "experts", base, replace(ROUTED, whole=()))
+    settings = json.loads((tmp_path / "experts/one/adapter_config.json").read_text())
+    assert (settings["modules_to_save"], settings["task_type"]) == (None, None)

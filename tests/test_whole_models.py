@@ -1,0 +1,141 @@
+"""FedMerge, IFCA and FedAvg+ on whole image models: what they must equal, and their defaults there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny_images
+import torch
+from tiny_images import answer, assert_state, pictures
+from tiny_rounds import SGD, base_of, batches, federate, personal, server_of, sites
+from torch import Tensor, nn
+
+from llm_fed.errors import UserError
+from llm_fed.method import Upload
+from llm_fed.methods.fedit import FedIT, FedLoRA
+from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed, coordinates, draw_soup
+from llm_fed.methods.ifca import IFCA
+from llm_fed.models.images import head_of
+from llm_fed.state import State, stack
+from llm_fed.structure import Full
+from llm_fed.vision import VisionEngine
+
+# FedMerge
+
+
+def cluster(state: Any, j: int) -> State:
+    return state["soup"][j]
+
+
+@pytest.mark.parametrize("soup_init", ["independent", "scaled", "shared"])
+def test_one_soup_model_is_fedavg(soup_init):
+    base = base_of("resnet-9")
+    average = federate(base, FedIT(), sites(base, FedIT()))
+    for method in (FedMerge(num_models=1, soup_init=soup_init),
+                   FedMergeFixed(num_models=1, models_per_client=1, soup_init=soup_init)):  # fmt: skip
+        assert cluster(federate(base, method, sites(base, method)), 0).equal(average)
+
+
+class OneHot(FedMergeFixed):
+    """Client ck owns model k mod 2."""
+
+    def weights(self, client: str) -> Tensor:
+        return torch.eye(2, dtype=torch.float64)[int(client[1:]) % 2]
+
+
+def test_one_hot_weights_are_fedavg_per_cluster():
+    """Bit by bit, running statistics too."""
+    base, method = base_of("resnet-9"), OneHot(num_models=2, models_per_client=1)
+    train = {f"c{k}": pictures(4 + k, k) for k in range(4)}
+    clients = sites(base, method, train=train)
+    soup = method.init(server_of(base, method, clients))["soup"]
+    state = federate(base, method, clients)
+    for j in range(2):
+        theirs = {name: examples for name, examples in train.items() if int(name[1:]) % 2 == j}
+        assert cluster(state, j).equal(federate(base, FedIT(), sites(base, FedIT(), train=theirs), state=soup[j]))
+
+
+def test_of_whole_models_the_head_decides_and_steps_have_a_fixed_length():
+    """The defaults; updates of the body change the soup, but no weight."""
+    base, method = base_of("resnet-9"), FedMerge(num_models=2)
+    server = server_of(base, method, {})
+    state = method.init(server)
+    message = method.broadcast(state, "c0")
+    head = [name for name in message if name.startswith("head.")]
+    draws = torch.randn(message.layout.size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def logits_after(change: State) -> Tensor:
+        upload = Upload("c0", 3, 0, State(change.layout, change.row, message.extras))
+        (row,) = answer(VisionEngine(base, SGD), method.server_update(server, state, [upload]))["logits"].values()
+        return row
+
+    everything, zero = message.like(draws), message.like(torch.zeros_like(draws))
+    assert logits_after(everything).abs().max() == pytest.approx(0.01)
+    assert torch.equal(logits_after(everything), logits_after(zero.updated(everything.pick(head))))
+    body = [name for name in message if name not in head]
+    assert logits_after(zero.updated(everything.pick(body))).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn-5", "resnet-9", "resnet-50"])
+def test_the_head_is_the_last_linear_layer(name):
+    base = base_of(name)
+    layout, head = base.layout(Full()), head_of(base.model)
+    (weight, bias) = coordinates(layout, "head", None)
+    assert (weight, bias) == (layout.slices[f"{head}.weight"], layout.slices[f"{head}.bias"])
+    with pytest.raises(UserError, match="use head or all"):
+        coordinates(base_of("cnn").layout(Full()), "last-layers", None)
+
+
+def test_a_soup_of_whole_models_differs_in_what_is_drawn():
+    """Scales and running statistics of BatchNorm are alike in all draws, and stay; everything else follows
+    `soup_init`."""
+    base = base_of("resnet-9")
+    server = server_of(base, FedIT(), {})
+    soups = {how: draw_soup(server, 4, how, 0.3) for how in ("independent", "scaled", "shared")}
+    assert stack(draw_soup(server, 4, None, 0.3)).equal(stack(soups["shared"]))
+    for soup in soups.values():
+        norms = [name for name in soup[0] if "stem.0.1" in name]
+        assert len(norms) == 2
+        for model in soup:
+            assert model["stem.0.1.weight"].tolist() == [1] * 8 and model["stem.0.1.bias"].tolist() == [0] * 8
+            assert all(torch.equal(value, soup[0].extras[key]) for key, value in model.extras.items())
+    draws = [model["head.weight"] for model in soups["independent"]]
+    assert not torch.equal(draws[0], draws[1])
+    for j, (scaled, shared) in enumerate(zip(soups["scaled"], soups["shared"], strict=True)):
+        assert torch.equal(scaled["head.weight"], 2 * draws[j])
+        torch.testing.assert_close(shared["head.weight"], draws[0] + (0.3 * draws[j] if j else 0))
+
+
+# IFCA and FedAvg+
+
+
+def test_ifca_needs_no_warm_up_where_models_start_different():
+    base, method = base_of("cnn"), IFCA(num_models=2, warmup_rounds=0)
+    clients = sites(base, method)
+    server, engine = server_of(base, method, clients), VisionEngine(base, SGD)
+    first = method.init(server)
+    losses = {name: answer(engine, site.losses_of(first["models"])) for name, site in clients.items()}
+    assert all(found[0] != found[1] for found in losses.values())
+    state = federate(base, method, clients, rounds=1, state=first)
+    assert state["chosen"] == {name: found.index(min(found)) for name, found in losses.items()}
+
+
+def test_fine_tuning_of_a_whole_model_is_personal():
+    """Its running statistics, too; who has not fine-tuned uses the model of all."""
+    base, method = base_of("resnet-9"), FedLoRA(personal_steps=2, personal_lr=0.1)
+    clients = sites(base, method)
+    state = federate(base, method, clients)
+    clients["c0"].begin(3, 0.02)
+    answer(VisionEngine(base, SGD), method.finish(clients["c0"], state))
+    found = personal(base, method, clients["c0"], state)
+    model = tiny_images.loaded(base, state).train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    clients["c0"].begin(3, 0.02)
+    for inputs, labels, _ in batches(base, clients["c0"])[:2]:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    assert_state(found, model.state_dict())
+    assert not torch.equal(found.extras["stem.0.1.running_mean"], state.extras["stem.0.1.running_mean"])
+    assert personal(base, method, clients["c1"], state).equal(state)
