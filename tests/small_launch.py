@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -72,4 +73,5 @@ class Launch:
 
 def _run(words: list[str], log: str, fault: Kill | Stall | None, environment: dict[str, str]) -> None:
     os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
     small_process._run(words, log, fault, None)
