@@ -1,4 +1,4 @@
-"""What clients exchange whose models differ: heads, means by class, and predictions.
+"""What clients exchange whose models differ: heads, and means by class.
 
 Shape letters: N images, C classes, H features, D numbers of one image's logits or features.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llm_fed.errors import UserError
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture
 
 
 def head_shape(state: State) -> tuple[int, int]:
@@ -44,20 +43,8 @@ def check_head(client: Site, state: State, shape: Sequence[int]) -> None:
         )
 
 
-def labels_of(pictures: Sequence[Picture]) -> Tensor:
-    """(N,)"""
-    return torch.tensor([picture.label for picture in pictures])
-
-
 def class_means(values: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """By class the mean (C, D) of its rows of `values` (N, D), zero where it has none, and their number (C,)."""
     counts = torch.bincount(labels, minlength=classes)
     sums = values.new_zeros(classes, values.shape[1]).index_add_(0, labels, values)
     return sums / counts.clamp(min=1)[:, None], counts
-
-
-def divergence(taught: Tensor, teacher: Tensor) -> Tensor:
-    """(N,): KL(softmax(teacher) || softmax(taught)) of logits (N, C), summed over classes; no gradient for the
-    teacher."""
-    wanted = teacher.detach().log_softmax(-1)
-    return nn.functional.kl_div(taught.log_softmax(-1), wanted, reduction="none", log_target=True).sum(-1)

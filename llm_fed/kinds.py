@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from llm_fed.bank import freeze
 from llm_fed.errors import UserError
 from llm_fed.lora import Lora, targets
-from llm_fed.models.joined import respond
+from llm_fed.models.joined import full, respond
 from llm_fed.packing import Example, MicroBatch, collate, num_targets
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture
+from llm_fed.tasks.common import Picture, labels_of, pixels_of
 
 if TYPE_CHECKING:
     from llm_fed.models.images import ImageBase
@@ -151,8 +151,7 @@ class Pictures:
         return len(pictures)
 
     def collate(self, pictures: Sequence[Picture]) -> PictureBatch:
-        pixels = torch.stack([picture.pixels for picture in pictures])
-        return PictureBatch(pixels, torch.tensor([picture.label for picture in pictures]))
+        return PictureBatch(pixels_of(pictures), labels_of(pictures))
 
     def logits(self, model: Any, batch: PictureBatch, *, all_rows: bool = False) -> Tensor:
         """(N, C); all rows always go through the head."""
@@ -161,4 +160,4 @@ class Pictures:
         if self.head is not None:
             weight, bias = (tensor.to(answer.features) for tensor in self.head.tensors().values())
             logits = nn.functional.linear(answer.features, weight, bias)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return full(logits)

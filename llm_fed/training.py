@@ -171,9 +171,15 @@ def token_losses(
     divergence of the predictions from theirs."""
     logits = kind.logits(model, batch, all_rows=all_rows)
     if wanted is not None:
-        log_wanted, log_found = wanted.log_softmax(-1), logits.log_softmax(-1)
-        return nn.functional.kl_div(log_found, log_wanted, reduction="none", log_target=True).sum(-1)
+        return divergence(logits, wanted)
     return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
+
+
+def divergence(taught: Tensor, teacher: Tensor) -> Tensor:
+    """(N,): KL(softmax(teacher) || softmax(taught)) of logits (N, C), summed over classes; no gradient for the
+    teacher."""
+    wanted = teacher.detach().log_softmax(-1)
+    return nn.functional.kl_div(taught.log_softmax(-1), wanted, reduction="none", log_target=True).sum(-1)
 
 
 @contextmanager

@@ -18,12 +18,12 @@ from llm_fed.errors import ClientError, require
 from llm_fed.flat import FlatModel
 from llm_fed.lora import Lora
 from llm_fed.models.images import ImageBase
-from llm_fed.models.joined import Answer, respond
+from llm_fed.models.joined import Answer, full, respond
 from llm_fed.rng import derive
 from llm_fed.state import State
 from llm_fed.structure import Structure
-from llm_fed.tasks.common import Picture
-from llm_fed.training import OPTIMIZERS, Fitted, GradientOf, HeadJob, Job, Loss, Work
+from llm_fed.tasks.common import Picture, labels_of, pixels_of
+from llm_fed.training import OPTIMIZERS, Fitted, GradientOf, HeadJob, Job, Work, divergence
 from llm_fed.vision_adapters import ImageAdapterEngine, fit_head
 
 CHUNK = 500  # images of a forward pass without gradients
@@ -62,9 +62,16 @@ class VisionEngine:
         trained = [model.parameters[name] for names in segments for name in names]
         start, losses = job.start.row.to(model.row.device), []
         hint = f"(lr {job.lr:g}); lower local.lr or set local.clip"
-        with _seeded(job.seed), _mode(model, training=True):
+        with _seeded(job.seed), _training(model):
             for step, batch in enumerate(job.batches):
-                loss = self._loss(structure, model, batch, teacher, job.loss, job.places[step] if job.loss else ())
+                answer, labels = self._answer(structure, batch).map(full), labels_of(batch).to(model.row.device)
+                if job.loss is not None:
+                    loss = job.loss(answer, labels, torch.tensor(job.places[step], device=labels.device))
+                elif teacher is not None:
+                    wanted = torch.stack([teacher[id(picture)] for picture in batch])
+                    loss = divergence(answer.logits, wanted.to(answer.logits)).mean()
+                else:
+                    loss = nn.functional.cross_entropy(answer.logits, labels)
                 losses.append(float(loss.detach()))
                 if not torch.isfinite(loss):
                     return ClientError(f"client {job.client}: loss is {losses[-1]} at local step {step + 1} {hint}")
@@ -88,7 +95,7 @@ class VisionEngine:
     def losses(self, structure: Structure, payload: tuple[Sequence[State], Sequence[Picture]]) -> list[float]:
         """The mean cross-entropy of the pictures under each state."""
         states, pictures = payload
-        labels = _labels(pictures)
+        labels = labels_of(pictures)
         logits = [self.logits(structure, (state, pictures)) for state in states]
         return [float(nn.functional.cross_entropy(found, labels)) for found in logits]
 
@@ -99,12 +106,10 @@ class VisionEngine:
     def answers(self, structure: Structure, payload: tuple[State, Sequence[Picture]]) -> Answer:
         """What the model, or models together, make of the pictures, in float32, on the CPU."""
         state, pictures = payload
-        model, found = self._loaded(structure, state), []
-        for at in range(0, len(pictures), CHUNK):
-            inputs = self.base.prepare(_pixels(pictures[at : at + CHUNK]))
-            with torch.no_grad(), self._autocast():
-                found.append(respond(model.module, inputs, self.base.head_in(structure)).map(Tensor.cpu))
-        return Answer.joined(found).map(_full)
+        self._loaded(structure, state)
+        with torch.no_grad():
+            chunks = [pictures[at : at + CHUNK] for at in range(0, len(pictures), CHUNK)]
+            return Answer.joined([self._answer(structure, chunk).map(Tensor.cpu) for chunk in chunks]).map(full)
 
     def head(self, structure: Structure, job: HeadJob) -> State:
         """The linear head (weight, bias) that classifies the pictures' features best; the body stays as it is."""
@@ -116,16 +121,14 @@ class VisionEngine:
         With another head the logits are that head's, and the gradient of the model's own head is zero.
         """
         model = self._loaded(structure, payload.state)
-        inputs = self.base.prepare(_pixels(payload.examples))
-        labels = _labels(payload.examples).to(inputs.device)
         model.grads.zero_()
-        with self._autocast(), _mode(model, training=False):
-            answer = respond(model.module, inputs, self.base.head_in(structure))
-            logits = answer.logits
-            if payload.head is not None:
-                weight, bias = (tensor.to(inputs) for tensor in payload.head.tensors().values())
+        answer = self._answer(structure, payload.examples)
+        logits = answer.logits
+        if payload.head is not None:
+            weight, bias = (tensor.to(model.row) for tensor in payload.head.tensors().values())
+            with self._autocast():
                 logits = nn.functional.linear(answer.features, weight, bias)
-        loss = nn.functional.cross_entropy(_full(logits), labels)
+        loss = nn.functional.cross_entropy(full(logits), labels_of(payload.examples).to(logits.device))
         loss.backward()
         return float(loss.detach()), State(model.layout, model.grads.cpu().clone())
 
@@ -135,25 +138,11 @@ class VisionEngine:
         self._models[structure].load(state)
         return self._models[structure]
 
-    def _loss(
-        self,
-        structure: Structure,
-        model: FlatModel,
-        batch: Sequence[Picture],
-        teacher: dict[int, Tensor] | None,
-        loss: Loss | None,
-        places: Sequence[int],
-    ) -> Tensor:
-        inputs = self.base.prepare(_pixels(batch))
+    def _answer(self, structure: Structure, pictures: Sequence[Picture]) -> Answer:
+        """Of the model that is loaded."""
+        inputs = self.base.prepare(pixels_of(pictures))
         with self._autocast():
-            answer = respond(model.module, inputs, self.base.head_in(structure)).map(_full)
-        if loss is not None:
-            return loss(answer, _labels(batch).to(inputs.device), torch.tensor(places, device=inputs.device))
-        if teacher is None:
-            return nn.functional.cross_entropy(answer.logits, _labels(batch).to(inputs.device))
-        wanted = torch.stack([teacher[id(picture)] for picture in batch]).to(answer.logits)
-        found = answer.logits.log_softmax(-1)
-        return nn.functional.kl_div(found, wanted.log_softmax(-1), reduction="batchmean", log_target=True)
+            return respond(self._models[structure].module, inputs, self.base.head_in(structure))
 
     def _teacher(self, structure: Structure, job: Job) -> dict[int, Tensor] | None:
         """By picture the mean of the teachers' logits, (C,); None without teachers."""
@@ -198,23 +187,10 @@ def _groups(model: FlatModel, job: Job) -> tuple[list[dict[str, Any]], list[list
     return groups, segments
 
 
-def _full(values: Tensor) -> Tensor:
-    """In float32 at least."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def _pixels(pictures: Sequence[Picture]) -> Tensor:
-    return torch.stack([picture.pixels for picture in pictures])
-
-
-def _labels(pictures: Sequence[Picture]) -> Tensor:
-    return torch.tensor([picture.label for picture in pictures])
-
-
 @contextmanager
-def _mode(model: FlatModel, training: bool) -> Iterator[None]:
-    """The model in training or evaluation mode; after it, in the latter."""
-    model.module.train(training)
+def _training(model: FlatModel) -> Iterator[None]:
+    """The model in training mode, elsewhere it is in evaluation mode."""
+    model.module.train()
     try:
         yield
     finally:

@@ -20,9 +20,9 @@ from llm_fed.inference import autocast, similarity_weights
 from llm_fed.kinds import Pictures
 from llm_fed.lora import Lora
 from llm_fed.models.images import ImageBase
-from llm_fed.models.joined import Answer, respond
+from llm_fed.models.joined import Answer, full, respond
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture
+from llm_fed.tasks.common import Picture, labels_of, pixels_of
 from llm_fed.training import HeadJob, budget_and_overhead
 
 
@@ -89,18 +89,16 @@ class ImageAdapterEngine(FusedEngine):
         kind, found = self._pictures(structure), []
         size = max(1, budget_and_overhead(self.base.device)[0] // kind.tokens)
         for at in range(0, len(pictures), size):
-            inputs = self.base.prepare(kind.collate(pictures[at : at + size]).pixels)
+            inputs = self.base.prepare(pixels_of(pictures[at : at + size]))
             with within(slice(at, at + size)), autocast(self.base):
                 found.append(respond(self.base.model, inputs, self.base.head))
-        return Answer.joined(found).map(
-            lambda values: values.cpu().to(torch.promote_types(values.dtype, torch.float32))
-        )
+        return Answer.joined(found).map(Tensor.cpu).map(full)
 
 
 def fit_head(features: Tensor, job: HeadJob) -> State:
     """The job's linear head (weight, bias) trained, by Adam, on the features (N, H) of its examples."""
     features = features.to(job.head.row)
-    labels = torch.tensor([picture.label for picture in job.examples])
+    labels = labels_of(job.examples)
     parameters = [nn.Parameter(tensor.clone()) for tensor in job.head.tensors().values()]
     optimizer = torch.optim.Adam(parameters, lr=job.lr)
     for batch in job.batches:

@@ -46,6 +46,16 @@ class Picture:
     group: str  # the label that a partition by label divides by, e.g. the fine class
 
 
+def pixels_of(pictures: Sequence[Picture]) -> torch.Tensor:
+    """(N, C, H, W) uint8, of pictures of one size."""
+    return torch.stack([picture.pixels for picture in pictures])
+
+
+def labels_of(pictures: Sequence[Picture]) -> torch.Tensor:
+    """(N,)"""
+    return torch.tensor([picture.label for picture in pictures])
+
+
 @dataclass(frozen=True)
 class ClientData:
     """One client's Examples or Pictures. Loaders may leave validation and test empty; `llm_fed.tasks.load` fills

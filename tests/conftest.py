@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import small_run
@@ -55,3 +58,18 @@ def finished(small, tmp_path_factory) -> Path:
     config = small.config(folder / "small.yaml", method={"name": "fedmerge", "num_models": 2}, local={"steps": 8})
     experiment.train(configfile.load(config), folder / "run")
     return folder / "run"
+
+
+@pytest.fixture
+def analysis(monkeypatch) -> Callable[..., ModuleType]:
+    """A script of scripts/analysis as a module, run with words if there are any."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts" / "analysis"))
+
+    def call(name: str, *words: object) -> ModuleType:
+        module = importlib.import_module(name)
+        if words:
+            monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+            module.main()
+        return module
+
+    return call

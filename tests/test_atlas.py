@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,21 +56,6 @@ def run(config) -> Path:
     return config.parent / "run"
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """A script of scripts/analysis as a module, and its main with words."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts" / "analysis"))
-
-    def call(name, *words):
-        module = importlib.import_module(name)
-        if words:
-            monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
-            module.main()
-        return module
-
-    return call
-
-
 def table(path):
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
@@ -102,8 +85,8 @@ def test_a_run_that_is_tested_during_training_is_not_finished_by_that(run, tmp_p
     assert "Not finished: 1 of 3 rounds, no final score yet." in html and ": not the final score" in html
 
 
-def test_coefficients_as_numbers(run, script):
-    script("coefficients", run)
+def test_coefficients_as_numbers(run, analysis):
+    analysis("coefficients", run)
     rows = table(run / "analysis" / "coefficients.csv")
     assert [int(row["round"]) for row in rows] and (run / "analysis" / "coefficients.png").stat().st_size > 1000
     for row in rows:
@@ -111,15 +94,15 @@ def test_coefficients_as_numbers(run, script):
         assert bounds == sorted(bounds) and (float(row["negative"]) > 0) == (bounds[0] < 0)
 
 
-def test_a_run_without_a_search_is_refused(tmp_path, script, capsys):
+def test_a_run_without_a_search_is_refused(tmp_path, analysis, capsys):
     with pytest.raises(SystemExit, match="2"):
-        script("coefficients", tmp_path)
+        analysis("coefficients", tmp_path)
     assert "holds no merging coefficients" in capsys.readouterr().err
 
 
-def test_directions_take_the_step_back(run, script):
+def test_directions_take_the_step_back(run, analysis):
     """The model before a round's search is that of the round before: no running statistics here."""
-    before_search = script("directions").before_search
+    before_search = analysis("directions").before_search
     built = experiment.prepare(configfile.load(run / "config.yaml"), Reporter())
     saved = Checkpoints(run / "checkpoints")
     states = [restore(saved.load(round), built.clients, built.server).state for round in (1, 2, 3)]
@@ -129,9 +112,9 @@ def test_directions_take_the_step_back(run, script):
     assert any(not torch.equal(a["model"].row, b["model"].row) for a, b in pairwise(states))
 
 
-def test_directions_are_derivatives_by_the_coefficients(run, script):
+def test_directions_are_derivatives_by_the_coefficients(run, analysis):
     """Of the loss on the server's test pictures, by finite differences along each anchor."""
-    module = script("directions", run)
+    module = analysis("directions", run)
     rows = table(run / "analysis" / "directions.csv")
     assert all(-1 <= float(row[name]) <= 1 for row in rows for name in ("fallback", "zero")) and rows
     assert (run / "analysis" / "directions.png").exists()
@@ -151,10 +134,10 @@ def test_directions_are_derivatives_by_the_coefficients(run, script):
     torch.testing.assert_close(slope.float(), numeric.float(), rtol=0.02, atol=2e-3)
 
 
-def test_updates_against_the_mean_of_all_clients(config, script, tmp_path):
+def test_updates_against_the_mean_of_all_clients(config, analysis, tmp_path):
     """Round 1 of three, with everybody counted: the mean by examples, and each client's cosine with it, by hand."""
     words = ["task.server.name=null", "task.server.path=null", "method=fedavg"]
-    module = script("updates", config, *words, "--alphas", "5", "--rounds", "3", "--every", "2", "--out", tmp_path)
+    module = analysis("updates", config, *words, "--alphas", "5", "--rounds", "3", "--every", "2", "--out", tmp_path)
     rows, pairs = table(tmp_path / "cosines.csv"), table(tmp_path / "between.csv")
     assert {row["round"] for row in rows} == {"1", "3"} and [pair["later"] for pair in pairs] == ["3"]
     built = experiment.prepare(configfile.load(config, [*words, "task.partition.alpha=5.0"]), Reporter())
@@ -166,13 +149,13 @@ def test_updates_against_the_mean_of_all_clients(config, script, tmp_path):
         assert float(row["cosine"]) == pytest.approx(float(delta @ true / delta.norm() / true.norm()), abs=1e-4)
 
 
-def test_settings_are_drawn_from_a_comparison(tmp_path, script):
+def test_settings_are_drawn_from_a_comparison(tmp_path, analysis):
     rows = [
         {"words": ["method=feddle", f"method.atlas_size={size}"], "seeds": {"0": {"average": size}, "1": "failed: x"}}
         for size in (20, 5)
     ]
     (tmp_path / "table.json").write_text(json.dumps({"metric": "accuracy", "rows": rows}))
-    script("settings", "method.atlas_size", tmp_path)
+    analysis("settings", "method.atlas_size", tmp_path)
     found = table(tmp_path / "settings.csv")
     assert [(row["method.atlas_size"], row["seeds"], row["mean"]) for row in found] == [
         ("5", "1", "5"),

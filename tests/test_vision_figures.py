@@ -4,12 +4,10 @@ tiny runs, with their numbers by hand."""
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -57,21 +55,6 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """Runs a script of scripts/analysis with words, and returns it as a module."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts" / "analysis"))
-
-    def call(name: str, *words: object) -> ModuleType:
-        module = importlib.import_module(name)
-        if words:
-            monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
-            module.main()
-        return module
-
-    return call
-
-
-@pytest.fixture
 def figures(monkeypatch):
     """The figures that were written, in order."""
     written: list[Figure] = []
@@ -86,10 +69,10 @@ def figures(monkeypatch):
 
 
 @pytest.fixture
-def refused(script, capsys):
+def refused(analysis, capsys):
     def call(part: str, *words: object) -> None:
         with pytest.raises(SystemExit, match="2"):
-            script(*words)
+            analysis(*words)
         assert part in capsys.readouterr().err
 
     return call
@@ -126,12 +109,12 @@ def scored(finished, folder: Path, name: str, scores: list[float], **changes: ob
     return run
 
 
-def test_scores_of_clients_are_set_against_each_other(finished, tmp_path, script, figures):
+def test_scores_of_clients_are_set_against_each_other(finished, tmp_path, analysis, figures):
     """80, 50, 20 against 60, 50, 40: differences 20, 0, -20; means 50; standard deviations sqrt(600) = 24.49 and
     sqrt(200 / 3) = 8.16; worst halves, of two clients each, 35 and 45."""
     one = scored(finished, tmp_path, "one", [80.0, 50.0, 20.0])
     other = scored(finished, tmp_path, "other", [60.0, 50.0, 40.0])
-    module = script("clients", one, other)
+    module = analysis("clients", one, other)
     assert rows_of(one / "analysis" / "clients.csv")[0] == {"client": CLIENTS[0], "one": "80", "other": "60"}
     upper, lower = figures[0].axes
     assert [list(line.get_ydata()) for line in upper.lines] == [[20, 50, 80], [50, 50], [40, 50, 60], [50, 50]]
@@ -144,10 +127,10 @@ def test_scores_of_clients_are_set_against_each_other(finished, tmp_path, script
     ]
 
 
-def test_one_run_alone_and_many_clients_are_drawn(finished, script, figures, monkeypatch):
-    monkeypatch.setattr(script("clients"), "MAX_LABELS", 2)
-    script("clients", finished("standalone"))
-    script("clients", finished("standalone"), finished("fedproto"))
+def test_one_run_alone_and_many_clients_are_drawn(finished, analysis, figures, monkeypatch):
+    monkeypatch.setattr(analysis("clients"), "MAX_LABELS", 2)
+    analysis("clients", finished("standalone"))
+    analysis("clients", finished("standalone"), finished("fedproto"))
     assert len(figures[0].axes) == 1 and figures[1].axes[1].get_xlabel() == "client"
 
 
@@ -162,10 +145,10 @@ def test_only_runs_on_the_same_data_are_compared(finished, tmp_path, refused):
 # Weights
 
 
-def test_gates_are_averaged_by_client_and_class(finished, script, figures):
+def test_gates_are_averaged_by_client_and_class(finished, analysis, figures):
     """As the exported models' gates say of each test picture, one by one."""
     run = finished("fedmoe")
-    script("weights", run)
+    analysis("weights", run)
     rows = {(row["client"], row["class"]): row for row in rows_of(run / "analysis" / "gates.csv")}
     shown = figures[0].axes[1].images[0].get_array().filled(np.nan)
     for number, (id, pictures, model) in enumerate(exported(run)):
@@ -186,9 +169,9 @@ def test_gates_are_averaged_by_client_and_class(finished, script, figures):
     assert dots == pytest.approx([float(rows[id, ""]["own"]) for id in CLIENTS], abs=1e-5)
 
 
-def test_mixture_weights_are_those_of_the_exported_models(finished, script, figures):
+def test_mixture_weights_are_those_of_the_exported_models(finished, analysis, figures):
     run = finished("fedem")
-    script("weights", run)
+    analysis("weights", run)
     rows = rows_of(run / "analysis" / "weights.csv")
     assert [row["client"] for row in rows] == CLIENTS
     for row in rows:
@@ -198,10 +181,10 @@ def test_mixture_weights_are_those_of_the_exported_models(finished, script, figu
     assert figures[0].axes[0].get_xlabel() == "model"
 
 
-def test_merging_weights_are_drawn_with_the_lines_of_clusters(finished, script, figures):
+def test_merging_weights_are_drawn_with_the_lines_of_clusters(finished, analysis, figures):
     """Two clients, a line, one client: by the script and in the report."""
     run = finished("fedmerge")
-    script("weights", run)
+    analysis("weights", run)
     write_report(run)
     last = [line["weights"] for line in read_records(run / "metrics.jsonl") if line["kind"] == "server"][-1]
     rows = rows_of(run / "analysis" / "weights.csv")
@@ -245,11 +228,11 @@ FORWARD = [16 * 32**2 * 27, 32 * 16**2 * 144, 32 * 8**2 * 288, 512 * 64, 64 * 4]
 TRAINED = 2 * (3 * sum(FORWARD) - FORWARD[0])  # the gradients of weights and, but for the first layer, of inputs
 
 
-def test_costs_until_a_target(finished, tmp_path, script, figures, capsys):
+def test_costs_until_a_target(finished, tmp_path, analysis, figures, capsys):
     """One epoch of each round is forward and backward of every training picture; prototypes are another pass."""
     one = rescored(finished("standalone"), tmp_path / "one", "validation", 50.0, 40.0, final=0.0)
     other = rescored(finished("fedproto"), tmp_path / "other", "validation", 30.0, 55.0, final=99.0)
-    script("target", "--target", 50, one, other)
+    analysis("target", "--target", 50, one, other)
     lines = [line for line in read_records(other / "metrics.jsonl") if line["kind"] == "client"]
     up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
     images = sum(line["examples"] for line in lines) // 2
@@ -263,23 +246,23 @@ def test_costs_until_a_target(finished, tmp_path, script, figures, capsys):
     assert "55.00" in capsys.readouterr().out
 
 
-def test_both_models_of_a_client_count(finished, script):
+def test_both_models_of_a_client_count(finished, analysis):
     """Twice the CNN, but the small one has no head, and the own one's also reads its own features alone, from which no
     gradient comes. The gate's layers have gradients of weights and inputs: a learned normalisation is before them. The
     run stays as it is."""
     run = finished("fedmoe")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    each = script("target").flops_of_a_round(run, [CLIENTS[0]])
+    each = analysis("target").flops_of_a_round(run, [CLIENTS[0]])
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     lines = [line for line in read_records(run / "metrics.jsonl") if line.get("client") == CLIENTS[0]]
     gate, head = 3 * 2 * (3072 * 32 + 32 * 2), 2 * FORWARD[-1]
     assert each == {CLIENTS[0]: lines[0]["examples"] * (2 * TRAINED - 3 * head + head + gate)}
 
 
-def test_a_final_score_is_none_of_a_round(finished, tmp_path, script, figures, capsys):
+def test_a_final_score_is_none_of_a_round(finished, tmp_path, analysis, figures, capsys):
     """Fine-tuning after the last round may reach what no round did."""
     run = rescored(finished("standalone"), tmp_path / "run", "test", 30.0, 55.0, final=99.0)
-    script("target", "--target", 60, run)
+    analysis("target", "--target", 60, run)
     (row,) = rows_of(run / "analysis" / "target.csv")
     assert list(row.values()) == ["standalone", "False", "2", "55", "", "", ""]
     assert "not reached: the best" in capsys.readouterr().out
@@ -298,11 +281,11 @@ def test_runs_that_say_too_little_are_refused(finished, tmp_path, refused):
 # Representations
 
 
-def test_features_are_what_the_head_reads(finished, script):
+def test_features_are_what_the_head_reads(finished, analysis):
     """Logits of the exported model are its head's of these features, mixed by the gate before."""
     run = finished("fedmoe")
-    found, labels = script("finished").tested(run, limit=3)
-    features = torch.from_numpy(script("representations").features(found)).split(3)
+    found, labels = analysis("finished").tested(run, limit=3)
+    features = torch.from_numpy(analysis("representations").features(found)).split(3)
     for part, (id, pictures, model) in zip(features, exported(run), strict=True):
         head = model.module.get_submodule(f"own.{model.module.heads['own']}")
         torch.testing.assert_close(head(part), model(pixels(pictures[:3])), rtol=0, atol=1e-5)
@@ -310,18 +293,18 @@ def test_features_are_what_the_head_reads(finished, script):
     assert labels == ("0", "1", "2", "3")
 
 
-def test_models_of_other_widths_do_not_go_together(script):
+def test_models_of_other_widths_do_not_go_together(analysis):
     features = [torch.zeros(2, width) for width in (3, 4)]
-    tested = script("finished").Tested
+    tested = analysis("finished").Tested
     found = {str(own.shape[1]): tested((), Answer(own, own), None, ()) for own in features}
     with pytest.raises(UserError, match=r"have \[3, 4\] features"):
-        script("representations").features(found)
+        analysis("representations").features(found)
 
 
-def test_representations_are_embedded(finished, script, figures):
+def test_representations_are_embedded(finished, analysis, figures):
     pytest.importorskip("sklearn", reason="t-SNE needs scikit-learn: pip install 'llm-fed[analysis]'")
     run = finished("fedmoe")
-    script("representations", run, "--examples", 4)
+    analysis("representations", run, "--examples", 4)
     rows = rows_of(run / "analysis" / "representations.csv")
     shown = [(id, str(picture.label)) for id, pictures, _ in exported(run) for picture in pictures[:4]]
     assert [(row["client"], row["class"]) for row in rows] == shown
@@ -330,13 +313,13 @@ def test_representations_are_embedded(finished, script, figures):
     np.testing.assert_allclose(drawn, places, rtol=1e-4)
 
 
-def test_far_groups_stay_apart(script):
+def test_far_groups_stay_apart(analysis):
     """The nearest neighbour of every point is of its own group."""
     pytest.importorskip("sklearn", reason="t-SNE needs scikit-learn: pip install 'llm-fed[analysis]'")
     rng = np.random.default_rng(0)
     groups = np.repeat([0, 1, 2], 15)
     points = rng.normal(size=(45, 20)).astype(np.float32) + 30 * groups[:, None]
-    places = script("representations").embed(points, seed=0)
+    places = analysis("representations").embed(points, seed=0)
     distances = np.linalg.norm(places[:, None] - places[None], axis=-1) + np.diag(np.full(45, np.inf))
     assert (groups[distances.argmin(1)] == groups).all()
 

@@ -187,6 +187,13 @@ def test_a_run_is_scored_again_and_exported(finished, tmp_path, name):
         }  # fmt: skip
 
 
+def test_a_built_model_with_running_statistics_is_scored_again(data, tmp_path, without_reports):
+    """No training has come before, which would leave the model in evaluation mode."""
+    tree = configured(data, "fedit", base={"name": "resnet-9"})
+    scores = experiment.train(from_dict(tree), tmp_path / "run")["scores"]
+    assert evaluate_run(tmp_path / "run").clients == scores["clients"]
+
+
 @pytest.mark.parametrize("name", ["fed+ft", "center", "hfcl", "feddf", "feddle", "feddle out of domain", "fedbuff"])
 def test_parameters_are_counted_without_work(data, name):
     """47,428 of the CNN with four classes; Feddle holds an anchor of each client and a head of six classes beside."""

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.errors import UserError, above_zero, at_least
-from llm_fed.exchange import divergence, labels_of
 from llm_fed.method import Method
 from llm_fed.models.joined import Answer
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.structure import Structure
-from llm_fed.tasks.common import Picture
+from llm_fed.tasks.common import Picture, labels_of
+from llm_fed.training import divergence
 from llm_fed.wire import Message
 
 

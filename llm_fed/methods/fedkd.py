@@ -9,7 +9,6 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from llm_fed.errors import UserError
-from llm_fed.exchange import divergence
 from llm_fed.lowrank import truncated
 from llm_fed.merge import mean
 from llm_fed.method import Method, Upload
@@ -17,6 +16,7 @@ from llm_fed.models.joined import Answer
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.structure import Structure
+from llm_fed.training import divergence
 from llm_fed.wire import Message
 
 LEAST_LOSS = 0.01  # the sum of both cross-entropies by which the distillation is divided counts as at least this

@@ -74,7 +74,7 @@ class ImageBase:
         if name not in self._made:
             lookup("base.clients", name, ARCHITECTURES)
             made = drawn_once(name, len(self.labels))
-            self._made[name] = made.to(self.device, next(self.model.parameters()).dtype).eval()
+            self._made[name] = made.to(self.device, next(self.model.parameters()).dtype)
         return self._made[name]
 
     def head_in(self, structure: Structure) -> str:
@@ -198,10 +198,10 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: 
 
 
 def drawn_once(name: str, classes: int) -> nn.Module:
-    """A model of an architecture that is built here; its weights are the same in every process."""
+    """A model of an architecture that is built here, in evaluation mode; its weights are the same in every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return ARCHITECTURES[name](classes)
+        return ARCHITECTURES[name](classes).eval()
 
 
 def head_of(model: nn.Module) -> str:

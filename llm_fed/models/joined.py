@@ -44,6 +44,11 @@ class Answer:
         )
 
 
+def full(values: Tensor) -> Tensor:
+    """In float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 class Joined(nn.Module):
     """Image models under names, all given the same images.
 

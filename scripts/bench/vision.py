@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from alternating import compare
 from torch import nn
 
 from llm_fed.config import BaseConfig, LocalConfig
@@ -47,17 +46,7 @@ def main() -> None:
         "engine": engine(given, "float32", jobs),
         "engine, bfloat16": engine(given, "bfloat16", jobs),
     }
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for repeat in range(given.repeats + 1):
-        for name, run in variants.items():
-            seconds = measured(run, given.device)
-            if repeat:  # the first one warms up
-                times[name].append(seconds)
-    reference = statistics.median(times["plain loop"])
-    print("| variant | seconds per round | plain loop = 1 |\n|---|---|---|")
-    for name, found in times.items():
-        median = statistics.median(found)
-        print(f"| {name} | {median:.3f} | {median / reference:.2f} |")
+    compare(variants, given.repeats, given.device)
 
 
 def make(given: argparse.Namespace) -> tuple[list[Job], ImageBase]:
@@ -115,17 +104,6 @@ def at_once(base: ImageBase, jobs: list[Job]) -> dict[str, torch.Tensor]:
         torch.func.vmap(loss)(parameters, inputs, labels).sum().backward()
         optimizer.step()
     return parameters
-
-
-def measured(run: Callable[[], object], device: str) -> float:
-    clock = time.process_time if device == "cpu" else time.perf_counter
-    if device != "cpu":
-        torch.cuda.synchronize()
-    start = clock()
-    run()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return clock() - start
 
 
 if __name__ == "__main__":

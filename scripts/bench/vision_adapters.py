@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
 import peft
 import torch
+from alternating import compare
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -54,17 +53,7 @@ def main() -> None:
         "llm_fed, fused": partial(passes, base, structure, [jobs]),
         **{f"llm_fed, fused, {b} tokens": partial(passes, base, structure, [jobs], b) for b in given.budgets},
     }
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for repeat in range(given.repeats + 1):
-        for name, run in variants.items():
-            seconds = measured(run, given.device)
-            if repeat:  # the first one warms up
-                times[name].append(seconds)
-    reference = statistics.median(times["stock PEFT, one client after another"])
-    print("| variant | seconds | stock PEFT = 1 |\n|---|---|---|")
-    for name, found in times.items():
-        median = statistics.median(found)
-        print(f"| {name} | {median:.2f} ({min(found):.2f}-{max(found):.2f}) | {median / reference:.2f} |")
+    compare(variants, given.repeats, given.device)
 
 
 def make(device: str) -> ImageBase:
@@ -120,18 +109,6 @@ def one_by_one(base: ImageBase, wrapped: nn.Module, jobs: list[Job]) -> None:
             nn.functional.cross_entropy(wrapped(pixel_values=inputs).logits, labels).backward()
             optimizer.step()
         torch.cat([parameter.detach().flatten() for parameter in trained]).cpu()
-
-
-def measured(run: Callable[[], object], device: str) -> float:
-    if device == "cpu":
-        start = time.process_time()
-        run()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
