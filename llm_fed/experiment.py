@@ -18,17 +18,19 @@ from transformers.utils import logging as transformers_logging
 
 from llm_fed import export, methods, parties, tasks
 from llm_fed.card import model_card
+from llm_fed.clients import LocalClients, finish, messages_for
 from llm_fed.config import Config
 from llm_fed.errors import ClientError, RunError, UserError, require
 from llm_fed.eval.clients import Personal, evaluate
 from llm_fed.eval.report import write_report
 from llm_fed.eval.scores import METRICS, Summary
-from llm_fed.federation import Progress, federate, finish, messages_for, restore
+from llm_fed.federation import federate
 from llm_fed.language import LanguageEngine
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.needed import check_rounds, needed_config, states_of_run
+from llm_fed.progress import Progress, restore
 from llm_fed.run import Run
 from llm_fed.runtime.accelerate import Build, Shared, Spread, serve_orders
 from llm_fed.runtime.launch import choose_device, other_ranks
@@ -160,8 +162,8 @@ def train(
             return _merge(experiment, run, needed or {}, reporter)
         with reporter.tracking(config, folder):
             progress = federate(
-                experiment.method, experiment.clients, experiment.server, experiment.schedule, experiment.runtime, run,
-                experiment.evaluate,
+                experiment.method, LocalClients(experiment.clients, experiment.schedule, experiment.runtime),
+                experiment.server, experiment.runtime, run, experiment.evaluate,
                 rounds=config.rounds, lr=experiment.lr, scored=experiment.scored, on_resume=reporter.resumed,
             )  # fmt: skip
             return _conclude(experiment, run, progress, reporter)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from llm_fed import export, methods
 from llm_fed.checkpoint import Checkpoints
+from llm_fed.clients import messages_for
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
-from llm_fed.federation import messages_for, restore
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
+from llm_fed.progress import restore
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.site import Site
 from llm_fed.state import State

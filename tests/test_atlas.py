@@ -16,7 +16,7 @@ from llm_fed import configfile, experiment
 from llm_fed.checkpoint import Checkpoints
 from llm_fed.eval import atlas
 from llm_fed.eval.report import write_report
-from llm_fed.federation import restore
+from llm_fed.progress import restore
 from llm_fed.tracking import Reporter
 
 TREE = {

@@ -24,6 +24,7 @@ import toy
 from safetensors.torch import load
 
 from llm_fed import methods
+from llm_fed.clients import LocalClients
 from llm_fed.config import EvalConfig, LocalConfig
 from llm_fed.federation import federate
 from llm_fed.inbox import skeleton
@@ -189,7 +190,7 @@ def go(
     with Run(folder, toy.config(seed=seed, rounds=rounds), listen=listen) as run:
         run.begin()
         progress = federate(
-            method, clients, server, schedule or Synchronous(order, seed=seed), runtime, run,
+            method, LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime), server, runtime, run,
             lambda messages, split: None, rounds=rounds, lr=lambda round: LOCAL.lr,
         )  # fmt: skip
     return Outcome(name, method, server, clients, runtime, progress.state, folder)

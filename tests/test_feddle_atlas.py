@@ -9,6 +9,7 @@ import pytest
 import torch
 import toy
 
+from llm_fed.clients import LocalClients
 from llm_fed.cohort import drive
 from llm_fed.config import LocalConfig
 from llm_fed.errors import UserError
@@ -78,11 +79,11 @@ def federation(method: Any, folder: Any, rounds: int) -> State:
     clients, server = toy.clients(5), toy.server()
     server.clients, server.cohort = tuple(clients), 3
     targets = {name: 1.0 + 2 * i for i, name in enumerate(clients)}
-    schedule = Delayed(tuple(clients), 0.6, 1, sigma=2.0, drop_out=0.1)
+    schedule, runtime = Delayed(tuple(clients), 0.6, 1, sigma=2.0, drop_out=0.1), toy.ToyRuntime(targets)
     with Run(folder, toy.config(rounds=rounds)) as run:
         run.begin()
         progress = federate(
-            method, clients, server, schedule, toy.ToyRuntime(targets), run, lambda messages, split: None,
+            method, LocalClients(clients, schedule, runtime), server, runtime, run, lambda messages, split: None,
             rounds=rounds, lr=lambda round: 0.1,
         )  # fmt: skip
     return progress.state["model"]

@@ -15,13 +15,15 @@ import torch
 import toy
 
 from llm_fed.checkpoint import CheckpointWarning
+from llm_fed.clients import LocalClients, messages_for
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.scores import summarize
-from llm_fed.federation import federate, messages_for, restore
+from llm_fed.federation import federate
 from llm_fed.inbox import flaws, skeleton
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.local import Local
+from llm_fed.progress import restore
 from llm_fed.run import Run
 from llm_fed.state import State
 
@@ -55,7 +57,7 @@ def go(
     with Run(folder, config or toy.config(rounds=rounds), fresh, listen) as run:
         run.begin()
         progress = federate(
-            method, clients, server, schedule or toy.everyone(clients), runtime, run,
+            method, LocalClients(clients, schedule or toy.everyone(clients), runtime), server, runtime, run,
             evaluate or (lambda messages, split: None), rounds=rounds, lr=lambda round: 0.1, on_resume=resumed.append,
         )  # fmt: skip
     return progress, clients, runtime, resumed, lines

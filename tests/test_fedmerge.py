@@ -9,6 +9,7 @@ import pytest
 import torch
 import toy
 
+from llm_fed.clients import LocalClients
 from llm_fed.errors import UserError
 from llm_fed.federation import federate
 from llm_fed.method import Upload
@@ -205,11 +206,12 @@ def test_soup_inits():
 
 def run(folder, method, names, rounds=3, sizes=None, participation=1.0):
     clients = {name: site for name, site in toy.clients(4, sizes=sizes).items() if name in names}
+    runtime = toy.ToyRuntime(TARGETS)
     with Run(folder, toy.config(rounds=rounds)) as run:
         run.begin()
         return federate(
-            method, clients, toy.server(), toy.Synchronous(tuple(clients), participation), toy.ToyRuntime(TARGETS), run,
-            lambda messages, split: None, rounds=rounds, lr=lambda round: 0.1,
+            method, LocalClients(clients, toy.Synchronous(tuple(clients), participation), runtime), toy.server(),
+            runtime, run, lambda messages, split: None, rounds=rounds, lr=lambda round: 0.1,
         )  # fmt: skip
 
 

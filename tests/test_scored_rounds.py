@@ -9,6 +9,7 @@ import tiny_images
 import toy
 
 from llm_fed import experiment
+from llm_fed.clients import LocalClients
 from llm_fed.configfile import from_dict
 from llm_fed.eval.scores import summarize
 from llm_fed.federation import federate
@@ -38,6 +39,8 @@ def test_the_best_of_the_last_scores(tmp_path, settings, rounds, best):
     clients, server, asked = toy.clients(2), toy.server(), []
     server.clients, server.cohort = tuple(clients), 2
 
+    runtime = toy.ToyRuntime({"c0": 1.0, "c1": 2.0})
+
     def evaluate(messages: Any, split: str) -> Any:
         asked.append(split)
         return summarize("accuracy", {"c0": SCORES[round_now()]})
@@ -48,7 +51,7 @@ def test_the_best_of_the_last_scores(tmp_path, settings, rounds, best):
     with Run(tmp_path / "run", toy.config(rounds=5, eval=settings, checkpoint={"keep": 1})) as run:
         run.begin()
         progress = federate(
-            FedIT(), clients, server, toy.everyone(clients), toy.ToyRuntime({"c0": 1.0, "c1": 2.0}), run, evaluate,
+            FedIT(), LocalClients(clients, toy.everyone(clients), runtime), server, runtime, run, evaluate,
             rounds=5, lr=lambda round: 0.1,
         )  # fmt: skip
         assert run.checkpoints.rounds() == sorted({best, 5})

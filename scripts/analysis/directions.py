@@ -31,8 +31,8 @@ from llm_fed.checkpoint import Checkpoints
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import plot_bands
 from llm_fed.eval.runs import read_config
-from llm_fed.federation import restore
 from llm_fed.merge.atlas import normalized
+from llm_fed.progress import restore
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tracking import Reporter

@@ -30,10 +30,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llm_fed import experiment
 from llm_fed.checkpoint import Checkpoints
+from llm_fed.clients import messages_for
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import INK, PAGE, PALETTE, name_rows, plain_axes, save
 from llm_fed.eval.runs import read_config
-from llm_fed.federation import messages_for, restore
+from llm_fed.progress import restore
 from llm_fed.run import read_records
 from llm_fed.tracking import Reporter
 
