@@ -25,7 +25,7 @@ from llm_fed.eval import atlas, merges, plots
 from llm_fed.files import write_file
 
 Line = dict[str, Any]
-KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge")
+KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy")
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -64,6 +64,7 @@ def write_report(run_dir: str | Path) -> Path:
             final=bool(final),
             clients=_client_rows(by_kind, shown),
             totals=_totals(by_kind["round"]),
+            privacy=by_kind["privacy"][-1] if by_kind["privacy"] else None,
             seconds=sum(line["seconds"] for line in timing),
             parts=_parts(timing),
             events=_events(by_kind["event"]),

@@ -76,6 +76,7 @@ def model_card(
     kind: str = "adapter",
     labels: int = 0,
     models: Sequence[str] = (),
+    privacy: str = "",
 ) -> str:
     """The text of an adapter's README.md, with the front matter that the Hub reads, without a licence field.
 
@@ -90,6 +91,7 @@ def model_card(
         kind: a name in KINDS.
         labels: of an image model, how many it tells apart.
         models: names of those it consists of, where the base alone does not say it.
+        privacy: a paragraph on what is guaranteed, if anything is.
     """
     shown = KINDS[kind]
     settings = _public(yaml.safe_load(config))
@@ -129,13 +131,18 @@ trained by llm_fed with the method `{method}` ({paper}).
 
 | metric | score (0-100) |
 |---|---|
-{scores}{_recipe(recipe)}
+{scores}{_privacy(privacy)}{_recipe(recipe)}
 ## Configuration of the run
 
 ```yaml
 {yaml.safe_dump(settings, sort_keys=False).strip()}
 ```
 """
+
+
+def _privacy(text: str) -> str:
+    """A section of the card; nothing without a text."""
+    return f"\n## Privacy\n\n{text}\n" if text else ""
 
 
 def _recipe(recipe: Mapping[str, Any] | None) -> str:

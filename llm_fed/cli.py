@@ -298,6 +298,27 @@ def push(
 
 
 @app.command()
+def flower(
+    config: Annotated[Path, typer.Argument(help="A YAML file, e.g. scripts/runs/flan.yaml.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="key=value words laid over it, e.g. network.clients=8.")
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="The app folder (default: apps/<config>-<method>).")
+    ] = None,
+) -> None:
+    """Write a Flower app: the same federation with its clients on other machines (pip install 'llm-fed[flower]')."""
+    from llm_fed import configfile
+    from llm_fed.runtime import flower_app
+
+    loaded = configfile.load(config, settings or [])
+    name = f"{config.stem}-{loaded.method['name']}"
+    folder = out_dir or Path("apps") / name
+    note = flower_app.write(folder, loaded, name)
+    out.print(f"{folder} is written. Next: flwr run {folder} SUPERLINK --stream{note}", markup=False)
+
+
+@app.command()
 def methods(as_json: Json = False) -> None:
     """List the methods with their papers and settings."""
     from llm_fed.methods import describe

@@ -8,9 +8,11 @@ from copy import copy
 from typing import Any, Protocol
 
 from llm_fed import inbox
+from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
 from llm_fed.inbox import InFlight
 from llm_fed.method import Method
+from llm_fed.privacy import protected
 from llm_fed.progress import Progress
 from llm_fed.run import Run
 from llm_fed.schedule import Ask, Schedule
@@ -56,7 +58,8 @@ class LocalClients:
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
         asks = self._schedule.asks(progress.round)
         with watch("broadcast"):
-            messages = broadcast(method, progress.state, [ask.client for ask in asks])
+            encoding = run.config.transport.down
+            messages = broadcast(method, progress.state, [ask.client for ask in asks], encoding)
         with watch("local"):
             answered = {ask.client: messages[ask.client] for ask in asks if ask.delay is not None}
             answers = self._ask(method, answered, progress.round, lr)
@@ -98,12 +101,12 @@ class LocalClients:
                 failed += 1
                 log_failure(run, progress.round, name, answer)
                 continue
-            content = pack(answer)
+            content = sealed(answer, run.config, run.config.seed, progress.round, name)
             up += len(content)
             expected = inbox.skeleton(method.upload_like(unpack(messages[name])))
             row = run.checkpoints.store.row(content)
-            arrival = progress.round + ask.delay
-            progress.in_flight.append(InFlight(name, progress.round, arrival, site.num_examples, row, expected))
+            arrival, examples = progress.round + ask.delay, told_examples(site, run.config)
+            progress.in_flight.append(InFlight(name, progress.round, arrival, examples, row, expected))
             record: dict[str, Any] = {"kind": "client", "round": progress.round, "client": name}
             if site.losses:
                 means.append(rounded(statistics.fmean(site.losses)))
@@ -129,7 +132,7 @@ def finish(
     Returns:
         What each client was sent.
     """
-    messages = messages_for(method, progress.state, sites)
+    messages = messages_for(method, progress.state, sites, run.config.transport.down)
     for site in sites.values():
         site.begin(round, lr)
     work = {name: method.finish(site, messages[name]) for name, site in sites.items()}
@@ -139,21 +142,37 @@ def finish(
     return messages
 
 
-def messages_for(method: Method, state: Message, clients: Iterable[str]) -> dict[str, Message]:
-    """What each client would be sent now, in memory of its own."""
-    return {client: unpack(sent) for client, sent in broadcast(method, state, clients).items()}
+def messages_for(
+    method: Method, state: Message, clients: Iterable[str], encoding: str | None = None
+) -> dict[str, Message]:
+    """What each client would be sent now, in memory of its own; `encoding` is `transport.down`."""
+    return {client: unpack(sent) for client, sent in broadcast(method, state, clients, encoding).items()}
 
 
-def broadcast(method: Method, state: Message, clients: Iterable[str]) -> dict[str, bytes]:
-    """What each client is sent, packed."""
+def broadcast(method: Method, state: Message, clients: Iterable[str], encoding: str | None = None) -> dict[str, bytes]:
+    """What each client is sent, packed; `encoding` is `transport.down`."""
     packed: dict[int, tuple[Message, bytes]] = {}  # equal objects are packed once; the pair keeps their ids alive
     sent = {}
     for client in clients:
         message = method.broadcast(state, client)
         if id(message) not in packed:
-            packed[id(message)] = (message, pack(message))
+            packed[id(message)] = (message, pack(message, encoding))
         sent[client] = packed[id(message)][1]
     return sent
+
+
+def sealed(answer: Message, config: Config, seed: int, round: int, client: str) -> bytes:
+    """What a client uploads: its answer, protected as `config.privacy` says, in the form of `transport.up`.
+
+    Args:
+        seed: of the noise. The server must not know it, so where clients are other parties, each has one of its own.
+    """
+    return pack(protected(answer, config.privacy, seed, round, client), config.transport.up)
+
+
+def told_examples(site: Site, config: Config) -> int:
+    """The number of examples by which the server weighs a client; with privacy on it is told none."""
+    return site.num_examples if config.privacy.clip is None else 1
 
 
 def attempt(sites: Mapping[str, Site], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:

@@ -119,6 +119,37 @@ class DelayConfig:
 
 
 @dataclass(frozen=True)
+class TransportConfig:
+    """In which form the numbers of states travel: float16 | bfloat16 | int8; null: as they are. See `wire.pack`."""
+
+    up: str | None = None  # what clients upload
+    down: str | None = None  # what they are sent; they compute from what arrives
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """Differential privacy at the client level; off without `clip`. See `privacy.py`."""
+
+    clip: float | None = None  # C: the largest Euclidean norm of an upload; longer ones are scaled down to it
+    noise: float = 0.0  # noise multiplier: Gaussian noise of standard deviation noise * clip on every number
+    # server: on the sum of the uploads (central; each client is then asked with probability `participation` by itself,
+    # and the server only uses the mean) | client: on each upload (local)
+    where: str = "server"
+    delta: float = 1e-5  # for which epsilon is given
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Clients on other machines (`llm-fed flower`), where time is real."""
+
+    # Who takes part: their names, in the order in which they are summed, or how many; their names are then sorted.
+    clients: tuple[str, ...] | int = 1
+    deadline: float = 600.0  # seconds after which a round, or an evaluation, ends without those that have not answered
+    enough: int | None = None  # a round ends with so many answers; null: when everybody whom it asked has answered
+    patience: float = 3600.0  # seconds after which an answer is no longer waited for, and its client is asked again
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     """When and how clients are scored."""
 
@@ -170,6 +201,9 @@ class Config:
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})
     local: LocalConfig = field(default_factory=LocalConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
@@ -243,6 +277,21 @@ def check(config: Config) -> None:
     require(0 <= config.delay.sigma < math.inf, "delay.sigma", "at least 0 and finite")
     one_of("delay.per", "upload", "client")
     require(0 <= config.delay.drop_out < 1, "delay.drop_out", "at least 0 and below 1")
+    for key in ("transport.up", "transport.down"):
+        one_of(key, None, "float16", "bfloat16", "int8")
+    clip = config.privacy.clip
+    require(clip is None or 0 < clip < math.inf, "privacy.clip", "above 0 and finite, or null")
+    require(0 <= config.privacy.noise < math.inf, "privacy.noise", "at least 0 and finite")
+    require(clip is not None or not config.privacy.noise, "privacy.clip", "a number with privacy.noise")
+    one_of("privacy.where", "server", "client")
+    require(0 < config.privacy.delta < 1, "privacy.delta", "above 0 and below 1")
+    network = config.network
+    require(bool(network.clients) and (not isinstance(network.clients, int) or network.clients >= 1),
+            "network.clients", "names, or a number of at least 1")  # fmt: skip
+    require(0 < network.deadline < math.inf, "network.deadline", "above 0 and finite, in seconds")
+    require(network.enough is None or network.enough >= 1, "network.enough", "at least 1, or null for all")
+    require(network.deadline <= network.patience < math.inf, "network.patience",
+            "at least network.deadline and finite, in seconds")  # fmt: skip
     require(config.eval.every >= 0, "eval.every", "at least 0")
     require(config.eval.limit is None or config.eval.limit >= 1, "eval.limit", "at least 1, or null")
     require(config.eval.batch_size >= 1, "eval.batch_size", "at least 1")

@@ -21,10 +21,13 @@ from llm_fed.config import (
     DelayConfig,
     EvalConfig,
     LocalConfig,
+    NetworkConfig,
     PartitionConfig,
+    PrivacyConfig,
     ServerConfig,
     TaskConfig,
     TrackConfig,
+    TransportConfig,
     check,
 )
 from llm_fed.errors import UserError, did_you_mean
@@ -200,7 +203,7 @@ _SECTIONS: dict[str, type] = {
     section.__name__: section
     for section in (
         BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, ServerConfig, TaskConfig, LocalConfig, DelayConfig,
-        EvalConfig, CheckpointConfig,
+        TransportConfig, PrivacyConfig, NetworkConfig, EvalConfig, CheckpointConfig,
         TrackConfig,
     )
 }  # fmt: skip

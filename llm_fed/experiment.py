@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from accelerate import PartialState
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from llm_fed import export, methods, parties, tasks
+from llm_fed import export, methods, parties, privacy, tasks
 from llm_fed.card import model_card
 from llm_fed.clients import LocalClients, finish, messages_for
 from llm_fed.config import Config
@@ -35,7 +36,7 @@ from llm_fed.run import Run
 from llm_fed.runtime.accelerate import Build, Shared, Spread, serve_orders
 from llm_fed.runtime.launch import choose_device, other_ranks
 from llm_fed.runtime.local import Engine, LocalRuntime, choose_clients_per_pass
-from llm_fed.schedule import Delayed, Schedule
+from llm_fed.schedule import Delayed, Poisson, Schedule, most_asked
 from llm_fed.site import Site
 from llm_fed.tracking import Reporter, check_trackers
 from llm_fed.vision import VisionEngine
@@ -98,6 +99,7 @@ def prepare(
     method = methods.build(config.method)
     check_rounds(method, config)
     check_trackers(config.track)
+    privacy.check(config, method)
     task = task or tasks.load(config.task, config.seed)
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
@@ -105,9 +107,14 @@ def prepare(
     base = base or parties.load(config, task, choose_device(config.device))
     clients, server = parties.build(config, task, base, method, metric, reporter)
     delay = config.delay
-    schedule = Delayed(
-        tuple(clients), config.participation, config.seed, sigma=delay.sigma, per=delay.per, drop_out=delay.drop_out
-    )
+    schedule: Schedule
+    if privacy.central(config.privacy):
+        schedule = Poisson(tuple(clients), config.participation, config.seed)
+    else:
+        schedule = Delayed(
+            tuple(clients), config.participation, config.seed,
+            sigma=delay.sigma, per=delay.per, drop_out=delay.drop_out,
+        )  # fmt: skip
     server.cohort = schedule.cohort_size
     per_pass = choose_clients_per_pass(config.clients_per_pass, schedule.cohort_size, server.initial(), base.device)
     engine: Engine
@@ -165,6 +172,7 @@ def train(
                 experiment.method, LocalClients(experiment.clients, experiment.schedule, experiment.runtime),
                 experiment.server, experiment.runtime, run, experiment.evaluate,
                 rounds=config.rounds, lr=experiment.lr, scored=experiment.scored, on_resume=reporter.resumed,
+                most_asked=partial(most_asked, experiment.schedule),
             )  # fmt: skip
             return _conclude(experiment, run, progress, reporter)
 
@@ -210,6 +218,19 @@ def merge(experiment: Experiment, given: Mapping[str, Mapping[str, Message]], ro
 def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> dict[str, Any]:
     """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
     config = experiment.config
+    progress = selected(experiment, run, progress, reporter)
+    messages = finish(
+        experiment.method, experiment.clients, experiment.runtime, run, progress,
+        round=config.rounds + 1, lr=config.local.lr,
+    )  # fmt: skip
+    others = experiment.scored.keys() - messages.keys()
+    messages |= messages_for(experiment.method, progress.state, others, config.transport.down)
+    return _deliver(experiment, run, messages, progress.round)
+
+
+def selected(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
+    """The progress after the round that is tested: the best one, or the last."""
+    config = experiment.config
     if config.eval.select == "best" and progress.best_round not in (0, progress.round):
         try:
             progress = restore(run.checkpoints.load(progress.best_round), experiment.clients, experiment.server)
@@ -218,19 +239,13 @@ def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Re
                 f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last"
             ) from error
     reporter.note(f"testing round {progress.round} of {config.rounds}")
-    messages = finish(
-        experiment.method, experiment.clients, experiment.runtime, run, progress,
-        round=config.rounds + 1, lr=config.local.lr,
-    )  # fmt: skip
-    messages |= messages_for(experiment.method, progress.state, experiment.scored.keys() - messages.keys())
-    return _deliver(experiment, run, messages, progress.round)
+    return progress
 
 
 def _deliver(
     experiment: Experiment, run: Run, messages: Mapping[str, Message], round: int, **facts: Any
 ) -> dict[str, Any]:
     """Test scores, exported adapters, the report, and last the summary, with further `facts`."""
-    config = experiment.config
     summary = experiment.evaluate(messages, "test")
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})
     if summary:
@@ -239,18 +254,43 @@ def _deliver(
         {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.scored.items()}
     )
     config_text = (run.folder / "config.yaml").read_text()
+    spent = next((line for line in reversed(run.records()) if line["kind"] == "privacy"), None)
+    if spent:
+        facts["privacy"] = {key: spent[key] for key in ("epsilon", "delta", "where")}
     for id, state in personal.items():
         if isinstance(state, Exception):
             raise state
-        site = experiment.scored[id]
-        card = model_card(
-            client=id, base=config.base.name, method=config.method["name"], paper=experiment.method.paper,
-            metrics={experiment.metric: summary.clients[id]} if summary and id in summary.clients else {},
-            config=config_text, recipe=experiment.method.recipe(site),
-            kind=export.kind(site.structure, experiment.base), labels=site.num_labels,
-            models=export.models(site.structure, experiment.base),
-        )  # fmt: skip
-        export.write(run.folder / "adapters" / id, state, site.structure, experiment.base, card)
+        score = summary.clients.get(id) if summary else None
+        hand_out(experiment, experiment.scored[id], state, score, run.folder / "adapters" / id, config_text, spent)
+    return conclude(experiment, run, record, round, **facts)
+
+
+def hand_out(
+    experiment: Experiment,
+    site: Site,
+    state: Message,
+    score: float | None,
+    folder: Path,
+    config_text: str,
+    spent: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a site's personal model and its card to `folder`; `spent` is what the run spent of its clients' privacy."""
+    config, method = experiment.config, experiment.method
+    own = bool(site.memory) or type(method).personalize is not Method.personalize
+    card = model_card(
+        client=site.id, base=config.base.name, method=config.method["name"], paper=experiment.method.paper,
+        metrics={} if score is None else {experiment.metric: score},
+        config=config_text, recipe=experiment.method.recipe(site),
+        kind=export.kind(site.structure, experiment.base), labels=site.num_labels,
+        models=export.models(site.structure, experiment.base),
+        privacy=privacy.statement(config.privacy, spent, own) if spent else "",
+    )  # fmt: skip
+    export.write(folder, state, site.structure, experiment.base, card)
+
+
+def conclude(experiment: Experiment, run: Run, record: Mapping[str, Any], round: int, **facts: Any) -> dict[str, Any]:
+    """The report, and last the summary, with the test scores in `record` and further `facts`."""
+    config = experiment.config
     result = {"round": round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
     result |= facts
     run.mark()

@@ -11,6 +11,7 @@ from llm_fed.clients import Clients, Runtime, log_event, messages_for, rounded
 from llm_fed.errors import ClientError, RunError
 from llm_fed.eval.scores import Summary
 from llm_fed.method import Method, Upload
+from llm_fed.privacy import central, check_upload, released, spent
 from llm_fed.progress import Progress, resume, save
 from llm_fed.run import Run
 from llm_fed.site import Site
@@ -32,6 +33,8 @@ def federate(
     lr: Callable[[int], float],
     scored: Iterable[str] | None = None,
     on_resume: Callable[[int], None] = lambda round: None,
+    most_asked: Callable[[int], int] = lambda round: round,
+    noise_seed: int | None = None,
 ) -> Progress:
     """Run, or continue, a federation to its last round.
 
@@ -41,6 +44,8 @@ def federate(
         lr: the learning rate of a round (1, 2, ...).
         scored: who is scored; default: the clients.
         on_resume: called with the round that a continued run begins with.
+        most_asked: in how many of the first so many rounds a client was asked, at most.
+        noise_seed: of the server's noise (default: the run's seed); clients must not know it.
 
     Returns:
         The progress after the last round; `restore` goes back to the best one.
@@ -48,16 +53,25 @@ def federate(
     progress = resume(run, method, clients.sites, server)
     if progress.round:
         on_resume(min(progress.round + 1, rounds))
+    privacy = run.config.privacy
+    if privacy.clip is not None:
+        expected = method.upload_like(method.broadcast(progress.state, server.clients[0]))
+        check_upload(expected)
     for round in range(progress.round + 1, rounds + 1):
         watch = Watch()
         progress.round = round
         record = clients.exchange(method, progress, lr(round), run, watch)
         uploads = _arrivals(run, progress, record)
+        if central(privacy):
+            seed = run.config.seed if noise_seed is None else noise_seed
+            uploads = [released(uploads, expected, run.config, len(server.clients), seed, round)]
         with watch("server"):
             progress.state = _single(
                 runtime, server, round, lr(round), method.server_update(server, progress.state, uploads)
             )
         work = runtime.take_work()
+        if privacy.clip is not None:
+            run.log({"kind": "privacy", "round": round, **spent(run.config, round, most_asked)})
         run.log({"kind": "round", "round": round, "lr": lr(round), **record, "padding": rounded(work.padding)})
         if report := method.report(progress.state):
             run.log({"kind": "server", "round": round, **report})
@@ -82,7 +96,9 @@ def _arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Uplo
     )
     progress.in_flight = [item for item in progress.in_flight if item.arrival > progress.round]
     contents = [item.content.message() for item in due]
-    bound = run.config.norm_bound if progress.round > inbox.FREE_ROUNDS else None
+    # Whether an upload is refused must not depend on the others where their sum is to hide each of them.
+    compared = progress.round > inbox.FREE_ROUNDS and not central(run.config.privacy)
+    bound = run.config.norm_bound if compared else None
     flaws = inbox.flaws(contents, [item.expected for item in due], bound)
     for item, flaw in zip(due, flaws, strict=True):
         if flaw:
@@ -101,7 +117,7 @@ def _score(
 ) -> bool:
     """Log the scores; whether they are the best so far of those among which the best is sought."""
     settings = run.config.eval
-    summary = evaluate(messages_for(method, progress.state, scored), settings.during)
+    summary = evaluate(messages_for(method, progress.state, scored, run.config.transport.down), settings.during)
     if summary is None:
         return False
     run.log({"kind": "score", "round": progress.round, "split": settings.during, **summary.as_json()})

@@ -40,6 +40,8 @@ class Method:
     needs: ClassVar[tuple[str, ...]] = ()
     # One model for all: what `broadcast` sends to any client, so that the server can test it on data of its own.
     one_model: ClassVar[bool] = False
+    # The server's step needs nothing of the uploads but their mean, if all count alike (`privacy.where=server`).
+    mean_only: ClassVar[bool] = False
     # Whole image models only: the losses of its clients are its own.
     whole_models: ClassVar[bool] = False
     # Clients' models may differ (`base.clients`): what they share does not depend on them.

@@ -30,9 +30,10 @@ def load(config: Config, task: TaskData, device: str) -> Base | ImageBase:
 
 
 class Bases:
-    """Loads bases as they are asked for, one in memory at a time."""
+    """Loads bases as they are asked for, one in memory at a time; `loads` counts them."""
 
     def __init__(self) -> None:
+        self.loads = 0
         self._key: tuple[BaseConfig, str, str, str | None, int | None] | None = None
         self._base: Any = None
 
@@ -42,6 +43,7 @@ class Bases:
         if key != self._key:
             self._key = self._base = None
             self._base = load(config, tasks.load(task, config.seed), choose_device(config.device))
+            self.loads += 1
             self._key = key
         return self._base
 

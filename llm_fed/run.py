@@ -18,13 +18,14 @@ from llm_fed.configfile import as_dict, flat, from_dict
 from llm_fed.errors import RunError, UserError
 from llm_fed.files import write_file
 
-# What may differ between the commands that start and continue a run, because it changes no number.
-_FREE_KEYS = ("checkpoint.", "track.")
+# What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
+# late, which no run repeats anyway.
+_FREE_KEYS = ("checkpoint.", "track.", "network.")
 
 # What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
 _WRITTEN = (
     "summary.json", "report.html", "adapters", "trackers", "environment.json", "timing.jsonl", "metrics.jsonl",
-    "config.yaml", "checkpoints", "needs",
+    "network.json", "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -51,10 +52,31 @@ class Synchronous:
 
     @property
     def cohort_size(self) -> int:
-        return _cohort_size(self.participation, len(self.clients))
+        return cohort_size(self.participation, len(self.clients))
 
     def asks(self, round: int) -> list[Ask]:
-        return [Ask(client) for client in _sample(self.seed, round, self.clients, self.cohort_size)]
+        return [Ask(client) for client in sample(self.seed, round, self.clients, self.cohort_size)]
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each round asks each client with probability `participation`, independently, so perhaps nobody; every answer
+    arrives at once. It is the sampling that accountants of differential privacy assume."""
+
+    clients: Sequence[str]
+    participation: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_participation(self.participation)
+
+    @property
+    def cohort_size(self) -> int:
+        return len(self.clients)
+
+    def asks(self, round: int) -> list[Ask]:
+        draws = np.random.default_rng(derive(self.seed, "poisson", round)).random(len(self.clients))
+        return [Ask(client) for client, draw in zip(self.clients, draws, strict=True) if draw < self.participation]
 
 
 @dataclass(frozen=True)
@@ -92,7 +114,7 @@ class Delayed:
 
     @property
     def cohort_size(self) -> int:
-        return _cohort_size(self.participation, len(self.clients))
+        return cohort_size(self.participation, len(self.clients))
 
     def asks(self, round: int) -> list[Ask]:
         while len(self._rounds) < round:
@@ -102,7 +124,7 @@ class Delayed:
     def _next(self, round: int) -> list[Ask]:
         idle = [client for client in self.clients if self._busy_until.get(client, 0) < round]
         asks = []
-        for client in _sample(self.seed, round, idle, self.cohort_size):
+        for client in sample(self.seed, round, idle, self.cohort_size):
             delay = self._delay(round, client)
             self._busy_until[client] = round + delay
             asks.append(Ask(client, None if self._drops_out(round, client) else delay))
@@ -116,17 +138,23 @@ class Delayed:
         return bool(np.random.default_rng(derive(self.seed, "drop-out", client, round)).random() < self.drop_out)
 
 
+def most_asked(schedule: Schedule, rounds: int) -> int:
+    """In how many of the first `rounds` rounds a client is asked: the largest number over the clients."""
+    asked = Counter(ask.client for round in range(1, rounds + 1) for ask in schedule.asks(round))
+    return max(asked.values(), default=0)
+
+
 def _check_participation(participation: float) -> None:
     if not 0 < participation <= 1:
         raise UserError(f"participation is {participation}; it must be above 0 and at most 1")
 
 
-def _cohort_size(participation: float, number: int) -> int:
+def cohort_size(participation: float, number: int) -> int:
     # The small slack keeps 0.28 * 25 = 7.000000000000001 from asking an eighth client.
     return max(1, math.ceil(participation * number - 1e-9))
 
 
-def _sample(seed: int, round: int, clients: Sequence[str], size: int) -> list[str]:
+def sample(seed: int, round: int, clients: Sequence[str], size: int) -> list[str]:
     """`size` of the clients, or all where they are fewer, in their order."""
     if not clients:
         return []

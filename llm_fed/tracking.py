@@ -52,6 +52,7 @@ class Reporter:
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
         self._rounds = 0
+        self._spent = ""
         self._accelerator: Accelerator | None = None
 
     def note(self, text: str) -> None:
@@ -78,6 +79,9 @@ class Reporter:
                 {f"{record['split']}/{key}": record[key] for key in ("mean", "std", "worst_half")}, record["round"]
             )
             self._track({f"{record['split']}/clients/{id}": v for id, v in record["clients"].items()}, record["round"])
+        elif record["kind"] == "privacy":  # logged before its round's line
+            self._spent = "" if record["epsilon"] is None else f", epsilon {record['epsilon']:.3g}"
+            self._track({"privacy/epsilon": record["epsilon"]} if self._spent else {}, record["round"])
         elif record["kind"] == "event":
             self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
 
@@ -86,10 +90,10 @@ class Reporter:
         counted = ("failed", "refused", "dropped_out")
         missing = "".join(f", {record[key]} {key.replace('_', ' ')}" for key in counted if record.get(key))
         if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, completed=record["round"], description=f"{loss}{missing}")
+            self._progress.update(self._bar, completed=record["round"], description=f"{loss}{self._spent}{missing}")
         else:
             megabytes = (record["bytes_up"] + record["bytes_down"]) / 1e6
-            self.note(f"round {record['round']}/{self._rounds}: {loss}, {megabytes:.1f} MB moved{missing}")
+            self.note(f"round {record['round']}/{self._rounds}: {loss}, {megabytes:.1f} MB moved{self._spent}{missing}")
         self._track(
             {key: record[key] for key in ("loss", "lr", "bytes_up", "bytes_down", "padding") if key in record},
             record["round"],

@@ -12,8 +12,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, float32
 
+from llm_fed.compression import decode, encode
 from llm_fed.lowrank import LowRank
 from llm_fed.state import Layout, State
 
@@ -26,14 +27,19 @@ class WireError(ValueError):
     """Bytes that are no message of this format: cut short, damaged, or made by something else."""
 
 
-def pack(message: Any) -> bytes:
+def pack(message: Any, encoding: str | None = None) -> bytes:
     """The bytes of a message.
+
+    Args:
+        encoding: float16 | bfloat16 | int8, in which the float32 row of every `State` is written; `unpack` makes it
+            float32 again by itself. Nothing else is: other tensors, extras (BatchNorm statistics), rows of another
+            dtype, and the whole of a `LowRank` stay as they are. None: nothing is.
 
     Raises:
         TypeError: it holds something that cannot travel (an object, a function, a non-string key).
     """
     tensors: dict[str, Tensor] = {}
-    tree = _flatten(message, tensors)
+    tree = _flatten(message, tensors, encoding)
     header = json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
     return save(tensors, metadata={_HEADER: header})
 
@@ -48,11 +54,11 @@ def unpack(data: bytes) -> Any:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])["__metadata__"][_HEADER]
         return _restore(json.loads(header), load(data))
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {error}") from error
 
 
-def _flatten(node: Any, tensors: dict[str, Tensor]) -> Any:
+def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None) -> Any:
     if node is None or isinstance(node, bool | int | float | str):
         return node
     if isinstance(node, Tensor):
@@ -66,17 +72,19 @@ def _flatten(node: Any, tensors: dict[str, Tensor]) -> Any:
             "rest": _flatten(node.rest, tensors),
         }
     if isinstance(node, State):
-        return {
-            "s": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]],
-            "row": _flatten(node.row, tensors),
-            "extras": [[name, _flatten(value, tensors)] for name, value in node.extras.items()],
-        }
+        tree: dict[str, Any] = {"s": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]]}
+        if encoding is None or node.row.dtype != float32:
+            tree["row"] = _flatten(node.row, tensors)
+        else:
+            row, scales = encode(node.layout, node.row.detach().cpu(), encoding)
+            tree |= {"row": _flatten(row, tensors), "scales": _flatten(scales, tensors), "dtype": "float32"}
+        return tree | {"extras": [[name, _flatten(value, tensors)] for name, value in node.extras.items()]}
     if isinstance(node, list | tuple):
-        return [_flatten(item, tensors) for item in node]
+        return [_flatten(item, tensors, encoding) for item in node]
     if isinstance(node, dict):
         if not all(isinstance(key, str) for key in node):
             raise TypeError(f"only string keys can travel, got {sorted(map(repr, node))[:3]}")
-        return {"d": [[key, _flatten(value, tensors)] for key, value in node.items()]}
+        return {"d": [[key, _flatten(value, tensors, encoding)] for key, value in node.items()]}
     raise TypeError(
         f"{type(node).__name__} cannot travel: a message is made of numbers, strings, lists, dicts, tensors, states"
     )
@@ -92,9 +100,10 @@ def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
     if "s" in node:
         names, shapes = node["s"]
         layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
-        return State(
-            layout, tensors[node["row"]["t"]], {name: _restore(value, tensors) for name, value in node["extras"]}
-        )
+        row = tensors[node["row"]["t"]]
+        if "dtype" in node:  # float32, the only one that is encoded
+            row = decode(layout, row, _restore(node["scales"], tensors))
+        return State(layout, row, {name: _restore(value, tensors) for name, value in node["extras"]})
     if "l" in node:
         names, shapes = node["l"]
         layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))

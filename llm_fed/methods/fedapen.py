@@ -36,6 +36,7 @@ class FedAPEN(Method):
     """
 
     paper: ClassVar[str] = "FedAPEN (Qin et al. 2023)"
+    mean_only: ClassVar[bool] = True
     whole_models: ClassVar[bool] = True
     any_model: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."

@@ -32,6 +32,7 @@ class FedEM(Method):
     """
 
     paper: ClassVar[str] = "FedEM (Marfoq et al. 2021)"
+    mean_only: ClassVar[bool] = True
     shared: ClassVar[str] = r"^(?!weights$|.*\.router$)"
 
     num_models: int = 4  # d; the FedMerge paper tries 2 to 12

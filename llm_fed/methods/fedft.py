@@ -26,6 +26,7 @@ class FedFT(Method):
 
     paper: ClassVar[str] = "Fed+FT (baseline of Zhu et al. 2025)"
     one_model: ClassVar[bool] = True
+    mean_only: ClassVar[bool] = True
 
     server_epochs: int = 1  # in each round
     server_lr: float = 1e-3  # of the run's local optimizer
@@ -48,6 +49,7 @@ class Center(FedFT):
     """No federation: the server trains on its own examples; clients are only sent the result."""
 
     paper: ClassVar[str] = "centralised training (baseline of Zhu et al. 2025)"
+    mean_only: ClassVar[bool] = False  # it needs no upload at all
 
     def init(self, server: Site) -> Message:
         need_examples(server, "center")

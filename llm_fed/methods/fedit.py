@@ -38,6 +38,10 @@ class FedIT(Method):
         if self.wait_for is not None and self.wait_for < 1:
             raise UserError(f"method.wait_for is {self.wait_for}; it must be at least 1, or null")
 
+    @property
+    def mean_only(self) -> bool:  # type: ignore[override]
+        return self.wait != "first_n"  # which counts answers by client
+
     def init(self, server: Site) -> Message:
         model = server.initial()
         return {"model": model, "since": 1, "deltas": {}, "sizes": {}} if self.wait == "first_n" else model
@@ -69,6 +73,7 @@ class FedLoRA(Method):
     paper)."""
 
     paper: ClassVar[str] = "FedLoRA (Yi et al. 2023), FedAvg+ (Chen et al. 2026)"
+    mean_only: ClassVar[bool] = True
 
     personal_steps: int = 20  # optimizer steps of the fine-tuning after the last round
     personal_lr: float | None = None  # its learning rate; null: `local.lr`

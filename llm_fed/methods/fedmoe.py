@@ -23,6 +23,7 @@ class FedMoE(Method):
     """
 
     paper: ClassVar[str] = "FedMoE (Yi et al. 2024)"
+    mean_only: ClassVar[bool] = True
     whole_models: ClassVar[bool] = True
     any_model: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."

@@ -26,6 +26,7 @@ class FML(Method):
     """
 
     paper: ClassVar[str] = "FML (Shen et al. 2020)"
+    mean_only: ClassVar[bool] = True
     whole_models: ClassVar[bool] = True
     any_model: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."

@@ -25,6 +25,7 @@ class LGFedAvg(Method):
     """
 
     paper: ClassVar[str] = "LG-FedAvg (Liang et al. 2020)"
+    mean_only: ClassVar[bool] = True
     whole_models: ClassVar[bool] = True
     any_model: ClassVar[bool] = True
 

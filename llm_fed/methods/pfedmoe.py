@@ -21,6 +21,7 @@ class PFedMoE(Method):
     """
 
     paper: ClassVar[str] = "pFedMoE (Yi et al. 2024)"
+    mean_only: ClassVar[bool] = True
     shared: ClassVar[str] = r"(^|\.)global\."
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:

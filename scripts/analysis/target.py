@@ -84,7 +84,7 @@ def flops_of_a_round(run: Path, clients: Collection[str]) -> dict[str, int]:
     if saved is None:
         raise UserError(f"{run} has no checkpoint, from which a round's work is counted; give the whole run folder")
     progress = restore(saved, built.clients, built.server)
-    messages = messages_for(built.method, progress.state, clients)
+    messages = messages_for(built.method, progress.state, clients, built.config.transport.down)
     found = {}
     for id in clients:
         site = built.clients[id]

@@ -1,0 +1,185 @@
+"""Runs a federation whose clients are on other machines: the round loop here, their work there."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_fed import tasks
+from llm_fed.clients import messages_for
+from llm_fed.config import Config
+from llm_fed.errors import RunError, UserError, lookup
+from llm_fed.experiment import Experiment, conclude, prepare, selected
+from llm_fed.federation import federate
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
+from llm_fed.needed import needed_config
+from llm_fed.progress import Progress, restore
+from llm_fed.run import Run
+from llm_fed.runtime.portable import fingerprint
+from llm_fed.runtime.remote import Link, RemoteClients
+from llm_fed.tasks.common import TaskData
+from llm_fed.tracking import Reporter
+from llm_fed.wire import Message, WireError
+
+
+def train(
+    config: Config,
+    folder: Path,
+    link: Link,
+    *,
+    fresh: bool = False,
+    reporter: Reporter | None = None,
+    base: Base | ImageBase | None = None,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """Run a federation, or continue it, to its end; personal models and their scores are made by the clients.
+
+    Args:
+        folder: the run folder, here; it never holds a personal model.
+        link: reaches the clients.
+        base: the configured base, where it is loaded already.
+        name: under which the clients keep their personal models (default: the folder's).
+
+    Returns:
+        The content of `summary.json`, as `experiment.train` does.
+
+    Raises:
+        UserError, RunError: see `Run`, `prepare`, `federate` and `RemoteClients`.
+    """
+    reporter = reporter or Reporter()
+    _check(config)
+    with Run(folder, config, fresh, reporter.record) as run:
+        done = None if fresh else run.recall("summary.json")
+        if done is not None:
+            reporter.note(f"{folder} is complete: {config.rounds} rounds; fresh=true starts again")
+            return done
+        built = prepare(config, reporter, base=base, task=_own_data(config))
+        run.begin()
+        known = run.recall("network.json") or {
+            "token": secrets.token_hex(8), "secret": secrets.randbits(63), "clients": [],
+        }  # fmt: skip
+        asked = replace(config, eval=replace(config.eval, metric=built.metric))
+        clients = RemoteClients(link, asked, known["token"], known["secret"], reporter.note)
+        model = built.base.model if isinstance(built.base, Base) else None
+        clients.gather(fingerprint((), model), known["clients"])
+        run.remember("network.json", known | {"clients": list(clients.names)})
+        built.server.clients, built.server.cohort = clients.names, clients.cohort_size
+        name = name or folder.name
+        if built.method.needs:
+            return _merge(built, run, clients, link, reporter, name)
+        at_server = bool(built.scored)
+        with reporter.tracking(config, folder):
+            progress = federate(
+                built.method, clients, built.server, built.runtime, run,
+                built.evaluate if at_server else clients.evaluate,
+                rounds=config.rounds, lr=built.lr, scored=built.scored if at_server else clients.names,
+                on_resume=reporter.resumed, most_asked=clients.most_asked, noise_seed=known["secret"],
+            )  # fmt: skip
+            progress = selected(built, run, progress, reporter)
+            clients.take(progress)
+            sent = {
+                client: {"message": message, "given": {}}
+                for client, message in messages_for(
+                    built.method, progress.state, clients.names, config.transport.down
+                ).items()
+            }
+            return _finish(built, run, clients, progress, sent, {}, name)
+
+
+def _merge(
+    built: Experiment, run: Run, clients: RemoteClients, link: Link, reporter: Reporter, name: str
+) -> dict[str, Any]:
+    """The whole run of a method that starts from the results of others."""
+    config, method = built.config, built.method
+    rounds: dict[str, int] = {}
+    given: dict[str, dict[str, dict[str, Any]]] = {client: {} for client in clients.names}
+    sent: dict[str, dict[str, Any]] = {client: {"message": None, "given": {}} for client in clients.names}
+    for need in method.needs:
+        folder, its_config = run.folder / "needs" / need, needed_config(config, need)
+        reporter.note(f"{config.method['name']} starts from {need}: {folder}")
+        summary = train(
+            its_config, folder, _Marked(link, need), reporter=reporter, base=built.base, name=f"{name}-{need}"
+        )
+        round = method.needed_round(need)
+        rounds[need] = summary["round"] if round is None else round
+        with Run(folder, its_config) as its_run:
+            its_run.begin()
+            its_built = prepare(its_config, reporter, base=built.base, task=_own_data(its_config))
+            try:
+                progress = restore(its_run.checkpoints.load(rounds[need]), {}, its_built.server)
+            except WireError as error:
+                raise RunError(f"the checkpoint of round {rounds[need]} of {need} cannot be read: {error}") from error
+            token = (its_run.recall("network.json") or {})["token"]
+        answered = (progress.elsewhere or {"answered": {}})["answered"]
+        down = config.transport.down
+        for client, message in messages_for(its_built.method, progress.state, clients.names, down).items():
+            sent[client]["given"][need] = message
+            given[client][need] = {"run": token, "after": answered.get(client, 0)}
+    run.rewind(0)
+    progress = Progress(None)
+    clients.take(progress)
+    return _finish(built, run, clients, progress, sent, given, name, round=config.rounds, needs=rounds)
+
+
+def _finish(
+    built: Experiment,
+    run: Run,
+    clients: RemoteClients,
+    progress: Progress,
+    sent: Mapping[str, Message],
+    given: Mapping[str, Mapping[str, Any]],
+    name: str,
+    round: int | None = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """What is done once at the end: at every client, and here."""
+    round = round or progress.round
+    record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
+    summary, replies = clients.finish(sent, given, name)
+    if built.scored:
+        messages = messages_for(built.method, progress.state, built.scored, built.config.transport.down)
+        summary = built.evaluate(messages, "test")
+    for client, reply in replies.items():
+        if error := reply.error or reply.content.get("failed"):
+            run.log({"kind": "event", "round": round, "client": client, "event": "not finished", "reason": error})
+        elif built.method.needs:
+            needed = {"rounds": facts["needs"]}
+            run.log({"kind": "merge", "client": client, **needed, **reply.content.get("recipe", {})})
+    if all(reply.error for reply in replies.values()):
+        raise RunError("no client finished; the same command tries again")
+    if summary:
+        record |= summary.as_json()
+        run.log(record)
+    return conclude(built, run, record, round, **facts)
+
+
+class _Marked:
+    """A link whose orders say that they belong to the run of a needed method."""
+
+    def __init__(self, link: Link, need: str):
+        self._link, self._need = link, need
+        self.nodes, self.receive = link.nodes, link.receive
+
+    def send(self, orders: Any, patience: float) -> list[str | None]:
+        return self._link.send(
+            [(node, {**order, "need": self._need}, content) for node, order, content in orders], patience
+        )
+
+
+def _check(config: Config) -> None:
+    if lookup("task.name", config.task.name, tasks.TASKS).images:
+        raise UserError(
+            f"task.name={config.task.name}: clients with images run in one process or under accelerate launch, not "
+            "over a network yet"
+        )
+
+
+def _own_data(config: Config) -> TaskData:
+    """The task as the server sees it: no client, and its own examples, where the configuration gives it some."""
+    if config.task.server.examples == 0 and not config.task.server.test:
+        return TaskData(config.task.name, tasks.TASKS[config.task.name].metric, {})
+    return replace(tasks.load(config.task, config.seed), clients={})

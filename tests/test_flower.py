@@ -1,0 +1,112 @@
+"""Over Flower itself, with real processes: SuperLink with TLS and keys, three SuperNodes with data of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flower_deployment import Deployment
+from safetensors.torch import load_file
+from small_run import CLIENTS, Small
+from torch.testing import assert_close
+
+from llm_fed import experiment
+from llm_fed.config import Config
+from llm_fed.configfile import from_dict
+from llm_fed.run import read_records
+from llm_fed.runtime import flower_app
+
+pytestmark = pytest.mark.slow
+
+
+def settings(small: Small, **changes: Any) -> Config:
+    network = {"clients": sorted(CLIENTS), "deadline": 120.0, "patience": 600.0} | changes.pop("network", {})
+    return from_dict(small.tree(network=network, **changes))
+
+
+def deploy(folder: Path, small: Small) -> Deployment:
+    nodes = {}
+    for client in CLIENTS:
+        shutil.copytree(small.data / client, folder / f"data-{client}" / client)
+        nodes[client] = {"home": str(folder / f"home-{client}"), "path": str(folder / f"data-{client}"), "idle": 300}
+    return Deployment(folder / "net", nodes)
+
+
+def adapters(folder: Path) -> dict[str, Any]:
+    return {str(path.relative_to(folder)): load_file(path) for path in sorted(folder.rglob("*.safetensors"))}
+
+
+def equal(here: Path, folder: Path, exactly: bool = False) -> None:
+    """The scores and personal models of a run in one process, and of one over the network."""
+    one, other = (json.loads((run / "summary.json").read_text()) for run in (here, folder / "run"))
+    assert one == other
+    for client in CLIENTS:
+        mine, theirs = adapters(here / "adapters" / client), adapters(folder / f"home-{client}/adapters/run" / client)
+        assert mine.keys() == theirs.keys() and mine
+        tolerance = 0 if exactly else 1e-5
+        for name in mine:
+            assert_close(theirs[name], mine[name], rtol=tolerance, atol=tolerance)
+
+
+def until(true: Any, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.1)
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in read_records(folder / "run/metrics.jsonl") if line["kind"] == kind]
+
+
+def test_fedmerge_over_flower_is_fedmerge_in_one_process(small, tmp_path):
+    """Three rounds, evaluation and export at each client; one base per node; the bytes are those counted."""
+    config = settings(small, method={"name": "fedmerge"})
+    experiment.train(config, tmp_path / "here")
+    flower_app.write(tmp_path / "app", config, "small")
+    with deploy(tmp_path, small) as net:
+        run = net.run(tmp_path / "app", {"out": str(tmp_path / "run")})
+        assert net.wait(run, 500) == "finished:completed", net.logs(run)
+        traffic = net.describe(run)["network-traffic"]
+        assert "round 3/3" in net.logs(run)
+    equal(tmp_path / "here", tmp_path)
+    for client in CLIENTS:
+        log = (tmp_path / f"home-{client}/worker.log").read_text()
+        assert "bases loaded so far: 1" in log and "so far: 2" not in log
+    rounds = records(tmp_path, "round")
+    up = sum(line["bytes_up"] for line in rounds)
+    # Beside the uploads there are eight replies from each of three nodes, and Flower's envelope of each.
+    assert up < traffic["inbound-bytes"] < up + 8 * 3 * 2500
+
+
+def test_faults_over_flower(small, tmp_path):
+    """A SuperNode killed at work that stays away, a server killed and begun again, and the node come back."""
+    config = settings(small, rounds=4, method={"name": "fedalt"}, network={"deadline": 30.0, "patience": 60.0})
+    flower_app.write(tmp_path / "app", config, "small")
+    with deploy(tmp_path, small) as net:
+        net.run(tmp_path / "app", {"out": str(tmp_path / "run")})
+        until(lambda: (tmp_path / "run/checkpoints/round-0001").exists())
+        until(lambda: net.processes("bob", "flwr-clientapp"))
+        net.kill("bob", "flower-supernode")
+        until(lambda: any(line["client"] == "bob" for line in records(tmp_path, "event")))
+        missed = next(line["round"] for line in records(tmp_path, "event"))
+        until(lambda: (tmp_path / f"run/checkpoints/round-{missed:04d}").exists())
+        net.kill("superlink", "flwr-serverapp")
+        before = int(max((tmp_path / "run/checkpoints").glob("round-*")).name[-4:])
+        net.start_node("bob")
+        again = net.run(tmp_path / "app", {"out": str(tmp_path / "run")})
+        assert net.wait(again, 500) == "finished:completed", net.logs(again)
+        assert f"continuing at round {before + 1}" in net.logs(again)
+    (missing,) = {line["client"] for line in records(tmp_path, "event")}
+    assert missing == "bob"
+    rounds = [line["round"] for line in records(tmp_path, "round")]
+    assert rounds == [1, 2, 3, 4]
+    answered = [(line["round"], line["client"]) for line in records(tmp_path, "client")]
+    assert len(answered) == len(set(answered)), "an upload counted twice"
+    assert {client for _, client in answered} == set(CLIENTS)
+    for client in CLIENTS:
+        assert adapters(tmp_path / f"home-{client}/adapters/run" / client)

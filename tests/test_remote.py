@@ -1,0 +1,293 @@
+"""Clients on other machines: equal to one process, and what happens when replies are lost, late, spoilt or old."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network import NetworkInProcess
+from safetensors.torch import load_file
+from small_run import CLIENTS, Small
+from torch.testing import assert_close
+
+from llm_fed import experiment
+from llm_fed.configfile import from_dict
+from llm_fed.errors import RunError
+from llm_fed.run import read_records
+from llm_fed.runtime import remote, server
+from llm_fed.runtime.remote import Reply
+
+METHODS = ["fedit", "fedmerge", "fedsa", "feddpa", "fedalt", "pfedmoe", "fedem", "ifca", "fedlora", "local", "potara"]
+NETWORK = {"clients": sorted(CLIENTS), "deadline": 0.3, "patience": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(remote, "_PAUSE", 0.01)
+
+
+def tree(small: Small, **changes: Any) -> dict[str, Any]:
+    return small.tree(**{"network": NETWORK, **changes})
+
+
+def federate(folder: Path, small: Small, settings: dict[str, Any], **options: Any) -> tuple[NetworkInProcess, Any]:
+    link = NetworkInProcess(folder, small, settings, **options)
+    return link, server.train(link.config, folder / "run", link)
+
+
+def adapters(folder: Path) -> dict[str, Any]:
+    return {str(path.relative_to(folder)): load_file(path) for path in sorted(folder.rglob("*.safetensors"))}
+
+
+def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [line for line in read_records(folder / "run/metrics.jsonl") if line["kind"] in kinds]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
+    """Scores, losses and bytes to the digit, personal models to 1e-5; the server's folder holds no personal model."""
+    settings = tree(small, method={"name": method})
+    here = experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
+    _, there = federate(tmp_path / "there", small, settings)
+    assert there["round"] == here["round"] and there["scores"] == here["scores"]
+    before = [line for line in lines(tmp_path / "run-here", "client", "score", "merge")]
+    after = [line for line in lines(tmp_path / "there", "client", "score", "merge")]
+    assert len(before) == len(after) and len(after) >= len(CLIENTS)
+    for one, other in zip(before, after, strict=True):
+        assert one.keys() == other.keys()
+        for key in one.keys() - {"loss"}:
+            assert one[key] == (pytest.approx(other[key], rel=1e-4) if isinstance(one[key], float) else other[key])
+    assert not (tmp_path / "there/run/adapters").exists()
+    for client in CLIENTS:
+        mine = adapters(tmp_path / "run-here/run/adapters" / client)
+        theirs = adapters(tmp_path / f"there/home-{client}/adapters/run" / client)
+        assert mine.keys() == theirs.keys() and mine
+        for name in mine:
+            assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_round_ends_at_its_deadline_and_says_who_is_missing(small, tmp_path):
+    lost = lambda order, reply: None if order.get("client") == "bob" and order["kind"] == "train" else reply  # noqa: E731
+    federate(tmp_path, small, tree(small), spoil=lost)
+    late = [(line["round"], line["client"]) for line in lines(tmp_path, "event") if line["event"] == "late"]
+    assert (1, "bob") in late and {client for _, client in late} == {"bob"}
+    rounds = lines(tmp_path, "round")
+    assert [line["arrived"] for line in rounds] == [2, 2, 2] and rounds[0]["late"] == 1
+    assert {line["client"] for line in lines(tmp_path, "client")} == {"ada", "cyd"}
+
+
+def test_a_late_answer_counts_in_the_round_that_it_reaches(small, tmp_path):
+    kept = {}
+
+    def late(order, reply):
+        if order.get("client") == "bob" and order["kind"] == "train" and order["round"] == 1:
+            kept[order["id"]] = reply
+            return None
+        if order["kind"] == "train" and order["round"] == 2 and order["client"] == "cyd":
+            for id, first in kept.items():
+                link.deliver(id, first)
+        return reply
+
+    settings = tree(small, network={**NETWORK, "patience": 600.0})
+    link = NetworkInProcess(tmp_path, small, settings, late)
+    server.train(link.config, tmp_path / "run", link)
+    bobs = [(line["round"], line["staleness"]) for line in lines(tmp_path, "client") if line["client"] == "bob"]
+    assert bobs == [(1, 1), (3, 0)]
+    assert [line["asked"] for line in lines(tmp_path, "round")] == [3, 2, 3]
+    afters = [order["after"] for order in link.orders if order["kind"] == "train" and order["client"] == "bob"]
+    assert afters == [0, 1]
+
+
+def _huge(reply: Reply) -> Reply:
+    return Reply(reply.content, reply.answer * 100)
+
+
+def _cut(reply: Reply) -> Reply:
+    return Reply(reply.content, reply.answer[:-3])
+
+
+def _other_shape(reply: Reply) -> Reply:
+    from llm_fed.wire import pack, unpack
+
+    state = unpack(reply.answer)
+    return Reply(reply.content, pack(state.pick(list(state.layout.names)[:-1])))
+
+
+def _nan(reply: Reply) -> Reply:
+    from llm_fed.wire import pack, unpack
+
+    state = unpack(reply.answer)
+    return Reply(reply.content, pack(state.like(state.row * float("nan"))))
+
+
+def _no_examples(reply: Reply) -> Reply:
+    return Reply({**reply.content, "examples": -5}, reply.answer)
+
+
+def _no_loss(reply: Reply) -> Reply:
+    return Reply({**reply.content, "loss": float("inf")}, reply.answer)
+
+
+SPOILT = {
+    "huge": (_huge, "bytes, and at most"),
+    "cut": (_cut, "not a message"),
+    "garbage": (lambda reply: Reply(reply.content, b"garbage"), "not a message"),
+    "other shape": (_other_shape, "has no"),
+    "NaN": (_nan, "NaN or infinite"),
+    "no examples": (_no_examples, "number of examples is -5"),
+    "no loss": (_no_loss, "loss is inf"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_spoilt_answer_is_refused_and_the_run_goes_on(small, tmp_path, kind):
+    spoil, words = SPOILT[kind]
+    bad = lambda order, reply: spoil(reply) if order["kind"] == "train" and order["client"] == "bob" else reply  # noqa: E731
+    federate(tmp_path, small, tree(small), spoil=bad)
+    refused = [line for line in lines(tmp_path, "event") if line["event"] == "refused upload"]
+    assert [line["client"] for line in refused] == ["bob"] * 3 and words in refused[0]["reason"]
+    rounds = lines(tmp_path, "round")
+    assert [(line["arrived"], line["refused"]) for line in rounds] == [(2, 1)] * 3
+
+
+def test_an_old_answer_sent_again_is_refused(small, tmp_path):
+    first: list[Reply] = []
+
+    def replay(order, reply):
+        if order["kind"] == "train" and order["client"] == "bob":
+            first.append(reply)
+            return first[0]
+        return reply
+
+    federate(tmp_path, small, tree(small), spoil=replay)
+    refused = [line for line in lines(tmp_path, "event") if line["event"] == "refused upload"]
+    assert [line["round"] for line in refused] == [2, 3] and "another order" in refused[0]["reason"]
+
+
+@pytest.mark.parametrize("method", ["fedit", "fedalt", "fedmerge"])
+@pytest.mark.parametrize("dies", ["before the answers", "after the checkpoint"])
+def test_a_server_that_is_killed_continues_and_ends_the_same(small, tmp_path, method, dies):
+    """Also where clients have already done, and remembered, what the server then asks again."""
+    settings = tree(small, method={"name": method}, checkpoint={"every": 2})
+    _, whole = federate(tmp_path / "whole", small, settings)
+
+    class Killed(BaseException):
+        pass
+
+    def die(order, reply):
+        last = order["kind"] == "train" and order["round"] == 3 and order["client"] == "cyd"
+        if last if dies == "before the answers" else order["kind"] == "finish":
+            raise Killed
+        return reply
+
+    link = NetworkInProcess(tmp_path / "cut", small, settings, die)
+    with pytest.raises(Killed):
+        server.train(link.config, tmp_path / "cut/run", link)
+    link, again = federate(tmp_path / "cut", small, settings)
+    assert again == whole
+    assert (tmp_path / "cut/run/metrics.jsonl").read_bytes() == (tmp_path / "whole/run/metrics.jsonl").read_bytes()
+    for client in CLIENTS:
+        mine, theirs = (adapters(tmp_path / f"{run}/home-{client}/adapters") for run in ("whole", "cut"))
+        assert mine.keys() == theirs.keys()
+        assert all(mine[file][name].equal(theirs[file][name]) for file in mine for name in mine[file])
+
+
+def test_memories_that_no_checkpoint_refers_to_are_deleted(small, tmp_path):
+    settings = tree(small, rounds=6, method={"name": "local"}, checkpoint={"keep": 1}, eval={"every": 0})
+    federate(tmp_path, small, settings)
+    rounds = sorted(path.name for path in (tmp_path / "home-ada/runs").glob("*/ada/round-*"))
+    assert rounds == ["round-0005", "round-0006"]
+
+
+def test_a_client_whose_memory_is_gone_says_so_and_begins_again(small, tmp_path):
+    def forget(order, reply):
+        if order["kind"] == "evaluate" and order["client"] == "cyd" and order["after"] == 1:
+            shutil.rmtree(tmp_path / "home-bob/runs", ignore_errors=True)
+            link.workers[2] = type(link.workers[2])()
+        return reply
+
+    link = NetworkInProcess(tmp_path, small, tree(small, method={"name": "fedalt"}), forget)
+    server.train(link.config, tmp_path / "run", link)
+    reasons = [line["reason"] for line in lines(tmp_path, "event") if line["client"] == "bob"]
+    assert len(reasons) == 1 and "its memory of round 1 is gone, so it begins again" in reasons[0]
+    afters = [order["after"] for order in link.orders if order["kind"] == "train" and order["client"] == "bob"]
+    assert afters == [0, 1, 0]
+
+
+def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp_path, capfd):
+    def other(order, reply):
+        return Reply({**reply.content, "base": "another"}) if order["kind"] == "hello" and order["id"] == "2" else reply
+
+    settings = tree(small, network={**NETWORK, "clients": 2})
+    federate(tmp_path / "one", small, settings, spoil=other)
+    assert "its base model is not the server's" in capfd.readouterr().err
+    assert {line["client"] for line in lines(tmp_path / "one", "client")} == {"ada", "cyd"}
+    link = NetworkInProcess(tmp_path / "two", small, settings)
+    link.places[2] = replace(link.places[1], home=tmp_path / "two/another")
+    with pytest.raises(Exception, match="client ada is at two nodes"):
+        server.train(link.config, tmp_path / "two/run", link)
+
+
+def test_nothing_of_a_place_follows_the_server(small, tmp_path):
+    """Names that would leave a client's folder are refused there."""
+    link = NetworkInProcess(tmp_path, small, tree(small))
+    order = {"kind": "train", "run": "../../evil", "client": "ada", "round": 1, "lr": 0.1, "after": 0, "kept": []}
+    id, *_ = link.send([(1, order, b"")], 1.0)
+    (reply,) = link.receive([id]).values()
+    assert "cannot name a folder" in reply.error and not (tmp_path / "evil").exists()
+
+
+def test_pictures_do_not_travel_yet(small, tmp_path):
+    link = NetworkInProcess(tmp_path, small, tree(small))
+    task = replace(link.config.task, name="cifar10")
+    with pytest.raises(Exception, match="not over a network yet"):
+        server.train(replace(link.config, task=task), tmp_path / "run", link)
+
+
+def test_a_federation_whose_clients_all_fail_at_the_end_is_not_complete(small, tmp_path):
+    fail = lambda order, reply: Reply({"error": "full"}) if order["kind"] == "finish" else reply  # noqa: E731
+    link = NetworkInProcess(tmp_path, small, tree(small), fail)
+    with pytest.raises(RunError, match="no client finished"):
+        server.train(link.config, tmp_path / "run", link)
+    assert not (tmp_path / "run/summary.json").exists()
+    _, done = federate(tmp_path, small, tree(small))
+    assert done["scores"]["clients"] and json.loads((tmp_path / "run/summary.json").read_text()) == done
+
+
+def test_late_answers_and_small_messages_together(small, tmp_path):
+    """The form in which numbers travel is that of one process, to the byte."""
+    settings = tree(small, method={"name": "fedmerge"}, transport={"up": "int8", "down": "bfloat16"})
+    here = experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
+    _, there = federate(tmp_path / "there", small, settings)
+    assert there["scores"] == here["scores"]
+    sizes = [
+        [(line["bytes_up"], line["bytes_down"]) for line in lines(tmp_path / run, "client")]
+        for run in ("run-here", "there")
+    ]
+    assert sizes[0] == sizes[1] and len(sizes[0]) == 9
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_privacy_over_a_network(small, tmp_path, where):
+    """The accountant's line, no number of examples, no loss; noise and sampling from seeds that are not the run's."""
+    pytest.importorskip("dp_accounting")
+    privacy = {"clip": 0.5, "noise": 1.0, "where": where}
+    settings = tree(small, participation=0.7 if where == "server" else 1.0, privacy=privacy, rounds=4)
+    link, _ = federate(tmp_path, small, settings)
+    found = lines(tmp_path, "privacy")
+    assert [line["round"] for line in found] == [1, 2, 3, 4] and found[0]["epsilon"] < found[-1]["epsilon"]
+    told = lines(tmp_path, "client")
+    assert told and all(line["examples"] == 1 and "loss" not in line for line in told)
+    again, _ = federate(tmp_path / "again", small, settings)
+    asked = [[(o["round"], o["client"]) for o in net.orders if o["kind"] == "train"] for net in (link, again)]
+    states = [json.loads((folder / "run/network.json").read_text()) for folder in (tmp_path, tmp_path / "again")]
+    assert states[0]["secret"] != states[1]["secret"]
+    if where == "client":
+        assert asked[0] == asked[1]
+        assert (tmp_path / "home-ada/secret").stat().st_mode & 0o777 == 0o600
+    mine, theirs = (adapters(folder / "home-ada/adapters/run/ada") for folder in (tmp_path, tmp_path / "again"))
+    assert not all(mine[file][name].equal(theirs[file][name]) for file in mine for name in mine[file])

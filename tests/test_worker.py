@@ -1,0 +1,169 @@
+"""The process that keeps a machine's base between orders: private, found again, and one per machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from small_run import Small
+
+from llm_fed.configfile import as_dict, from_dict
+from llm_fed.errors import RunError, UserError
+from llm_fed.runtime import worker
+from llm_fed.wire import pack
+
+HELLO = {"kind": "hello"}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    yield tmp_path / "home"
+    for process in workers(tmp_path / "home"):
+        process.kill()
+        process.wait()
+
+
+def workers(home: Path) -> list[psutil.Process]:
+    wanted = {"llm_fed.runtime.worker", str(home)}
+    return [process for process in psutil.process_iter() if wanted <= set(_words(process))]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def request(small: Small, home: Path, order: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    config = from_dict(small.tree(**changes))
+    place = {"home": str(home), "path": str(small.data), "clients": ["ada"]}
+    return {"place": place, "config": yaml.safe_dump(as_dict(config)), "order": order}
+
+
+def train(round: int, after: int = 0) -> dict[str, Any]:
+    return {"kind": "train", "run": "r", "client": "ada", "round": round, "lr": 0.1, "after": after, "kept": []}
+
+
+def state(small: Small) -> bytes:
+    from llm_fed import experiment
+    from llm_fed.tracking import Reporter
+
+    return pack(experiment.prepare(from_dict(small.tree()), Reporter()).server.initial())
+
+
+def test_one_worker_serves_all_callers_and_outlives_those_that_are_killed(small, home):
+    reply, _ = worker.call(home, request(small, home, HELLO), b"")
+    assert reply["clients"] == ["ada"]
+    (process,) = workers(home)
+    path = worker.address(home)
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o077 == 0
+
+    message = state(small)
+    order = request(small, home, train(1), local={"steps": 400})
+    (home / "message").write_bytes(message)
+    (home / "order").write_text(json.dumps(order))
+    code = f"""
+        import json
+        from pathlib import Path
+        from llm_fed.runtime import worker
+        home = Path({str(home)!r})
+        worker.call(home, json.loads((home / "order").read_text()), (home / "message").read_bytes())
+    """
+    caller = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    deadline = time.monotonic() + 60
+    while not list(home.glob("runs/r/ada")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    caller.kill()
+    assert caller.wait() == -9
+    again, answer = worker.call(home, request(small, home, train(1)), message)
+    assert again["examples"] == 6 and len(answer) > 1000
+    assert [other.pid for other in workers(home)] == [process.pid]
+    log = (home / "worker.log").read_text()
+    assert "a caller went away" in log and "bases loaded so far: 1" in log and "so far: 2" not in log
+
+    process.kill()
+    process.wait()
+    with pytest.raises(OSError):
+        os.kill(process.pid, 0)
+    second, _ = worker.call(home, request(small, home, train(2, after=1)), message)  # its memory is on the disk
+    assert second["examples"] == 6 and workers(home)[0].pid != process.pid
+
+
+def test_a_worker_that_dies_at_work_is_said_to(small, home):
+    worker.call(home, request(small, home, HELLO), b"")
+    (process,) = workers(home)
+    order = request(small, home, train(1), local={"steps": 100_000})
+    killer = subprocess.Popen(["sh", "-c", f"sleep 2; kill -9 {process.pid}"])
+    with pytest.raises(RunError, match=r"ended while it worked; see .*worker\.log"):
+        worker.call(home, order, state(small))
+    killer.wait()
+
+
+def test_a_worker_ends_when_nobody_needs_it(small, home):
+    subprocess.run([sys.executable, "-m", "llm_fed.runtime.worker", str(_made(home)), "--idle", "0.2"], check=True)
+    assert not worker.address(home).exists()
+
+
+def test_a_second_worker_of_one_home_gives_way(small, home):
+    worker.call(home, request(small, home, HELLO), b"")
+    subprocess.run([sys.executable, "-m", "llm_fed.runtime.worker", str(home)], check=True, timeout=60)
+    assert len(workers(home)) == 1 and worker.call(home, request(small, home, HELLO), b"")[0]["clients"] == ["ada"]
+
+
+def test_a_worker_that_cannot_start_says_where_to_look(home):
+    _made(home)
+    (home / "worker.lock").mkdir()
+    with pytest.raises(RunError, match=r"does not start; see .*worker\.log"):
+        worker.call(home, {}, b"")
+
+
+def test_a_folder_that_others_may_enter_takes_no_socket(home):
+    home.parent.chmod(0o755)
+    with pytest.raises(UserError, match="must be yours and closed to others"):
+        worker.address(home)
+
+
+def test_a_full_disk_at_a_client_is_its_own_trouble(small, tmp_path, monkeypatch):
+    """The order fails with a reason, nothing half-written stays, and the next one continues from what was there."""
+    from network import NetworkInProcess
+
+    from llm_fed import checkpoint
+    from llm_fed.run import read_records
+    from llm_fed.runtime import remote, server
+
+    monkeypatch.setattr(remote, "_PAUSE", 0.01)
+    real = checkpoint.write_file
+    link = NetworkInProcess(tmp_path, small, small.tree(method={"name": "local"}, network={"clients": 3}))
+
+    def full(path: Path, data: bytes, **options: Any) -> None:
+        if "home-bob" in str(path) and link.orders[-1]["round"] == 2:
+            raise OSError(28, "No space left on device", str(path))
+        real(path, data, **options)
+
+    monkeypatch.setattr(checkpoint, "write_file", full)
+    server.train(link.config, tmp_path / "run", link)
+    events = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "event"]
+    assert [(line["round"], line["client"]) for line in events] == [(2, "bob")]
+    assert "No space left on device" in events[0]["reason"]
+    assert not list((tmp_path / "home-bob").rglob("*.partial"))
+    afters = [order["after"] for order in link.orders if order["kind"] == "train" and order["client"] == "bob"]
+    assert afters == [0, 1, 1]
+
+
+def _made(home: Path) -> Path:
+    home.mkdir()
+    shutil.rmtree(home / "runs", ignore_errors=True)
+    return home
