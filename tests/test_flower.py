@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from flower_deployment import Deployment
 from safetensors.torch import load_file
@@ -50,6 +51,49 @@ def equal(here: Path, folder: Path, exactly: bool = False) -> None:
         tolerance = 0 if exactly else 1e-5
         for name in mine:
             assert_close(theirs[name], mine[name], rtol=tolerance, atol=tolerance)
+
+
+# What a node does that does not keep to the rules, by round; the wire, the worker and the other nodes are as always.
+SPOILING = '''
+"""Bob's answers are spoilt, each round in another way."""
+
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from llm_fed.runtime import flower
+from llm_fed.wire import pack, unpack
+
+honest = flower.client_app(__file__)
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    reply, home = honest(message, context), Path(context.node_config["home"])
+    order, content = flower._opened(message.content)
+    if not home.name.endswith("bob") or order["kind"] != "train":
+        return reply
+    old, answer = home / "old", reply.content.array_records["content"]["message"].data
+    if order["round"] == 1:
+        old.write_bytes(reply.content.config_records["order"]["json"].encode() + b"|" + answer)
+        return reply
+    if order["round"] == 6:
+        words, answer = old.read_bytes().split(b"|", 1)
+        reply.content.config_records["order"]["json"] = words.decode()
+    else:
+        state = unpack(answer)
+        answer = {
+            2: b"garbage",
+            3: pack(state.like(state.row * float("nan"))),
+            4: pack(state.pick(list(state.layout.names)[1:])),
+            5: answer * 100,
+        }.get(order["round"], answer)
+    array = Array(dtype="uint8", shape=(len(answer),), stype="llm_fed.message", data=answer)
+    reply.content["content"] = ArrayRecord({"message": array})
+    return reply
+'''
 
 
 def until(true: Any, seconds: float = 120.0) -> None:
@@ -110,3 +154,30 @@ def test_faults_over_flower(small, tmp_path):
     assert {client for _, client in answered} == set(CLIENTS)
     for client in CLIENTS:
         assert adapters(tmp_path / f"home-{client}/adapters/run" / client)
+
+
+def test_a_node_that_does_not_keep_to_the_rules_and_a_full_disk_over_flower(small, tmp_path):
+    """Garbage, NaN, another shape, a hundred times the size, an old answer again: refused, and the run goes on. Cyd's
+    disk takes no checkpoint in one round, and she continues from the round before."""
+    config = settings(small, rounds=7, method={"name": "fedalt"}, eval={"every": 0})
+    flower_app.write(tmp_path / "app", config, "small")
+    (tmp_path / "app/federation/client.py").write_text(SPOILING)
+    with deploy(tmp_path, small) as net:
+        run = net.run(tmp_path / "app", {"out": str(tmp_path / "run")})
+        until(lambda: (tmp_path / "run/checkpoints/round-0001").exists())
+        (worker,) = net.processes("cyd", "llm_fed.runtime.worker")
+        worker.rlimit(psutil.RLIMIT_FSIZE, (256, psutil.RLIM_INFINITY))
+        until(lambda: any(line["client"] == "cyd" for line in records(tmp_path, "event")))
+        worker.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        assert net.wait(run, 500) == "finished:completed", net.logs(run)
+    events = {(line["client"], line["round"]): line["reason"] for line in records(tmp_path, "event")}
+    words = ["not a message", "NaN", "has no", "bytes, and at most", "another order"]
+    assert [client for client, _ in events].count("bob") == 5
+    for round, word in enumerate(words, 2):
+        assert word in events["bob", round]
+    full = [round for client, round in events if client == "cyd"]
+    assert full and all("File too large" in events["cyd", round] for round in full)
+    refused = {line["round"]: line["refused"] for line in records(tmp_path, "round")}
+    assert refused == {1: 0, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 7: 0}
+    answered = {line["round"] for line in records(tmp_path, "client") if line["client"] == "cyd"}
+    assert answered == set(range(1, 8)) - set(full)

@@ -70,6 +70,27 @@ def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
             assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "method", ["ffa", "fedasync", "fedbuff", "ca2fl", "feddle", "fed+ft", "hfcl", "feddf", "fisher-merging"]
+)
+def test_the_other_methods_too_and_a_server_with_data_of_its_own(small, tmp_path, method):
+    """In one process the server takes its examples out of the clients' test splits, so those are not compared."""
+    own = {"server": {"examples": 2}} if method in ("feddle", "fed+ft", "hfcl", "feddf") else {}
+    settings = tree(small, rounds=2, method={"name": method}, task=own)
+    experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
+    link = NetworkInProcess(tmp_path / "there", small, settings)
+    task = replace(link.config.task, path=str(small.data))  # where the server's examples lie
+    server.train(replace(link.config, task=task), tmp_path / "there/run", link)
+    before, after = lines(tmp_path / "run-here", "client"), lines(tmp_path / "there", "client")
+    assert [(line["client"], line["bytes_up"]) for line in before] == [(o["client"], o["bytes_up"]) for o in after]
+    for client in CLIENTS:
+        mine = adapters(tmp_path / "run-here/run/adapters" / client)
+        theirs = adapters(tmp_path / f"there/home-{client}/adapters/run" / client)
+        assert mine.keys() == theirs.keys() and mine
+        for name in mine:
+            assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
+
+
 def test_a_round_ends_at_its_deadline_and_says_who_is_missing(small, tmp_path):
     lost = lambda order, reply: None if order.get("client") == "bob" and order["kind"] == "train" else reply  # noqa: E731
     federate(tmp_path, small, tree(small), spoil=lost)
@@ -284,10 +305,42 @@ def test_privacy_over_a_network(small, tmp_path, where):
     assert told and all(line["examples"] == 1 and "loss" not in line for line in told)
     again, _ = federate(tmp_path / "again", small, settings)
     asked = [[(o["round"], o["client"]) for o in net.orders if o["kind"] == "train"] for net in (link, again)]
-    states = [json.loads((folder / "run/network.json").read_text()) for folder in (tmp_path, tmp_path / "again")]
-    assert states[0]["secret"] != states[1]["secret"]
     if where == "client":
         assert asked[0] == asked[1]
-        assert (tmp_path / "home-ada/secret").stat().st_mode & 0o777 == 0o600
     mine, theirs = (adapters(folder / "home-ada/adapters/run/ada") for folder in (tmp_path, tmp_path / "again"))
     assert not all(mine[file][name].equal(theirs[file][name]) for file in mine for name in mine[file])
+
+
+def test_a_client_that_was_away_at_the_end_gets_its_model_later(small, tmp_path):
+    fail = lambda order, reply: None if order["kind"] == "finish" and order["client"] == "bob" else reply  # noqa: E731
+    _, first = federate(tmp_path, small, tree(small), spoil=fail)
+    assert first["unfinished"] == ["bob"] and set(first["scores"]["clients"]) == {"ada", "cyd"}
+    events = [line for line in lines(tmp_path, "event") if line["event"] == "not finished"]
+    assert [line["client"] for line in events] == ["bob"] and "give the same command again" in events[0]["reason"]
+    link, second = federate(tmp_path, small, tree(small))
+    assert "unfinished" not in second and set(second["scores"]["clients"]) == set(CLIENTS)
+    assert not [order for order in link.orders if order["kind"] == "train"]
+    assert (tmp_path / "home-bob/adapters/run/bob/adapter_model.safetensors").exists()
+    link, third = federate(tmp_path, small, tree(small))
+    assert third == second and not link.orders
+
+
+def test_a_node_that_comes_late_or_comes_back_is_greeted_again(small, tmp_path):
+    """Cyd's node appears in round 2; bob's goes after it and comes back in round 4 with another worker."""
+    settings = tree(small, rounds=5, eval={"every": 0}, network={**NETWORK, "clients": 2})
+    link = NetworkInProcess(tmp_path, small, settings)
+    link.online = {1, 2}
+
+    def by_round(order, reply):
+        if order["kind"] == "train" and order["client"] == "ada":
+            link.online = {1: {1, 2, 3}, 2: {1, 3}, 3: {1, 2, 3}}.get(order["round"], link.online)
+        return reply
+
+    link._spoil = by_round
+    server.train(link.config, tmp_path / "run", link)
+    asked = {
+        round: [o["client"] for o in link.orders if o["kind"] == "train" and o["round"] == round]
+        for round in range(1, 6)
+    }
+    assert asked == {1: ["ada", "bob"], 2: ["ada", "bob"], 3: ["ada"], 4: ["ada", "bob"], 5: ["ada", "bob"]}
+    assert [order["kind"] for order in link.orders].count("hello") == 4

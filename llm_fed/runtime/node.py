@@ -27,7 +27,6 @@ from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import ClientError, RunError, UserError, lookup
 from llm_fed.eval.clients import evaluate
 from llm_fed.experiment import Experiment
-from llm_fed.files import write_file
 from llm_fed.models.loading import Base
 from llm_fed.needed import needed_config
 from llm_fed.rows import Memory
@@ -94,7 +93,8 @@ class Node:
         round, kept = work.order["round"], {work.order["after"], *work.order["kept"]}
         site.begin(round, work.order["lr"])
         answer = _alone(built, site, built.method.client_update(site, unpack(content)))
-        packed = sealed(answer, work.config, _secret(work.place.home), round, site.id)
+        # Noise that no other answer has: one that is asked for again, from another message, must not share it.
+        packed = sealed(answer, work.config, secrets.randbits(63), round, site.id)
         assert isinstance(site.memory, Memory)
         store.save(round, None, {"memory": site.memory.rows})
         store.prune(lambda version: version in kept or version == round)
@@ -194,16 +194,6 @@ def _alone(built: Experiment, site: Site, work: Any) -> Any:
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
-
-
-def _secret(home: Path) -> int:
-    """The seed of the noise that hides these clients' uploads: made here once, and known to nobody else."""
-    path = home / "secret"
-    if not path.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        write_file(path, secrets.token_hex(8).encode())
-        path.chmod(0o600)
-    return int(path.read_text(), 16) >> 1
 
 
 def _plain(name: str) -> str:

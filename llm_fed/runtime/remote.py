@@ -101,6 +101,7 @@ class RemoteClients:
         self._link, self._config, self._token, self._say = link, config, token, say
         self._node: dict[str, int] = {}
         self._greeted: set[int] = set()
+        self._greetings: dict[str, int] = {}  # hellos on their way, and to which node
         self._base = ""
         self._waiting: dict[str, _Asked] = {}
         self._asks = 0
@@ -232,13 +233,17 @@ class RemoteClients:
             time.sleep(_PAUSE)
 
     def _greet(self) -> None:
-        """Learn which clients the new nodes have."""
-        new = [node for node in self._link.nodes() if node not in self._greeted]
+        """Ask new nodes, and those that were away, which clients they have; take in what was answered."""
+        there = set(self._link.nodes())
+        self._greeted &= there
+        self._greetings = {id: node for id, node in self._greetings.items() if node in there}
+        new = sorted(there - self._greeted - set(self._greetings.values()))
         ids = self._link.send([(node, {"kind": "hello"}, b"") for node in new], self._config.network.patience)
-        node_of = {id: node for id, node in zip(ids, new, strict=True) if id is not None}
-        for id, reply in self._await(set(node_of), self._config.network.deadline).items():
-            node = node_of[id]
+        self._greetings |= {id: node for id, node in zip(ids, new, strict=True) if id is not None}
+        for id, reply in self._link.receive(self._greetings.keys()).items():
+            node = self._greetings.pop(id)
             self._greeted.add(node)
+            self._node = {name: its_node for name, its_node in self._node.items() if its_node != node}
             if reply.error:
                 self._say(f"node {node} cannot take part: {reply.error}")
             elif reply.content.get("base") != self._base:
@@ -287,10 +292,12 @@ class RemoteClients:
             },
             contents,
         )
-        found = self._await({id for id, _, _ in sent.values() if id}, self._config.network.deadline)
+        settings = self._config.network
+        seconds = settings.patience if kind == "finish" else settings.deadline  # without the end there is no result
+        found = self._await({id for id, _, _ in sent.values() if id}, seconds)
         replies = {name: Reply({"error": "it is not there"}) for name in orders}
         for name, (id, ask, _) in sent.items():
-            reply = found.get(id or "", Reply({"error": f"no reply in {self._config.network.deadline:g} s"}))
+            reply = found.get(id or "", Reply({"error": f"no reply in {seconds:g} s"}))
             replies[name] = (
                 reply if reply.error or reply.content.get("ask") == ask else Reply({"error": "a stale reply"})
             )
@@ -326,7 +333,7 @@ class RemoteClients:
             came |= self._link.receive(self._waiting.keys() - came.keys())
             mine = {id for id, asked in self._waiting.items() if asked.round == round}
             enough = len(came) >= settings.enough if settings.enough else mine <= came.keys() and (mine or came)
-            if enough or not self._waiting or time.monotonic() > until:
+            if enough or len(came) == len(self._waiting) or time.monotonic() > until:
                 break
             time.sleep(_PAUSE)
         return [(self._waiting.pop(id), reply) for id, reply in came.items()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import tasks
-from llm_fed.clients import messages_for
+from llm_fed.clients import log_event, messages_for
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, lookup
 from llm_fed.experiment import Experiment, conclude, prepare, selected
@@ -54,16 +54,15 @@ def train(
     _check(config)
     with Run(folder, config, fresh, reporter.record) as run:
         done = None if fresh else run.recall("summary.json")
-        if done is not None:
+        if done is not None and not done.get("unfinished"):
             reporter.note(f"{folder} is complete: {config.rounds} rounds; fresh=true starts again")
             return done
         built = prepare(config, reporter, base=base, task=_own_data(config))
         run.begin()
-        known = run.recall("network.json") or {
-            "token": secrets.token_hex(8), "secret": secrets.randbits(63), "clients": [],
-        }  # fmt: skip
+        known = run.recall("network.json") or {"token": secrets.token_hex(8), "clients": []}
+        secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
         asked = replace(config, eval=replace(config.eval, metric=built.metric))
-        clients = RemoteClients(link, asked, known["token"], known["secret"], reporter.note)
+        clients = RemoteClients(link, asked, known["token"], secret, reporter.note)
         model = built.base.model if isinstance(built.base, Base) else None
         clients.gather(fingerprint((), model), known["clients"])
         run.remember("network.json", known | {"clients": list(clients.names)})
@@ -77,7 +76,7 @@ def train(
                 built.method, clients, built.server, built.runtime, run,
                 built.evaluate if at_server else clients.evaluate,
                 rounds=config.rounds, lr=built.lr, scored=built.scored if at_server else clients.names,
-                on_resume=reporter.resumed, most_asked=clients.most_asked, noise_seed=known["secret"],
+                on_resume=reporter.resumed, most_asked=clients.most_asked, noise_seed=secret,
             )  # fmt: skip
             progress = selected(built, run, progress, reporter)
             clients.take(progress)
@@ -143,18 +142,22 @@ def _finish(
     if built.scored:
         messages = messages_for(built.method, progress.state, built.scored, built.config.transport.down)
         summary = built.evaluate(messages, "test")
+    unfinished = [client for client, reply in replies.items() if reply.error]
     for client, reply in replies.items():
-        if error := reply.error or reply.content.get("failed"):
-            run.log({"kind": "event", "round": round, "client": client, "event": "not finished", "reason": error})
+        if reply.error:
+            again = "give the same command again, and it gets its personal model"
+            log_event(run, round, client, "not finished", f"{reply.error}; {again}")
+        elif "failed" in reply.content:
+            log_event(run, round, client, "client failed", str(reply.content["failed"]))
         elif built.method.needs:
             needed = {"rounds": facts["needs"]}
             run.log({"kind": "merge", "client": client, **needed, **reply.content.get("recipe", {})})
-    if all(reply.error for reply in replies.values()):
+    if len(unfinished) == len(replies):
         raise RunError("no client finished; the same command tries again")
     if summary:
         record |= summary.as_json()
         run.log(record)
-    return conclude(built, run, record, round, **facts)
+    return conclude(built, run, record, round, **facts, **({"unfinished": unfinished} if unfinished else {}))
 
 
 class _Marked:
