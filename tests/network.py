@@ -12,8 +12,8 @@ import yaml
 from small_run import CLIENTS, Small
 
 from llm_fed.configfile import as_dict, from_dict
+from llm_fed.runtime.link import Reply
 from llm_fed.runtime.node import Node, Place
-from llm_fed.runtime.remote import Reply
 
 Spoil = Callable[[Mapping[str, Any], Reply], Reply | None]  # (order, reply) -> what comes instead; None: nothing yet
 

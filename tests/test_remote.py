@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from network import NetworkInProcess
 from safetensors.torch import load_file
 from small_run import CLIENTS, Small
 from torch.testing import assert_close
 
 from llm_fed import experiment
-from llm_fed.configfile import from_dict
+from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import RunError
 from llm_fed.run import read_records
 from llm_fed.runtime import remote, server
-from llm_fed.runtime.remote import Reply
+from llm_fed.runtime.link import Reply
 
 METHODS = ["fedit", "fedmerge", "fedsa", "feddpa", "fedalt", "pfedmoe", "fedem", "ifca", "fedlora", "local", "potara"]
 NETWORK = {"clients": sorted(CLIENTS), "deadline": 0.3, "patience": 0.5}
@@ -249,8 +250,25 @@ def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp
     assert {line["client"] for line in lines(tmp_path / "one", "client")} == {"ada", "cyd"}
     link = NetworkInProcess(tmp_path / "two", small, settings)
     link.places[2] = replace(link.places[1], home=tmp_path / "two/another")
-    with pytest.raises(Exception, match="client ada is at two nodes"):
-        server.train(link.config, tmp_path / "two/run", link)
+    server.train(link.config, tmp_path / "two/run", link)
+    assert "says that it has client ada, which is node 1's since this run began" in capfd.readouterr().err
+    assert not (tmp_path / "two/another").exists()
+    known = json.loads((tmp_path / "two/run/network.json").read_text())
+    assert known["clients"] == ["ada", "cyd"] and known["nodes"] == {"ada": 1, "cyd": 3}
+    link.online, said = {2}, []  # a restarted server does not believe it either, though ada's own node is away
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "waiting" in text:
+            raise TimeoutError
+
+    again = remote.RemoteClients(link, link.config, known["token"], 0, say)
+    base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), {"kind": "hello"}, b"")[0][
+        "base"
+    ]
+    with pytest.raises(TimeoutError):
+        again.gather(base, known["clients"], known["nodes"])
+    assert "node 2 says that it has client ada" in said[0] and said[1].startswith("0 of 2 clients are there")
 
 
 def test_nothing_of_a_place_follows_the_server(small, tmp_path):

@@ -19,7 +19,7 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.runtime import worker
 
 if TYPE_CHECKING:
-    from llm_fed.runtime.remote import Reply
+    from llm_fed.runtime.link import Reply
 
 _STYPE = "llm_fed.message"  # safetensors with our header; never numpy, never pickle
 
@@ -82,7 +82,7 @@ class FlowerLink:
         return [id or None for id in self._grid.push_messages(messages)] if messages else []
 
     def receive(self, ids: Collection[str]) -> dict[str, Reply]:
-        from llm_fed.runtime.remote import Reply
+        from llm_fed.runtime.link import Reply
 
         replies = {}
         for id in ids:  # one by one: what Flower cannot read raises, and would take the others along

@@ -13,67 +13,26 @@ comes later counts in the round that it reaches, with its staleness.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from llm_fed import inbox
 from llm_fed.clients import broadcast, log_event, rounded
 from llm_fed.config import Config
-from llm_fed.errors import UserError
 from llm_fed.eval.scores import Summary, summarize
 from llm_fed.inbox import InFlight
 from llm_fed.method import Method
 from llm_fed.privacy import central
 from llm_fed.progress import Progress
 from llm_fed.run import Run
+from llm_fed.runtime.link import Asked, Link, Reply, flaw_of
 from llm_fed.schedule import Poisson, cohort_size, sample
 from llm_fed.timing import Watch
-from llm_fed.wire import Message, WireError, pack, unpack
+from llm_fed.wire import Message, pack, unpack
 
 _PAUSE = 0.5  # seconds between two looks for answers
 _SLACK = 65536  # bytes by which an upload's names may be longer than expected before it is not even read
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What came back for one order; `error` where nothing useful did."""
-
-    content: Mapping[str, Any]
-    answer: bytes = b""
-
-    @property
-    def error(self) -> str:
-        return str(self.content.get("error", ""))
-
-
-class Link(Protocol):
-    """Carries orders to nodes and brings back their replies."""
-
-    def nodes(self) -> Collection[int]:
-        """Those that are there now."""
-        ...
-
-    def send(self, orders: Sequence[tuple[int, Mapping[str, Any], bytes]], patience: float) -> list[str | None]:
-        """An id for each order (None: it cannot be sent); no reply is awaited longer than `patience` seconds."""
-        ...
-
-    def receive(self, ids: Collection[str]) -> dict[str, Reply]:
-        """The replies that have come by now, by the id of their order; each is given out once."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Asked:
-    client: str
-    round: int
-    ask: str
-    since: float
-    down: int  # bytes
-    expected: Any  # skeleton of the upload
-    most: int  # bytes that the upload may have
 
 
 def _nothing() -> dict[str, Any]:
@@ -99,25 +58,25 @@ class RemoteClients:
         self.sites: dict[str, Any] = {}  # no client's memory is here
         self._secret, self._central = secret, central(config.privacy)
         self._link, self._config, self._token, self._say = link, config, token, say
-        self._node: dict[str, int] = {}
+        self.owners: dict[str, int] = {}  # by client, the node that had it first
+        self._node: dict[str, int] = {}  # by client, its node, as far as that is known to be there
         self._greeted: set[int] = set()
         self._greetings: dict[str, int] = {}  # hellos on their way, and to which node
         self._base = ""
-        self._waiting: dict[str, _Asked] = {}
+        self._waiting: dict[str, Asked] = {}
         self._asks = 0
         self._known: dict[str, Any] = {}
         self.names: tuple[str, ...] = ()
 
-    def gather(self, base: str, before: Sequence[str] = ()) -> None:
+    def gather(self, base: str, before: Sequence[str] = (), owners: Mapping[str, int] | None = None) -> None:
         """Wait for the clients that the configuration names, or for as many as it says, and fix their order.
 
         Args:
             base: the fingerprint that the base of every node must have.
             before: who took part when this run was begun.
-
-        Raises:
-            UserError: two nodes have a client of one name.
+            owners: at which node each client was then; from another one it is not accepted.
         """
+        self.owners |= owners or {}
         self._base, wanted = base, before or self._config.network.clients
         number = wanted if isinstance(wanted, int) else len(wanted)
         told = -1
@@ -161,7 +120,7 @@ class RemoteClients:
                     continue
                 like = method.upload_like(unpack(messages[name]))
                 expected, most = inbox.skeleton(like), 2 * len(pack(like)) + _SLACK
-                self._waiting[id] = _Asked(name, round, ask, since, len(messages[name]), expected, most)
+                self._waiting[id] = Asked(name, round, ask, since, len(messages[name]), expected, most)
             came = self._wait(round)
         with watch("collect"):
             record = self._collect(run, progress, came, failed)
@@ -249,10 +208,13 @@ class RemoteClients:
             elif reply.content.get("base") != self._base:
                 self._say(f"node {node} cannot take part: its base model is not the server's")
             else:
-                for name in map(str, reply.content.get("clients", ())):
-                    if self._node.setdefault(name, node) != node:
-                        raise UserError(
-                            f"client {name} is at two nodes, {self._node[name]} and {node}; name them apart"
+                for name in reply.clients:
+                    if self.owners.setdefault(name, node) == node:
+                        self._node[name] = node
+                    else:
+                        self._say(
+                            f"node {node} says that it has client {name}, which is node {self.owners[name]}'s since "
+                            "this run began; if its machine was replaced, take it out of the run folder's network.json"
                         )
 
     def _send(
@@ -312,16 +274,12 @@ class RemoteClients:
             self._known["answered"].pop(name, None)
 
     def _summary(self, replies: Mapping[str, Reply]) -> Summary | None:
-        scores = {
-            name: float(reply.content["score"])
-            for name, reply in replies.items()
-            if not reply.error and isinstance(reply.content.get("score"), int | float)
-        }
+        scores = {name: reply.score for name, reply in replies.items() if reply.score is not None}
         metric = self._config.eval.metric
         assert metric is not None  # the server's driver fills the task's own in
         return summarize(metric, scores) if scores else None
 
-    def _wait(self, round: int) -> list[tuple[_Asked, Reply]]:
+    def _wait(self, round: int) -> list[tuple[Asked, Reply]]:
         """What comes before the round ends, of this round's answers and of earlier ones.
 
         Under central privacy nothing counts in a later round than that whose sample it is of.
@@ -339,7 +297,7 @@ class RemoteClients:
         return [(self._waiting.pop(id), reply) for id, reply in came.items()]
 
     def _collect(
-        self, run: Run, progress: Progress, came: list[tuple[_Asked, Reply]], failed: list[tuple[str, str]]
+        self, run: Run, progress: Progress, came: list[tuple[Asked, Reply]], failed: list[tuple[str, str]]
     ) -> dict[str, Any]:
         """Put what came on its way, and log each client's line, in the order of the names."""
         up = refused = 0
@@ -350,7 +308,7 @@ class RemoteClients:
                 failed.append((asked.client, reply.error))
                 continue
             up += len(reply.answer)
-            flaw = _flaw(asked, reply)
+            flaw = flaw_of(asked, reply)
             if flaw:
                 refused += 1
                 log_event(run, progress.round, asked.client, "refused upload", flaw)
@@ -385,22 +343,3 @@ class RemoteClients:
             elif asked.round == round:
                 log_event(run, round, asked.client, "late", "the round ended without its answer")
         return late
-
-
-def _flaw(asked: _Asked, reply: Reply) -> str:
-    """What makes an answer unusable before its content is looked at; empty where nothing does."""
-    content = reply.content
-    if content.get("ask") != asked.ask:
-        return "it answers another order than the last one (an old answer, sent again?)"
-    if len(reply.answer) > asked.most:
-        return f"it has {len(reply.answer):,} bytes, and at most {asked.most:,} were expected"
-    examples, loss = content.get("examples"), content.get("loss", 0.0)
-    if not isinstance(examples, int) or isinstance(examples, bool) or examples < 1:
-        return f"its number of examples is {examples!r}"
-    if not isinstance(loss, int | float) or not math.isfinite(loss):
-        return f"its loss is {loss!r}"
-    try:
-        unpack(reply.answer)
-    except WireError as error:
-        return str(error)
-    return ""

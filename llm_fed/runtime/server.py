@@ -19,8 +19,9 @@ from llm_fed.models.loading import Base
 from llm_fed.needed import needed_config
 from llm_fed.progress import Progress, restore
 from llm_fed.run import Run
+from llm_fed.runtime.link import Link
 from llm_fed.runtime.portable import fingerprint
-from llm_fed.runtime.remote import Link, RemoteClients
+from llm_fed.runtime.remote import RemoteClients
 from llm_fed.tasks.common import TaskData
 from llm_fed.tracking import Reporter
 from llm_fed.wire import Message, WireError
@@ -59,13 +60,13 @@ def train(
             return done
         built = prepare(config, reporter, base=base, task=_own_data(config))
         run.begin()
-        known = run.recall("network.json") or {"token": secrets.token_hex(8), "clients": []}
+        known = run.recall("network.json") or {"token": secrets.token_hex(8), "clients": [], "nodes": {}}
         secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
         asked = replace(config, eval=replace(config.eval, metric=built.metric))
         clients = RemoteClients(link, asked, known["token"], secret, reporter.note)
         model = built.base.model if isinstance(built.base, Base) else None
-        clients.gather(fingerprint((), model), known["clients"])
-        run.remember("network.json", known | {"clients": list(clients.names)})
+        clients.gather(fingerprint((), model), known["clients"], known["nodes"])
+        run.remember("network.json", known | {"clients": list(clients.names), "nodes": clients.owners})
         built.server.clients, built.server.cohort = clients.names, clients.cohort_size
         name = name or folder.name
         if built.method.needs:
@@ -151,7 +152,7 @@ def _finish(
             log_event(run, round, client, "client failed", str(reply.content["failed"]))
         elif built.method.needs:
             needed = {"rounds": facts["needs"]}
-            run.log({"kind": "merge", "client": client, **needed, **reply.content.get("recipe", {})})
+            run.log({**reply.recipe, "kind": "merge", "client": client, **needed})
     if len(unfinished) == len(replies):
         raise RunError("no client finished; the same command tries again")
     if summary:
