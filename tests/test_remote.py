@@ -271,6 +271,14 @@ def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp
     assert "node 2 says that it has client ada" in said[0] and said[1].startswith("0 of 2 clients are there")
 
 
+def test_what_a_node_says_is_believed_only_where_it_can_be():
+    for score in (None, "97", float("nan"), -1, 101, [3], {"a": 1}):
+        assert Reply({"score": score}).score is None
+    assert Reply({"score": 50}).score == 50.0 and Reply({"score": 50, "error": "x"}).score is None
+    assert Reply({"clients": 5}).clients == [] and Reply({"clients": ["a", 5, None]}).clients == ["a"]
+    assert Reply({"recipe": "kind"}).recipe == {} and Reply({"error": {"a": 1}}).error == "{'a': 1}"
+
+
 def test_nothing_of_a_place_follows_the_server(small, tmp_path):
     """Names that would leave a client's folder are refused there."""
     link = NetworkInProcess(tmp_path, small, tree(small))
