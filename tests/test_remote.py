@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from llm_fed import experiment
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import RunError
+from llm_fed.methods.fedit import FedIT
 from llm_fed.run import read_records
 from llm_fed.runtime import remote, server
 from llm_fed.runtime.link import Reply
@@ -102,8 +103,33 @@ def test_a_round_ends_at_its_deadline_and_says_who_is_missing(small, tmp_path):
     assert {line["client"] for line in lines(tmp_path, "client")} == {"ada", "cyd"}
 
 
-def test_a_late_answer_counts_in_the_round_that_it_reaches(small, tmp_path):
-    kept = {}
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"network": {**NETWORK, "deadline": 0.2, "patience": 0.2}},
+        {"network": {**NETWORK, "deadline": 0.2, "patience": 600.0}, "privacy": {"clip": 0.5, "noise": 1.0}},
+    ],
+    ids=["patience", "a sample of one round"],
+)
+def test_who_is_given_up_is_asked_again(small, tmp_path, changes):
+    if "privacy" in changes:
+        pytest.importorskip("dp_accounting")
+    lost = lambda order, reply: None if order.get("client") == "bob" and order["kind"] == "train" else reply  # noqa: E731
+    federate(tmp_path, small, tree(small, eval={"every": 0}, **changes), spoil=lost)
+    assert [(line["asked"], line["late"]) for line in lines(tmp_path, "round")] == [(3, 1)] * 3
+    events = [(line["round"], line["client"], line["event"]) for line in lines(tmp_path, "event")]
+    assert events == [(round, "bob", "given up") for round in (1, 2, 3)]
+
+
+def test_a_late_answer_counts_in_the_round_that_it_reaches(small, tmp_path, monkeypatch):
+    kept, seen = {}, []
+    real = FedIT.server_update
+
+    async def spy(self, site, state, uploads):
+        seen.append([(upload.client, upload.staleness) for upload in uploads])
+        return await real(self, site, state, uploads)
+
+    monkeypatch.setattr(FedIT, "server_update", spy)
 
     def late(order, reply):
         if order.get("client") == "bob" and order["kind"] == "train" and order["round"] == 1:
@@ -119,6 +145,7 @@ def test_a_late_answer_counts_in_the_round_that_it_reaches(small, tmp_path):
     server.train(link.config, tmp_path / "run", link)
     bobs = [(line["round"], line["staleness"]) for line in lines(tmp_path, "client") if line["client"] == "bob"]
     assert bobs == [(1, 1), (3, 0)]
+    assert seen[1] == [("ada", 0), ("bob", 1), ("cyd", 0)] and seen[2] == [(name, 0) for name in CLIENTS]
     assert [line["asked"] for line in lines(tmp_path, "round")] == [3, 2, 3]
     afters = [order["after"] for order in link.orders if order["kind"] == "train" and order["client"] == "bob"]
     assert afters == [0, 1]
