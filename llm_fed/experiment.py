@@ -254,15 +254,19 @@ def _deliver(
         {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.scored.items()}
     )
     config_text = (run.folder / "config.yaml").read_text()
-    spent = next((line for line in reversed(run.records()) if line["kind"] == "privacy"), None)
-    if spent:
-        facts["privacy"] = {key: spent[key] for key in ("epsilon", "delta", "where")}
+    spent = spent_in(run)
     for id, state in personal.items():
         if isinstance(state, Exception):
             raise state
         score = summary.clients.get(id) if summary else None
         hand_out(experiment, experiment.scored[id], state, score, run.folder / "adapters" / id, config_text, spent)
     return conclude(experiment, run, record, round, **facts)
+
+
+def spent_in(run: Run) -> dict[str, Any] | None:
+    """What the run spent of its clients' privacy; None where it had none."""
+    line = next((line for line in reversed(run.records()) if line["kind"] == "privacy"), None)
+    return {key: line[key] for key in ("epsilon", "delta", "where")} if line else None
 
 
 def hand_out(
@@ -293,6 +297,8 @@ def conclude(experiment: Experiment, run: Run, record: Mapping[str, Any], round:
     config = experiment.config
     result = {"round": round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
     result |= facts
+    if spent := spent_in(run):
+        result["privacy"] = spent
     run.mark()
     write_report(run.folder)
     run.remember("summary.json", result)  # the last file: a folder that has it is complete

@@ -354,6 +354,9 @@ def test_privacy_over_a_network(small, tmp_path, where):
     link, _ = federate(tmp_path, small, settings)
     found = lines(tmp_path, "privacy")
     assert [line["round"] for line in found] == [1, 2, 3, 4] and found[0]["epsilon"] < found[-1]["epsilon"]
+    card = (tmp_path / "home-ada/adapters/run/ada/README.md").read_text()
+    assert "(epsilon, delta)-differential privacy: epsilon = " in card
+    assert json.loads((tmp_path / "run/summary.json").read_text())["privacy"]["epsilon"] == found[-1]["epsilon"]
     told = lines(tmp_path, "client")
     assert told and all(line["examples"] == 1 and "loss" not in line for line in told)
     again, _ = federate(tmp_path / "again", small, settings)

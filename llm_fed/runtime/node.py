@@ -122,7 +122,8 @@ class Node:
         score = self._score(built, site, sent["message"], "test")
         state = _alone(built, site, built.method.personalize(site, sent["message"]))
         folder = work.place.home / "adapters" / _plain(work.order["name"]) / site.id
-        experiment.hand_out(built, site, state, score, folder, yaml.safe_dump(as_dict(work.config), sort_keys=False))
+        text = yaml.safe_dump(as_dict(work.config), sort_keys=False)
+        experiment.hand_out(built, site, state, score, folder, text, work.order["spent"])
         return {"score": score, "recipe": built.method.recipe(site), **failed}, b""
 
     def _needed(self, work: _Work, need: str, message: Message) -> Message:

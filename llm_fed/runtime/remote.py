@@ -2,10 +2,10 @@
 
 What a client is ordered to do, as JSON beside a packed message (`node.Node` does it):
 
-    hello                                                        -> clients, base
-    train      run, client, round, lr, after, kept, ask; message -> examples, loss, steps; upload
-    evaluate   run, client, after, split, ask; message           -> score
-    finish     run, client, after, name, given, ask; messages    -> score, recipe
+    hello                                                             -> clients, base
+    train      run, client, round, lr, after, kept, ask; message      -> examples, loss, steps; upload
+    evaluate   run, client, after, split, ask; message                -> score
+    finish     run, client, after, name, given, spent, ask; messages  -> score, recipe
 
 Time is real here: a round ends when everybody whom it asked has answered, or enough have, or at its deadline. What
 comes later counts in the round that it reaches, with its staleness.
@@ -134,7 +134,11 @@ class RemoteClients:
         return self._summary(replies)
 
     def finish(
-        self, messages: Mapping[str, Message], given: Mapping[str, Mapping[str, Any]], name: str
+        self,
+        messages: Mapping[str, Message],
+        given: Mapping[str, Mapping[str, Any]],
+        name: str,
+        spent: Mapping[str, Any] | None,
     ) -> tuple[Summary | None, dict[str, Reply]]:
         """Each client finishes, scores its personal model on its test split and writes it to its own disk.
 
@@ -142,8 +146,9 @@ class RemoteClients:
             messages: what each client is sent: its `message`, and that of each run that the method starts from.
             given: by client, of each such run its token (`run`) and the memory to take there (`after`).
             name: of the folder for personal models.
+            spent: what the run spent of its clients' privacy, for the models' cards.
         """
-        orders = {client: {"name": name, "given": given.get(client, {})} for client in messages}
+        orders = {client: {"name": name, "given": given.get(client, {}), "spent": spent} for client in messages}
         replies = self._call("finish", orders, {client: pack(sent) for client, sent in messages.items()})
         return self._summary(replies), replies
 

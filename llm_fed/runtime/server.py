@@ -12,7 +12,7 @@ from llm_fed import tasks
 from llm_fed.clients import log_event, messages_for
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, lookup
-from llm_fed.experiment import Experiment, conclude, prepare, selected
+from llm_fed.experiment import Experiment, conclude, prepare, selected, spent_in
 from llm_fed.federation import federate
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
@@ -139,7 +139,7 @@ def _finish(
     """What is done once at the end: at every client, and here."""
     round = round or progress.round
     record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
-    summary, replies = clients.finish(sent, given, name)
+    summary, replies = clients.finish(sent, given, name, spent_in(run))
     if built.scored:
         messages = messages_for(built.method, progress.state, built.scored, built.config.transport.down)
         summary = built.evaluate(messages, "test")
