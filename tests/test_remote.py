@@ -23,7 +23,10 @@ from llm_fed.run import read_records
 from llm_fed.runtime import remote, server
 from llm_fed.runtime.link import Reply
 
-METHODS = ["fedit", "fedmerge", "fedsa", "feddpa", "fedalt", "pfedmoe", "fedem", "ifca", "fedlora", "local", "potara"]
+METHODS = [
+    "fedit", "fedmerge", "fedmerge-fixed", "fedsa", "feddpa", "fedalt", "pfedmoe", "fedem", "ifca", "fedlora", "local",
+    "potara", "mean", "grid",
+]  # fmt: skip
 NETWORK = {"clients": sorted(CLIENTS), "deadline": 0.3, "patience": 0.5}
 
 
@@ -73,11 +76,11 @@ def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
 
 
 @pytest.mark.parametrize(
-    "method", ["ffa", "fedasync", "fedbuff", "ca2fl", "feddle", "fed+ft", "hfcl", "feddf", "fisher-merging"]
+    "method", ["ffa", "fedasync", "fedbuff", "ca2fl", "feddle", "fed+ft", "hfcl", "feddf", "center", "fisher-merging"]
 )
 def test_the_other_methods_too_and_a_server_with_data_of_its_own(small, tmp_path, method):
     """In one process the server takes its examples out of the clients' test splits, so those are not compared."""
-    own = {"server": {"examples": 2}} if method in ("feddle", "fed+ft", "hfcl", "feddf") else {}
+    own = {"server": {"examples": 2}} if method in ("feddle", "fed+ft", "hfcl", "feddf", "center") else {}
     settings = tree(small, rounds=2, method={"name": method}, task=own)
     experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
     link = NetworkInProcess(tmp_path / "there", small, settings)
