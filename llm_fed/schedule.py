@@ -59,16 +59,9 @@ class Synchronous:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Synchronous):
     """Each round asks each client with probability `participation`, independently, so perhaps nobody; every answer
     arrives at once. It is the sampling that accountants of differential privacy assume."""
-
-    clients: Sequence[str]
-    participation: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check_participation(self.participation)
 
     @property
     def cohort_size(self) -> int:

@@ -18,6 +18,16 @@ from llm_fed.runtime.node import Node, Place
 Spoil = Callable[[Mapping[str, Any], Reply], Reply | None]  # (order, reply) -> what comes instead; None: nothing yet
 
 
+def only(client: str | None, kind: str, spoil: Callable[[Reply], Reply | None]) -> Spoil:
+    """Spoils the replies of one client (None: of all) to orders of one kind."""
+
+    def spoilt(order: Mapping[str, Any], reply: Reply) -> Reply | None:
+        meant = order["kind"] == kind and client in (None, order["client"])
+        return spoil(reply) if meant else reply
+
+    return spoilt
+
+
 class NetworkInProcess:
     """Nodes 1, 2, ... of one client each, with only this client's data. Orders are carried out as they are sent, and
     whatever crosses is JSON and bytes."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from network import NetworkInProcess
+from network import NetworkInProcess, only
 from safetensors.torch import load_file
 from small_run import CLIENTS, Small
 from torch.testing import assert_close
@@ -18,7 +18,6 @@ from torch.testing import assert_close
 from llm_fed import experiment
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import RunError
-from llm_fed.methods.fedit import FedIT
 from llm_fed.run import read_records
 from llm_fed.runtime import remote, server
 from llm_fed.runtime.link import Reply
@@ -96,64 +95,6 @@ def test_the_other_methods_too_and_a_server_with_data_of_its_own(small, tmp_path
             assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
 
 
-def test_a_round_ends_at_its_deadline_and_says_who_is_missing(small, tmp_path):
-    lost = lambda order, reply: None if order.get("client") == "bob" and order["kind"] == "train" else reply  # noqa: E731
-    federate(tmp_path, small, tree(small), spoil=lost)
-    late = [(line["round"], line["client"]) for line in lines(tmp_path, "event") if line["event"] == "late"]
-    assert (1, "bob") in late and {client for _, client in late} == {"bob"}
-    rounds = lines(tmp_path, "round")
-    assert [line["arrived"] for line in rounds] == [2, 2, 2] and rounds[0]["late"] == 1
-    assert {line["client"] for line in lines(tmp_path, "client")} == {"ada", "cyd"}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"network": {**NETWORK, "deadline": 0.2, "patience": 0.2}},
-        {"network": {**NETWORK, "deadline": 0.2, "patience": 600.0}, "privacy": {"clip": 0.5, "noise": 1.0}},
-    ],
-    ids=["patience", "a sample of one round"],
-)
-def test_who_is_given_up_is_asked_again(small, tmp_path, changes):
-    if "privacy" in changes:
-        pytest.importorskip("dp_accounting")
-    lost = lambda order, reply: None if order.get("client") == "bob" and order["kind"] == "train" else reply  # noqa: E731
-    federate(tmp_path, small, tree(small, eval={"every": 0}, **changes), spoil=lost)
-    assert [(line["asked"], line["late"]) for line in lines(tmp_path, "round")] == [(3, 1)] * 3
-    events = [(line["round"], line["client"], line["event"]) for line in lines(tmp_path, "event")]
-    assert events == [(round, "bob", "given up") for round in (1, 2, 3)]
-
-
-def test_a_late_answer_counts_in_the_round_that_it_reaches(small, tmp_path, monkeypatch):
-    kept, seen = {}, []
-    real = FedIT.server_update
-
-    async def spy(self, site, state, uploads):
-        seen.append([(upload.client, upload.staleness) for upload in uploads])
-        return await real(self, site, state, uploads)
-
-    monkeypatch.setattr(FedIT, "server_update", spy)
-
-    def late(order, reply):
-        if order.get("client") == "bob" and order["kind"] == "train" and order["round"] == 1:
-            kept[order["id"]] = reply
-            return None
-        if order["kind"] == "train" and order["round"] == 2 and order["client"] == "cyd":
-            for id, first in kept.items():
-                link.deliver(id, first)
-        return reply
-
-    settings = tree(small, network={**NETWORK, "patience": 600.0})
-    link = NetworkInProcess(tmp_path, small, settings, late)
-    server.train(link.config, tmp_path / "run", link)
-    bobs = [(line["round"], line["staleness"]) for line in lines(tmp_path, "client") if line["client"] == "bob"]
-    assert bobs == [(1, 1), (3, 0)]
-    assert seen[1] == [("ada", 0), ("bob", 1), ("cyd", 0)] and seen[2] == [(name, 0) for name in CLIENTS]
-    assert [line["asked"] for line in lines(tmp_path, "round")] == [3, 2, 3]
-    afters = [order["after"] for order in link.orders if order["kind"] == "train" and order["client"] == "bob"]
-    assert afters == [0, 1]
-
-
 def _huge(reply: Reply) -> Reply:
     return Reply(reply.content, reply.answer * 100)
 
@@ -198,7 +139,7 @@ SPOILT = {
 @pytest.mark.parametrize("kind", SPOILT)
 def test_a_spoilt_answer_is_refused_and_the_run_goes_on(small, tmp_path, kind):
     spoil, words = SPOILT[kind]
-    bad = lambda order, reply: spoil(reply) if order["kind"] == "train" and order["client"] == "bob" else reply  # noqa: E731
+    bad = only("bob", "train", spoil)
     federate(tmp_path, small, tree(small), spoil=bad)
     refused = [line for line in lines(tmp_path, "event") if line["event"] == "refused upload"]
     assert [line["client"] for line in refused] == ["bob"] * 3 and words in refused[0]["reason"]
@@ -326,7 +267,7 @@ def test_pictures_do_not_travel_yet(small, tmp_path):
 
 
 def test_a_federation_whose_clients_all_fail_at_the_end_is_not_complete(small, tmp_path):
-    fail = lambda order, reply: Reply({"error": "full"}) if order["kind"] == "finish" else reply  # noqa: E731
+    fail = only(None, "finish", lambda reply: Reply({"error": "full"}))
     link = NetworkInProcess(tmp_path, small, tree(small), fail)
     with pytest.raises(RunError, match="no client finished"):
         server.train(link.config, tmp_path / "run", link)
@@ -371,7 +312,7 @@ def test_privacy_over_a_network(small, tmp_path, where):
 
 
 def test_a_client_that_was_away_at_the_end_gets_its_model_later(small, tmp_path):
-    fail = lambda order, reply: None if order["kind"] == "finish" and order["client"] == "bob" else reply  # noqa: E731
+    fail = only("bob", "finish", lambda reply: None)
     _, first = federate(tmp_path, small, tree(small), spoil=fail)
     assert first["unfinished"] == ["bob"] and set(first["scores"]["clients"]) == {"ada", "cyd"}
     events = [line for line in lines(tmp_path, "event") if line["event"] == "not finished"]
