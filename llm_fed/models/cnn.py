@@ -33,7 +33,7 @@ class CNN(nn.Module):
         """Logits (N, C) of images (N, 3, 32, 32)."""
         values = pixel_values
         for convolution in (self.conv1, self.conv2, self.conv3):
-            values = self.pool(convolution(values).relu())
+            values = self.pool(convolution(values)).relu()  # ReLU keeps the order: the same as before pooling
         return self.head(self.hidden(values.flatten(1)).relu())
 
 
@@ -64,7 +64,7 @@ class FedMoECNN(nn.Module):
         """Logits (N, C) of images (N, 3, 32, 32)."""
         values = pixel_values
         for convolution in (self.conv1, self.conv2):
-            values = self.pool(convolution(values)).relu()  # ReLU keeps the order: the same as before pooling
+            values = self.pool(convolution(values)).relu()
         values = self.fc1(values.flatten(1)).relu()
         return self.head(self.fc2(values).relu())
 

@@ -69,7 +69,7 @@ def engine(given: argparse.Namespace, dtype: str, jobs: list[Job]) -> Callable[[
 
 def plain(base: ImageBase, job: Any, layout: torch.memory_format) -> nn.Module:
     """What one would write for one client."""
-    model = copy.deepcopy(base.model)
+    model = copy.deepcopy(base.model).train()
     model.load_state_dict(job.start.tensors(), strict=False)  # statistics of batches begin anew
     optimizer = torch.optim.Adam(model.parameters(), lr=job.lr)
     for batch in job.batches:
