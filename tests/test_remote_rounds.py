@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from network import NetworkInProcess, only
 from small_run import CLIENTS
 from test_remote import NETWORK, federate, lines, quick, tree  # quick: a fixture
 
-from llm_fed.configfile import from_dict
+from llm_fed.configfile import as_dict, from_dict
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runtime import server
 from llm_fed.runtime.remote import RemoteClients
@@ -108,3 +109,19 @@ def test_clients_cannot_know_who_is_sampled_under_central_privacy(small, tmp_pat
         clients.names = tuple(f"c{i}" for i in range(40))
         samples.append(clients._cohort(1))
     assert samples[0] != samples[1] and all(5 < len(sample) < 35 for sample in samples)
+
+
+@pytest.mark.parametrize(
+    ("clients", "told"), [(2, False), (["cyd", "bob", "ada"], False), (4, True), (["ada", "bob"], True)]
+)
+def test_a_run_goes_on_with_the_clients_that_it_began_with(small, tmp_path, clients, told):
+    link, said = NetworkInProcess(tmp_path, small, tree(small, network={**NETWORK, "clients": clients})), []
+    base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), {"kind": "hello"}, b"")[0]
+    remote = RemoteClients(link, link.config, "t", 1, said.append)
+    remote.gather(base["base"], list(CLIENTS))
+    assert list(remote.names) == list(CLIENTS)
+    notice = (
+        "this run began with ada, bob, cyd and goes on with them, whatever network.clients says now; fresh=true begins "
+        "anew"
+    )
+    assert said == [notice] * told

@@ -77,8 +77,15 @@ class RemoteClients:
             owners: at which node each client was then; from another one it is not accepted.
         """
         self.owners |= owners or {}
-        self._base, wanted = base, before or self._config.network.clients
+        self._base, configured = base, self._config.network.clients
+        wanted = before or configured
         number = wanted if isinstance(wanted, int) else len(wanted)
+        same = configured <= len(before) if isinstance(configured, int) else {*configured} == {*before}
+        if before and not same:
+            self._say(
+                f"this run began with {', '.join(before)} and goes on with them, whatever network.clients says now; "
+                "fresh=true begins anew"
+            )
         told = -1
         while True:
             self._greet()
