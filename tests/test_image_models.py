@@ -115,6 +115,16 @@ def test_a_cnn_is_drawn_as_torch_does():
     assert base.layout(Full()) == state.layout
 
 
+def test_a_base_that_is_built_here_is_the_same_everywhere():
+    """Adapters stand around its weights, which every process draws for itself."""
+    weights = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        weights.append(torch.cat([parameter.flatten() for parameter in load("cnn").model.parameters()]))
+        assert torch.initial_seed() == seed
+    assert torch.equal(*weights)
+
+
 def test_adapters_are_drawn_as_everywhere():
     base = tiny_images.vit()
     state = base.draw(LORA, generator(0))

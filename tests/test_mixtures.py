@@ -171,9 +171,11 @@ def test_fedem_is_expectation_maximisation(name):
     assert mixed["weights"].tolist() == [0.5, 0.5]
     images = pictures(6, 7)
     inputs = base.prepare(torch.stack([picture.pixels for picture in images]))
-    said = answer(VisionEngine(base, SGD), stranger.answers(mixed, images)).logits.softmax(1)
-    both = torch.stack([model.eval()(inputs).softmax(1) for model in means]).mean(0)
-    torch.testing.assert_close(said, both.detach(), rtol=0, atol=1e-12)
+    each = torch.stack([model.eval()(inputs).softmax(1) for model in means], -1).detach()
+    for weights in torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64):
+        asked = mixed.updated(State.of({"weights": weights}))
+        said = answer(VisionEngine(base, SGD), stranger.answers(asked, images)).logits.softmax(1)
+        torch.testing.assert_close(said, each @ weights, rtol=0, atol=1e-12)
 
 
 def test_one_model_of_fedem_is_fedavg():

@@ -133,6 +133,12 @@ def test_every_method_of_whole_models_runs_and_continues_bit_identically(data, f
     assert files(tmp_path / "run") == files(whole)
 
 
+def test_clients_get_their_models_in_turn(finished):
+    """The shared one stands beside each."""
+    parts = [json.loads((finished("fml") / f"adapters/client{k}/config.json").read_text())["parts"] for k in range(3)]
+    assert parts == [[["own", own], ["small", "cnn"]] for own in ("cnn", "resnet-9", "cnn")]
+
+
 def test_training_at_home_learns(finished):
     """Its nine pictures are of four classes that can be told apart at a glance."""
     losses = [line["loss"] for line in read_records(finished("local") / "metrics.jsonl") if line["kind"] == "round"]
@@ -252,6 +258,7 @@ def test_methods_of_adapters_need_adapters(data, tmp_path, name):
         ({"task": {"server": {"test": True}}}, ["task.server.test=true", "local gives each", "task.server.test=false"]),
         ({"adapter": {"target_modules": ["query"]}}, ["adapter.target_modules=('query',) matches no layer of CNN"]),
         ({"local": {"optimizer": "adan"}}, ["local.optimizer='adan'", "adam"]),
+        ({**UNLIKE, "method": {"name": "fedavg"}}, ["fedavg needs the same model at all", "leave base.clients out"]),
     ],
 )
 def test_what_does_not_go_together(data, tmp_path, monkeypatch, changes, parts):
