@@ -13,6 +13,7 @@ import pytest
 import small_run
 
 from llm_fed import cli, configfile, experiment
+from llm_fed.runtime import remote
 
 
 @pytest.fixture(scope="session")
@@ -73,3 +74,9 @@ def analysis(monkeypatch) -> Callable[..., ModuleType]:
         return module
 
     return call
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """A server that looks for its clients' answers all the time."""
+    monkeypatch.setattr(remote, "_PAUSE", 0.01)

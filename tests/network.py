@@ -12,9 +12,12 @@ import yaml
 from small_run import CLIENTS, Small
 
 from llm_fed.configfile import as_dict, from_dict
+from llm_fed.run import read_records
+from llm_fed.runtime import server
 from llm_fed.runtime.link import Reply
 from llm_fed.runtime.node import Node, Place
 
+NETWORK = {"clients": sorted(CLIENTS), "deadline": 0.3, "patience": 0.5}
 Spoil = Callable[[Mapping[str, Any], Reply], Reply | None]  # (order, reply) -> what comes instead; None: nothing yet
 
 
@@ -68,3 +71,16 @@ class NetworkInProcess:
         if came is not None:
             self._replies[id] = came
         return id
+
+
+def tree(small: Small, **changes: Any) -> dict[str, Any]:
+    return small.tree(**{"network": NETWORK, **changes})
+
+
+def federate(folder: Path, small: Small, settings: dict[str, Any], **options: Any) -> tuple[NetworkInProcess, Any]:
+    link = NetworkInProcess(folder, small, settings, **options)
+    return link, server.train(link.config, folder / "run", link)
+
+
+def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [line for line in read_records(folder / "run/metrics.jsonl") if line["kind"] in kinds]

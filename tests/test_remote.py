@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from network import NetworkInProcess, only
+from network import NETWORK, NetworkInProcess, federate, lines, only, tree
 from safetensors.torch import load_file
-from small_run import CLIENTS, Small
+from small_run import CLIENTS
 from torch.testing import assert_close
 
 from llm_fed import experiment
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import RunError
-from llm_fed.run import read_records
 from llm_fed.runtime import remote, server
 from llm_fed.runtime.link import Reply
 
@@ -26,29 +25,11 @@ METHODS = [
     "fedit", "fedmerge", "fedmerge-fixed", "fedsa", "feddpa", "fedalt", "pfedmoe", "fedem", "ifca", "fedlora", "local",
     "potara", "mean", "grid",
 ]  # fmt: skip
-NETWORK = {"clients": sorted(CLIENTS), "deadline": 0.3, "patience": 0.5}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(remote, "_PAUSE", 0.01)
-
-
-def tree(small: Small, **changes: Any) -> dict[str, Any]:
-    return small.tree(**{"network": NETWORK, **changes})
-
-
-def federate(folder: Path, small: Small, settings: dict[str, Any], **options: Any) -> tuple[NetworkInProcess, Any]:
-    link = NetworkInProcess(folder, small, settings, **options)
-    return link, server.train(link.config, folder / "run", link)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def adapters(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(folder)): load_file(path) for path in sorted(folder.rglob("*.safetensors"))}
-
-
-def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    return [line for line in read_records(folder / "run/metrics.jsonl") if line["kind"] in kinds]
 
 
 @pytest.mark.parametrize("method", METHODS)

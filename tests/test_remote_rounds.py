@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from network import NetworkInProcess, only
+from network import NETWORK, NetworkInProcess, federate, lines, only, tree
 from small_run import CLIENTS
-from test_remote import NETWORK, federate, lines, quick, tree  # quick: a fixture
 
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runtime import server
 from llm_fed.runtime.remote import RemoteClients
 
-__all__ = ["quick"]
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def seconds(folder: Path) -> float:
