@@ -10,8 +10,8 @@ from rich.console import Console
 from llm_fed import experiment, parties
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Parameters, count_parameters
-from llm_fed.eval.plots import Point, plot_tradeoff
-from llm_fed.eval.tables import Row, Table, to_text
+from llm_fed.eval.plots import Point, plot_methods, plot_tradeoff
+from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
 from llm_fed.files import write_file
 from llm_fed.plan import Job, Plan, in_row, read_section
 from llm_fed.structure import structure_of
@@ -125,7 +125,16 @@ def _write(table: Table, out: Path) -> None:
 
 
 def _draw(table: Table, out: Path) -> None:
-    """Score against bytes up (POTARA, Figure 2) and against parameters on the server (FedMerge, Figure 5)."""
+    """Score against bytes up (POTARA, Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few
+    clients also each one's score under every row."""
+    clients = table.clients
+    by_client = {
+        row.label: {id: [result.clients[id] for result in row.results.values()] for id in clients}
+        for row in table.rows
+        if row.results and all(set(clients) <= set(result.clients) for result in row.results.values())
+    }
+    if by_client and 1 < len(clients) <= MAX_CLIENTS:
+        plot_methods(out / "score_by_client.png", by_client, metric=table.metric)
     for name, cost, unit in (
         ("score_by_bytes.png", "up per client over the run", "B"),
         ("score_by_parameters.png", "parameters on the server, in adapters", "×"),

@@ -356,5 +356,5 @@ def test_pictures_of_scores_and_costs(done, tmp_path):
     text = path.read_text()
     for label in ("fedmerge", "d=2", "$d_{4$", "local", "2×", "rouge1", "server"):
         assert f"<!-- {label} -->" in text
-    for name in ("score_by_bytes.png", "score_by_parameters.png"):
+    for name in ("score_by_bytes.png", "score_by_parameters.png", "score_by_client.png"):
         assert (done / "out" / name).read_bytes().startswith(b"\x89PNG")

@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=1000, help="of the server")
     parser.add_argument("--epochs", type=int, default=10, help="of the server's training or search")
     parser.add_argument("--batch", type=int, default=32, help="examples per optimizer step")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     given = parser.parse_args()
     base = image_base("vit-b", given.pixels)
     structure = Lora(4, 8, 0.0, ("q_proj", "v_proj"), whole=(base.head,))
@@ -108,7 +109,7 @@ def main() -> None:
     )
     print(f"epochs of batch {given.batch}; ViT-B/16 at {given.pixels} pixels, {megabytes:.0f} MB\n")
     print("| method | GFLOPs per round | kept beside the ViT, MB | of it one row per client, MB |\n|---|---|---|---|")
-    for name in METHODS:
+    for name in given.methods:
         rounds = Rounds(given, name, site, engine)
         # Until everybody was heard once; examples are only worked through where that fills no cache.
         last = given.clients // given.cohort if not METHODS[name][1] else 2
