@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ class Batch(Protocol):
 class Kind(Protocol):
     """What differs between examples that are tokens and examples that are pictures."""
 
+    single: ClassVar[bool]  # whether an example is one target, so that logits of all examples can be kept
+
     def length(self, example: Any) -> int:
         """How many tokens of an example reach the adapted layers: what it costs, and the length of its dropout mask."""
         ...
@@ -63,6 +65,8 @@ class Kind(Protocol):
 
 class Text:
     """Token sequences (`packing.Example`) of a causal language model; each target token is one target."""
+
+    single: ClassVar[bool] = False
 
     num_targets = staticmethod(num_targets)
     collate = staticmethod(collate)
@@ -110,6 +114,8 @@ class PictureBatch:
 @dataclass(frozen=True)
 class Pictures:
     """Pictures of an image base; the label of each is its one target."""
+
+    single: ClassVar[bool] = True
 
     base: ImageBase
     tokens: int  # that a picture counts as, see `of`

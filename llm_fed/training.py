@@ -237,6 +237,7 @@ class _Fit:
             self.teachers = AdapterBank(model, structure, len(jobs[0].teachers), jobs[0].start.row.dtype)
             for k, state in enumerate(jobs[0].teachers):
                 self.teachers.load(k, state)
+        self.taught: dict[int, Tensor] = {}  # by id of an example what the teachers answered, for all epochs
 
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
         last = max(len(job.batches) for job in self.jobs)
@@ -274,7 +275,7 @@ class _Fit:
             masks = self.bank.draw_masks(seeds, [lengths[i] for i in chosen])
             owner = index[batch.rows].to(self.device)
             mix = torch.tensor([self.jobs[k].mix for k, _, _ in rows]) if self.bank.structure.gate == "mix" else None
-            wanted = self._taught(batch, len(rows))
+            wanted = self._taught(batch, [example for _, _, example in rows])
             with self.bank.attached(index, masks, mix):
                 with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
                     loss = token_losses(self.model, batch, kind=self.kind, all_rows=self.adapted_head, wanted=wanted)
@@ -284,17 +285,26 @@ class _Fit:
         for k in active:
             self._update(k)
 
-    @torch.no_grad()
-    def _taught(self, batch: Batch, rows: int) -> Tensor | None:
+    def _taught(self, batch: Batch, examples: Sequence[Any]) -> Tensor | None:
         """The mean of the teachers' logits, (n, C); None without teachers."""
         if self.teachers is None:
             return None
+        if not self.kind.single:
+            return self._ask(self.teachers, batch, len(examples))
+        new = list({id(example): example for example in examples if id(example) not in self.taught}.values())
+        if new:
+            answers = self._ask(self.teachers, self.kind.collate(new), len(new))
+            self.taught |= {id(example): answer for example, answer in zip(new, answers, strict=True)}
+        return torch.stack([self.taught[id(example)] for example in examples])
+
+    @torch.no_grad()
+    def _ask(self, teachers: AdapterBank, batch: Batch, rows: int) -> Tensor:
         total = torch.zeros(())
         autocast = torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
-        for k in range(len(self.teachers.rows)):
-            with self.teachers.attached(torch.full((rows,), k)), autocast:
+        for k in range(len(teachers.rows)):
+            with teachers.attached(torch.full((rows,), k)), autocast:
                 total = total + self.kind.logits(self.model, batch, all_rows=self.adapted_head)
-        return total / len(self.teachers.rows)
+        return total / len(teachers.rows)
 
     def _weights(self, step: int, active: list[int]) -> tuple[Tensor, Tensor]:
         """Per client (K,): one over the number of its targets, and the scale of its loss (float16)."""

@@ -265,16 +265,23 @@ def test_losses_are_those_of_stock_peft(base):
 
 
 def test_distillation_follows_the_teachers_mean_logits(base):
-    """The divergence of the predictions from theirs, in a plain loop; a teacher beside another client's."""
+    """The divergence of the predictions from theirs, in a plain loop; a teacher beside another client's. In two epochs
+    each teacher sees a picture once."""
+    seen: list[int] = []
     engine, start = VisionEngine(base, tiny_images.LOCAL), state(base, LORA)
     sites = {id: tiny_images.party(base, tiny_images.pictures(9, seed), id, LORA) for seed, id in enumerate("ab")}
     teachers = {id: [state(base, LORA, 3 + seed), state(base, LORA, 5)] for seed, id in enumerate(sites)}
-    work = {id: site.fit(start, teachers=teachers[id], lr=0.02) for id, site in sites.items()}
+    work = {id: site.fit(start, teachers=teachers[id], epochs=2, lr=0.02) for id, site in sites.items()}
+    head = base.model.get_submodule(base.head)
+    handle = head.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
     found = drive(work, engine.execute)
+    handle.remove()
+    # Two blank pictures when the engine first looks at the base; then two epochs of the student, and two teachers.
+    assert sum(seen) == 2 + len(sites) * 9 * (2 + 2)
     for id, site in sites.items():
         student, taught = stock(base, start), [stock(base, one) for one in teachers[id]]
         optimizer = torch.optim.Adam(trained_by(student).values(), lr=0.02)
-        for batch in site.batches(epochs=1):
+        for batch in site.batches(epochs=2):
             inputs = base.prepare(torch.stack([picture.pixels for picture in batch]))
             with torch.no_grad():
                 wanted = torch.stack([one(pixel_values=inputs).logits for one in taught]).mean(0).log_softmax(-1)
