@@ -34,7 +34,8 @@ def main() -> None:
     uploads = [Upload(f"c{i}", 100, 0, State(layout, torch.randn(layout.size))) for i in range(given.clients)]
     rows = [upload.content.row for upload in uploads] + [state.row for state in soup]
     state = {"soup": soup, "logits": {}}
-    method = FedMerge(num_models=given.models)
+    # Said, not left to the server's structure: nothing here has one.
+    method = FedMerge(num_models=given.models, inner_product="last-layers", weight_step="normalized")
 
     steps: dict[str, Callable[[], object]] = {
         "read every row once (sum)": lambda: [row.sum() for row in rows],
