@@ -94,6 +94,16 @@ class Table:
         return list(dict.fromkeys(id for row in self.rows for result in row.results.values() for id in result.clients))
 
     @property
+    def by_client(self) -> dict[str, dict[str, list[float]]]:
+        """By label and client the score of each finished seed, of the rows that have all clients in all of these."""
+        clients = self.clients
+        return {
+            row.label: {id: [result.clients[id] for result in row.results.values()] for id in clients}
+            for row in self.rows
+            if row.results and all(id in result.clients for result in row.results.values() for id in clients)
+        }
+
+    @property
     def failed(self) -> str:
         """The failed cells, `label seed n` with commas between."""
         return ", ".join(f"{row.label} seed {seed}" for row in self.rows for seed in row.failures)

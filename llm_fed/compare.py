@@ -127,14 +127,8 @@ def _write(table: Table, out: Path) -> None:
 def _draw(table: Table, out: Path) -> None:
     """Score against bytes up (POTARA, Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few
     clients also each one's score under every row."""
-    clients = table.clients
-    by_client = {
-        row.label: {id: [result.clients[id] for result in row.results.values()] for id in clients}
-        for row in table.rows
-        if row.results and all(set(clients) <= set(result.clients) for result in row.results.values())
-    }
-    if by_client and 1 < len(clients) <= MAX_CLIENTS:
-        plot_methods(out / "score_by_client.png", by_client, metric=table.metric)
+    if 1 < len(table.clients) <= MAX_CLIENTS and (scores := table.by_client):
+        plot_methods(out / "score_by_client.png", scores, metric=table.metric)
     for name, cost, unit in (
         ("score_by_bytes.png", "up per client over the run", "B"),
         ("score_by_parameters.png", "parameters on the server, in adapters", "×"),

@@ -291,7 +291,7 @@ class _Fit:
             return None
         if not self.kind.single:
             return self._ask(self.teachers, batch, len(examples))
-        new = list({id(example): example for example in examples if id(example) not in self.taught}.values())
+        new = [example for example in examples if id(example) not in self.taught]
         if new:
             answers = self._ask(self.teachers, self.kind.collate(new), len(new))
             self.taught |= {id(example): answer for example, answer in zip(new, answers, strict=True)}

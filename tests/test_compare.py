@@ -349,6 +349,14 @@ def test_a_narrow_terminal_shows_every_score():
         assert all(row.label in text for row in rows[:count]) and "…" not in text
 
 
+def test_scores_by_client_are_of_rows_that_have_them_all():
+    """A row that is not finished, or lacks a client at one seed, is left out."""
+    whole, part = replace(result(1, 2), clients={"a": 1.0, "b": 2.0}), replace(result(1, 2), clients={"a": 3.0})
+    rows = [Row("whole", [], "x", COSTS, {0: whole, 1: whole}), Row("part", [], "x", COSTS, {0: whole, 1: part})]
+    table = Table("rouge1", [0, 1], 1, [*rows, Row("none", [], "x", COSTS)])
+    assert table.by_client == {"whole": {"a": [1.0, 1.0], "b": [2.0, 2.0]}}
+
+
 def test_pictures_of_scores_and_costs(done, tmp_path):
     """Rows of one method are joined and labelled; a name is no formula."""
     series = {"fedmerge": [("d=2", 2.0, 40.0, 1.0), ("$d_{4$", 4.0, 45.0, None)], "local": [("local", 0.0, 39.0, None)]}
