@@ -77,6 +77,22 @@ def test_fedasync_mixes_each_arrival_by_its_staleness():
     assert value(method, serve(method, server, state, upload("b", 4.0, 3))) == pytest.approx(12, abs=1e-12)
 
 
+def test_fedasync_counts_staleness_in_steps_of_the_server():
+    """alpha 0.4, a 0.5. Round 1: three answers to the first model, 0, 1 and 2 steps late. Round 2: a fourth one, asked
+    in round 1, is 3 steps late and weighs 0.4 / sqrt(4) = 0.2; one asked in round 2 would be none late."""
+    method = FedAsync(staleness="steps")
+    server, state = start(method, "a", "b", "c", "d")
+    state = serve(method, server, state, *(upload(name, 20.0) for name in "abc"))
+    left = 10 * (1 - 0.4) * (1 - 0.4 / 2**0.5) * (1 - 0.4 / 3**0.5)  # of 20 - 10
+    assert value(method, state) == pytest.approx(20 - left, abs=1e-12)
+    late = serve(method, server, state, upload("d", 0.0, 1), round=2)
+    assert value(method, late) == pytest.approx(0.8 * (20 - left), abs=1e-12)
+    fresh = serve(method, server, state, upload("d", 0.0), round=2)
+    assert value(method, fresh) == pytest.approx(0.6 * (20 - left), abs=1e-12)
+    idle = serve(method, server, serve(method, server, state, round=2), upload("d", 0.0, 1), round=3)
+    assert value(method, idle) == value(method, fresh)
+
+
 def test_fedasync_takes_arrivals_of_one_round_one_by_one():
     """Half of 10 and half of the first, then half of that and half of the second, in the drawn order, not the given."""
     method = FedAsync(mixing=0.5)

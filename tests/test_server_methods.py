@@ -17,6 +17,7 @@ from torch import nn
 from llm_fed.cohort import drive
 from llm_fed.config import EvalConfig, LocalConfig
 from llm_fed.errors import UserError
+from llm_fed.inbox import by_arrival
 from llm_fed.language import LanguageEngine
 from llm_fed.method import Method, Upload
 from llm_fed.methods.feddf import FedDF
@@ -85,6 +86,21 @@ def test_fedft_averages_and_then_trains():
     assert [(job.lr, len(job.batches), job.client) for job in engine.jobs] == [(0.5, 4, "server")] * 2
 
 
+def test_fedft_waits_for_the_first_answers_to_a_model():
+    """One of two has come: no step, no training. With the second, which answers the same model: 10 + (2 + 6) / 2 = 14,
+    and two steps, 100 - 86 * 0.9^2. What the first one then says to the old model changes nothing."""
+    method = FedFT(wait="first_n", wait_for=2)
+    server, state, engine = start(method)
+    state = serve(method, server, state, engine, upload("a", 2.0))
+    assert method.broadcast(state, "a").equal(number(10.0)) and not engine.jobs
+    server.begin(2, 0.25)
+    state = serve(method, server, state, engine, upload("b", 6.0, staleness=1))
+    assert method.broadcast(state, "a").row.item() == pytest.approx(100 - 86 * 0.9**2, abs=1e-12)
+    server.begin(3, 0.25)
+    state = serve(method, server, state, engine, upload("a", 2.0, staleness=2), upload("b", 6.0, staleness=2))
+    assert state["deltas"] == {} and len(engine.jobs) == 1
+
+
 def test_center_trains_alone():
     """Whatever comes from clients; each of its two epochs is two steps."""
     method = Center(server_epochs=2, server_lr=0.5)
@@ -105,6 +121,24 @@ def test_hfcl_counts_the_server_as_one_more_client():
     assert after.row.item() == pytest.approx(10 + (20 + 4 * 24.39) / 8, abs=1e-12)
     assert serve(method, server, state, engine).row.item() == pytest.approx(10 + 24.39, abs=1e-12)
     assert [(job.lr, len(job.batches)) for job in engine.jobs] == [(0.25, 3)] * 2
+
+
+@pytest.mark.parametrize("wait_for", [1, 2])
+def test_hfcl_waits_for_clients_beside_the_server(wait_for):
+    """The server trains once per model, and is in the mean beside the first answers however many come at once; the
+    one after them is not."""
+    method = HFCL(wait="first_n", wait_for=wait_for)
+    server, state, engine = start(method)
+    state = serve(method, server, state, engine)
+    server.begin(2, 0.25)
+    state = serve(method, server, state, engine)
+    assert method.broadcast(state, "a").equal(number(10.0)) and len(engine.jobs) == 1
+    arrivals = [upload(name, value, 3, staleness=1) for name, value in zip("abc", (2.0, 6.0, 4.0), strict=True)]
+    values = [item.content.row.item() for item in by_arrival(server, arrivals)][:wait_for]
+    state = serve(method, server, state, engine, *arrivals)
+    expected = 10 + (3 * sum(values) + 4 * 24.39) / (3 * wait_for + 4)
+    assert method.broadcast(state, "a").row.item() == pytest.approx(expected, abs=1e-12)
+    assert state["deltas"] == {} and len(engine.jobs) == 1
 
 
 def test_feddf_averages_models_and_then_distils():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, require
 from llm_fed.inbox import by_arrival
 from llm_fed.method import Method, Upload
 from llm_fed.site import Site
+from llm_fed.state import State
 from llm_fed.wire import Message
 
 
@@ -17,8 +18,8 @@ class FedAsync(Method):
     """One adapter for all, which every answer moves as it arrives: the later it is, the less.
 
     Clients upload the adapter itself, so the server need not remember what it sent to whom.
-    Deviation: staleness is counted in rounds of virtual time, not in server steps, so that it means the same for every
-    method (`test_fedasync_mixes_each_arrival_by_its_staleness`).
+    Deviation, unless `staleness` is "steps": staleness is counted in rounds of virtual time, so that it means the same
+    for every method (`test_fedasync_mixes_each_arrival_by_its_staleness`).
     """
 
     paper: ClassVar[str] = "FedAsync (Xie et al. 2020)"
@@ -26,18 +27,39 @@ class FedAsync(Method):
 
     mixing: float = 0.4  # alpha
     staleness_exponent: float = 0.5  # a; 0: a late answer counts as much as any
+    # since an answer's model was sent. rounds: of virtual time | steps: of the server, one per answer, as in the paper
+    staleness: str = "rounds"
 
     def __post_init__(self) -> None:
+        require("method.staleness", self.staleness, ("rounds", "steps"))
         if not 0 < self.mixing <= 1:
             raise UserError(f"method.mixing is {self.mixing}; it must be above 0 and at most 1")
         if not self.staleness_exponent >= 0:
             raise UserError(f"method.staleness_exponent is {self.staleness_exponent}; it must be at least 0")
 
+    def init(self, server: Site) -> Message:
+        model = server.initial()
+        # sent: by round, how many steps its model had seen
+        return {"model": model, "sent": [0]} if self.staleness == "steps" else model
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        return state["model"] if self.staleness == "steps" else state
+
     async def client_update(self, client: Site, message: Message) -> Message:
         return await client.fit(message)
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        for upload in by_arrival(server, uploads):
-            alpha = self.mixing * (upload.staleness + 1) ** -self.staleness_exponent  # alpha_tau = alpha (tau + 1)^-a
-            state = (1 - alpha) * state + alpha * upload.content  # omega <- (1 - alpha_tau) omega + alpha_tau omega_i
-        return state
+        arrivals = by_arrival(server, uploads)
+        if self.staleness == "rounds":
+            return self._mix(state, [(upload.content, upload.staleness) for upload in arrivals])
+        sent, made = state["sent"], state["sent"][-1]
+        mixed = []
+        for steps, upload in enumerate(arrivals, start=made):
+            mixed.append((upload.content, steps - sent[server.round - 1 - upload.staleness]))
+        return {"model": self._mix(state["model"], mixed), "sent": [*sent, made + len(arrivals)]}
+
+    def _mix(self, model: State, arrivals: list[tuple[State, int]]) -> State:
+        for arrival, staleness in arrivals:
+            alpha = self.mixing * (staleness + 1) ** -self.staleness_exponent  # alpha_tau = alpha (tau + 1)^-a
+            model = (1 - alpha) * model + alpha * arrival  # omega <- (1 - alpha_tau) omega + alpha_tau omega_i
+        return model

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from llm_fed.errors import UserError, above_zero, at_least
 from llm_fed.method import Method, Upload
+from llm_fed.methods.fedit import FedIT
 from llm_fed.site import Site
 from llm_fed.wire import Message
 
@@ -21,17 +22,17 @@ def need_examples(server: Site, method: str) -> None:
 
 
 @dataclass(frozen=True)
-class FedFT(Method):
-    """FedAvg's step on what arrived in the round, however late, then the server trains on its own examples."""
+class FedFT(FedIT):
+    """FedAvg's step on the answers that `wait` chooses, then the server trains on its own examples; with `first_n` only
+    in rounds that make a step."""
 
     paper: ClassVar[str] = "Fed+FT (baseline of Zhu et al. 2025)"
-    one_model: ClassVar[bool] = True
-    mean_only: ClassVar[bool] = True
 
     server_epochs: int = 1  # in each round
     server_lr: float = 1e-3  # of the run's local optimizer
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least("method.server_epochs", self.server_epochs, 1)
         above_zero("method.server_lr", self.server_lr)
 
@@ -40,16 +41,30 @@ class FedFT(Method):
         return super().init(server)
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        model = await super().server_update(server, state, uploads)
+        stepped = await super().server_update(server, state, uploads)
+        if self.wait != "first_n":
+            return await self._tune(server, stepped)
+        if stepped["since"] == state["since"]:
+            return stepped
+        return {**stepped, "model": await self._tune(server, stepped["model"])}
+
+    async def _tune(self, server: Site, model: Message) -> Message:
         return await server.fit(model, epochs=self.server_epochs, lr=self.server_lr)
 
 
 @dataclass(frozen=True)
-class Center(FedFT):
+class Center(Method):
     """No federation: the server trains on its own examples; clients are only sent the result."""
 
     paper: ClassVar[str] = "centralised training (baseline of Zhu et al. 2025)"
-    mean_only: ClassVar[bool] = False  # it needs no upload at all
+    one_model: ClassVar[bool] = True
+
+    server_epochs: int = 1  # in each round
+    server_lr: float = 1e-3  # of the run's local optimizer
+
+    def __post_init__(self) -> None:
+        at_least("method.server_epochs", self.server_epochs, 1)
+        above_zero("method.server_lr", self.server_lr)
 
     def init(self, server: Site) -> Message:
         need_examples(server, "center")

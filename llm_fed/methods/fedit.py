@@ -55,7 +55,7 @@ class FedIT(Method):
         if self.wait != "first_n":
             return await super().server_update(server, state, uploads)
         # The current model was first sent in round `since`: who was asked before answers an older one.
-        wait_for = server.cohort if self.wait_for is None else self.wait_for
+        wait_for = self._enough(server)
         deltas, sizes = dict(state["deltas"]), dict(state["sizes"])
         for upload in by_arrival(server, uploads):
             current = server.round - upload.staleness >= state["since"]
@@ -65,6 +65,10 @@ class FedIT(Method):
             return {**state, "deltas": deltas, "sizes": sizes}
         model = state["model"] + mean(list(deltas.values()), list(sizes.values()))
         return {"model": model, "since": server.round + 1, "deltas": {}, "sizes": {}}
+
+    def _enough(self, server: Site) -> int:
+        """For how many answers `first_n` waits."""
+        return server.cohort if self.wait_for is None else self.wait_for
 
 
 @dataclass(frozen=True)
