@@ -134,6 +134,30 @@ def test_directions_are_derivatives_by_the_coefficients(run, analysis):
     torch.testing.assert_close(slope.float(), numeric.float(), rtol=0.02, atol=2e-3)
 
 
+def test_span_of_a_search(config, analysis, capsys):
+    """Losses where a round's search began, stood and ended; a longer one ends lower on the data that it searched on."""
+    words = ["task.server.name=null", "task.server.path=null", "task.server.examples=8"]
+    run = config.parent / "own"
+    experiment.train(configfile.load(config, words), run)
+    analysis("span", run, "--epochs", 60)
+    rows = {(int(row["round"]), row["at"]): row for row in table(run / "analysis" / "span.csv")}
+    assert {at for _, at in rows} == {"zero", "fallback", "found", "longer"}
+    last = max(round for round, _ in rows)
+    server = {at: float(rows[last, at]["server"]) for at in ("zero", "fallback", "found", "longer")}
+    assert server["longer"] == min(server.values()) and "longer" in capsys.readouterr().out
+    built = experiment.prepare(configfile.load(run / "config.yaml"), Reporter())
+    model = restore(Checkpoints(run / "checkpoints").load(last), built.clients, built.server).state["model"]
+    pictures = built.server.queries["test"]
+    (outcome,) = built.runtime.run({"server": built.server.losses_of([model], pictures)}).values()
+    assert float(rows[last, "found"]["test"]) == pytest.approx(outcome[0], abs=1e-4)
+
+
+def test_span_wants_data_of_the_own_domain(run, analysis, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        analysis("span", run)
+    assert "needs examples of the clients' own domain" in capsys.readouterr().err
+
+
 def test_updates_against_the_mean_of_all_clients(config, analysis, tmp_path):
     """Round 1 of three, with everybody counted: the mean by examples, and each client's cosine with it, by hand."""
     words = ["task.server.name=null", "task.server.path=null", "method=fedavg"]

@@ -1,0 +1,92 @@
+"""Whether a search of merging coefficients leaves anything behind: losses on the server's own data and on the test
+pictures after the step that a run took, and after a much longer search in the same span (Feddle, Eq. 5).
+
+RUN searched with data of its own domain and kept the test pictures at the server (task.server.test). At each of its
+checkpoints the round's step is taken back, and the loss is measured there (zero), at the fallback, at the coefficients
+that the run found, and at those of a longer search from the fallback: Adam, half of the epochs at 1e-2, half at 1e-3.
+Where the longer search gains on the server's data alone, it is the span, the clients' updates, that has no more to
+give, not the search. Writes RUN/analysis/span.csv.
+
+    python scripts/analysis/span.py RUN --epochs 40
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from directions import before_search
+from results import plain_errors, write_rows
+from rich.console import Console
+from torch import Tensor
+
+from llm_fed import experiment
+from llm_fed.checkpoint import Checkpoints
+from llm_fed.errors import UserError
+from llm_fed.eval.runs import read_config
+from llm_fed.progress import restore
+from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.tracking import Reporter
+
+STEPS = (1e-2, 1e-3)  # of Adam, by halves of the search
+
+
+async def places(
+    server: Site, omega: State, atlas: Tensor, search: dict[str, Any], epochs: int
+) -> AsyncIterator[tuple[str, State]]:
+    """The four models, by name."""
+    start = torch.tensor(search["fallback"]).to(atlas)
+    yield "zero", omega
+    yield "fallback", omega.like(omega.row + start @ atlas)
+    yield "found", omega.like(omega.row + torch.tensor(search["coefficients"]).to(atlas) @ atlas)
+    coefficients = torch.nn.Parameter(start.clone())
+    for lr in STEPS:
+        optimizer = torch.optim.Adam([coefficients], lr=lr)
+        for batch in server.batches(epochs=epochs // 2):
+            _, gradient = await server.gradient(omega.like(omega.row + coefficients.detach() @ atlas), batch)
+            coefficients.grad = atlas @ gradient.row
+            optimizer.step()
+    yield "longer", omega.like(omega.row + coefficients.detach() @ atlas)
+
+
+async def losses(server: Site, state: dict[str, Any], normalize: bool, epochs: int) -> list[tuple[str, float, float]]:
+    """Of one checkpoint: name, mean loss on the server's examples, mean loss on the test pictures."""
+    omega, atlas = before_search(state, normalize)
+    rows = []
+    async for name, model in places(server, omega, atlas, state["search"], epochs):
+        (own,) = await server.losses_of([model], server.train)
+        (test,) = await server.losses_of([model], server.queries["test"])
+        rows.append((name, own, test))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--epochs", type=int, default=40, help="of the longer search")
+    given = parser.parse_args()
+    with plain_errors(parser):
+        built = experiment.prepare(read_config(given.run), Reporter(Console(quiet=True)))
+        server, checkpoints, rows = built.server, Checkpoints(given.run / "checkpoints"), []
+        if server.foreign or not (server.train and server.queries.get("test")):
+            raise UserError(f"{given.run}: the server needs examples of the clients' own domain and the test split")
+        for round in checkpoints.rounds():
+            state = restore(checkpoints.load(round), built.clients, server).state
+            if not (isinstance(state, dict) and state.get("search")):
+                raise UserError(f"{given.run} had not searched by round {round}; give a run of Feddle")
+            work = losses(server, state, getattr(built.method, "normalize", True), given.epochs)
+            (outcome,) = built.runtime.run({server.id: work}).values()
+            if isinstance(outcome, Exception):
+                raise outcome
+            rows += [(round, *row) for row in outcome]
+            for row in outcome:
+                print(round, row[0], *(f"{loss:.3f}" for loss in row[1:]), flush=True)
+        write_rows(given.run / "analysis" / "span.csv", ("round", "at", "server", "test"), rows)
+
+
+if __name__ == "__main__":
+    main()
