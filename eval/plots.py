@@ -129,9 +129,23 @@ def plot_spread(
     return save(figure, path)
 
 
-def plot_bands(path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: str, dark: bool = False) -> Path:
-    """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2)."""
+def plot_bands(
+    path: Path,
+    curves: Mapping[str, Band],
+    *,
+    xlabel: str,
+    ylabel: str,
+    places: Sequence[str] = (),
+    dark: bool = False,
+) -> Path:
+    """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2).
+
+    Args:
+        places: where x are names, all of them as the axis has them; a curve may lack some.
+    """
     figure, axes = _figure(4.8, 3.1, dark)
+    if places:
+        axes.xaxis.update_units(list(places))
     for number, (label, (x, middle, low, high)) in enumerate(curves.items()):
         colour = PALETTE[number % len(PALETTE)]
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)

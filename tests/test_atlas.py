@@ -173,12 +173,21 @@ def test_updates_against_the_mean_of_all_clients(config, analysis, tmp_path):
         assert float(row["cosine"]) == pytest.approx(float(delta @ true / delta.norm() / true.norm()), abs=1e-4)
 
 
-def test_settings_are_drawn_from_a_comparison(tmp_path, analysis):
+def test_settings_are_drawn_from_a_comparison(tmp_path, analysis, monkeypatch):
     rows = [
         {"words": ["method=feddle", f"method.atlas_size={size}"], "seeds": {"0": {"average": size}, "1": "failed: x"}}
         for size in (20, 5)
     ]
     (tmp_path / "table.json").write_text(json.dumps({"metric": "accuracy", "rows": rows}))
+    module, drawn = analysis("settings"), {}
+    monkeypatch.setattr(module, "plot_bands", lambda path, curves, **named: drawn.update(named, curves=curves))
+    other = tmp_path / "other"
+    other.mkdir()
+    more = [{"words": ["method.atlas_size=10"], "seeds": {"0": {"average": 1}}}]
+    (other / "table.json").write_text(json.dumps({"metric": "accuracy", "rows": more}))
+    analysis("settings", "method.atlas_size", tmp_path, other)
+    assert drawn["places"] == ["5", "10", "20"] and drawn["curves"]["other"][0] == ["10"]
+    monkeypatch.undo()
     analysis("settings", "method.atlas_size", tmp_path)
     found = table(tmp_path / "settings.csv")
     assert [(row["method.atlas_size"], row["seeds"], row["mean"]) for row in found] == [

@@ -42,22 +42,24 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     given = parser.parse_args()
     rows, curves, metric = [], {}, ""
+    values: set[float] = set()
     with plain_errors(parser):
         for folder in given.folders:
             metric, found = scores(folder, given.key)
             rows += [(folder.name, value, len(s), fmean(s), min(s), max(s)) for value, s in found.items()]
+            values |= found.keys()
             # by name, so that 0 and a thousandth are as far apart as 0.1 and 1
-            names, values = [f"{value:g}" for value in found], list(found.values())
             curves[folder.name] = (
-                names,
-                [fmean(s) for s in values],
-                [min(s) for s in values],
-                [max(s) for s in values],
+                [f"{value:g}" for value in found],
+                [fmean(s) for s in found.values()],
+                [min(s) for s in found.values()],
+                [max(s) for s in found.values()],
             )
     folder = write_rows(
         given.folders[0] / "settings.csv", ("comparison", given.key, "seeds", "mean", "lowest", "highest"), rows
     )
-    plot_bands(folder / "settings.png", curves, xlabel=given.key, ylabel=metric)
+    places = [f"{value:g}" for value in sorted(values)]
+    plot_bands(folder / "settings.png", curves, xlabel=given.key, ylabel=metric, places=places)
 
 
 if __name__ == "__main__":
