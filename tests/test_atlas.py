@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import yaml
 from llm_fed import configfile, experiment
 from llm_fed.checkpoint import Checkpoints
 from llm_fed.eval import atlas
+from llm_fed.eval.plots import plot_bands
 from llm_fed.eval.report import write_report
 from llm_fed.progress import restore
 from llm_fed.tracking import Reporter
@@ -102,13 +104,13 @@ def test_a_run_without_a_search_is_refused(tmp_path, analysis, capsys):
 
 def test_directions_take_the_step_back(run, analysis):
     """The model before a round's search is that of the round before: no running statistics here."""
-    before_search = analysis("directions").before_search
+    before_search = analysis("searches").before_search
     built = experiment.prepare(configfile.load(run / "config.yaml"), Reporter())
     saved = Checkpoints(run / "checkpoints")
     states = [restore(saved.load(round), built.clients, built.server).state for round in (1, 2, 3)]
     for earlier, later in pairwise(states):
         if later["search"]:
-            torch.testing.assert_close(before_search(later, True)[0].row, earlier["model"].row, rtol=0, atol=1e-6)
+            torch.testing.assert_close(before_search(built, later)[0].row, earlier["model"].row, rtol=0, atol=1e-6)
     assert any(not torch.equal(a["model"].row, b["model"].row) for a, b in pairwise(states))
 
 
@@ -120,7 +122,7 @@ def test_directions_are_derivatives_by_the_coefficients(run, analysis):
     assert (run / "analysis" / "directions.png").exists()
     built = experiment.prepare(configfile.load(run / "config.yaml"), Reporter())
     state = restore(Checkpoints(run / "checkpoints").load(3), built.clients, built.server).state
-    omega, anchors = module.before_search(state, True)
+    omega, anchors = module.before_search(built, state)
     test = built.server.queries["test"]
 
     async def slopes():
@@ -158,6 +160,18 @@ def test_span_wants_data_of_the_own_domain(run, analysis, capsys):
     assert "needs examples of the clients' own domain" in capsys.readouterr().err
 
 
+def test_span_and_directions_want_a_run_that_searched(config, analysis, capsys):
+    own, other = ["task.server.name=null", "task.server.path=null", "task.server.examples=8"], []
+    for name, words in (("span", own), ("directions", other)):
+        run = config.parent / f"no search for {name}"
+        experiment.train(
+            configfile.load(config, [*words, "method=fedavg", "rounds=1", "checkpoint.keep_rounds=[1]"]), run
+        )
+        with pytest.raises(SystemExit, match="2"):
+            analysis(name, run)
+        assert "had not searched by round 1; give a run of Feddle" in capsys.readouterr().err
+
+
 def test_updates_against_the_mean_of_all_clients(config, analysis, tmp_path):
     """Round 1 of three, with everybody counted: the mean by examples, and each client's cosine with it, by hand."""
     words = ["task.server.name=null", "task.server.path=null", "method=fedavg"]
@@ -171,6 +185,13 @@ def test_updates_against_the_mean_of_all_clients(config, analysis, tmp_path):
     for row in rows[: len(rows) // 2]:
         delta = deltas[row["client"]].row
         assert float(row["cosine"]) == pytest.approx(float(delta @ true / delta.norm() / true.norm()), abs=1e-4)
+
+
+def test_a_curve_that_lacks_a_place_does_not_move_the_others(tmp_path):
+    curves = {"one": (["0", "1"], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0]), "two": (["0.1"], [3.0], [3.0], [3.0])}
+    text = plot_bands(tmp_path / "bands.svg", curves, xlabel="x", ylabel="y", places=["0", "0.1", "1"]).read_text()
+    axis = text[text.index("matplotlib.axis_1") : text.index("matplotlib.axis_2")]
+    assert re.findall(r"<!-- ([\d.]+) -->", axis) == ["0", "0.1", "1"]
 
 
 def test_settings_are_drawn_from_a_comparison(tmp_path, analysis, monkeypatch):

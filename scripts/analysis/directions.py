@@ -24,28 +24,19 @@ from typing import Any
 import torch
 from results import plain_errors, write_rows
 from rich.console import Console
+from searches import at_server, before_search, searches
 from torch import Tensor
 
 from llm_fed import experiment
-from llm_fed.checkpoint import Checkpoints
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import plot_bands
 from llm_fed.eval.runs import read_config
-from llm_fed.merge.atlas import normalized
-from llm_fed.progress import restore
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tracking import Reporter
 
 CHUNK = 100  # pictures per pass
 STARTS = ("fallback", "zero")
-
-
-def before_search(state: dict[str, Any], normalize: bool) -> tuple[State, Tensor]:
-    """The model that the round's search started from without the fallback, and the normalised anchors (M, P)."""
-    atlas, _ = normalized(state["anchors"], normalize)
-    found, model = torch.tensor(state["search"]["coefficients"]).to(atlas), state["model"]
-    return model.like(model.row - found @ atlas), atlas
 
 
 async def slope(server: Site, model: State, atlas: Tensor, examples: Sequence[Any], head: State | None) -> Tensor:
@@ -61,7 +52,7 @@ async def slope(server: Site, model: State, atlas: Tensor, examples: Sequence[An
 def cosines(built: experiment.Experiment, state: dict[str, Any], examples: int) -> list[float]:
     """Of one checkpoint's state, by STARTS."""
     server = built.server
-    omega, atlas = before_search(state, getattr(built.method, "normalize", True))
+    omega, atlas = before_search(built, state)
     fallback = torch.tensor(state["search"]["fallback"]).to(atlas)
 
     async def both() -> list[float]:
@@ -73,10 +64,7 @@ def cosines(built: experiment.Experiment, state: dict[str, Any], examples: int) 
             found.append(float(torch.nn.functional.cosine_similarity(own, other, dim=0)))
         return found
 
-    (outcome,) = built.runtime.run({server.id: both()}).values()
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
+    return at_server(built, both())
 
 
 def main() -> None:
@@ -90,12 +78,10 @@ def main() -> None:
             raise UserError(
                 f"{given.run}: the server needs data of another domain (task.server.name) and the test split"
             )
-        checkpoints = Checkpoints(given.run / "checkpoints")
         rows = []
-        for round in checkpoints.rounds():
-            state = restore(checkpoints.load(round), built.clients, built.server).state
-            if not (isinstance(state, dict) and state.get("head") and state.get("search")):
-                raise UserError(f"{given.run} did not search under a head for data of another domain by round {round}")
+        for round, state in searches(given.run, built):
+            if not state["head"]:
+                raise UserError(f"{given.run} searched under its own head, not one for data of another domain")
             rows.append((round, len(state["anchors"]), *cosines(built, state, given.examples)))
             print(*rows[-1], flush=True)
         folder = write_rows(given.run / "analysis" / "directions.csv", ("round", "anchors", *STARTS), rows)

@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from directions import before_search
 from results import plain_errors, write_rows
 from rich.console import Console
+from searches import at_server, before_search, searches
 from torch import Tensor
 
 from llm_fed import experiment
-from llm_fed.checkpoint import Checkpoints
 from llm_fed.errors import UserError
 from llm_fed.eval.runs import read_config
-from llm_fed.progress import restore
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tracking import Reporter
@@ -53,10 +51,10 @@ async def places(
     yield "longer", omega.like(omega.row + coefficients.detach() @ atlas)
 
 
-async def losses(server: Site, state: dict[str, Any], normalize: bool, epochs: int) -> list[tuple[str, float, float]]:
+async def losses(built: experiment.Experiment, state: dict[str, Any], epochs: int) -> list[tuple[str, float, float]]:
     """Of one checkpoint: name, mean loss on the server's examples, mean loss on the test pictures."""
-    omega, atlas = before_search(state, normalize)
-    rows = []
+    server, rows = built.server, []
+    omega, atlas = before_search(built, state)
     async for name, model in places(server, omega, atlas, state["search"], epochs):
         (own,) = await server.losses_of([model], server.train)
         (test,) = await server.losses_of([model], server.queries["test"])
@@ -71,17 +69,11 @@ def main() -> None:
     given = parser.parse_args()
     with plain_errors(parser):
         built = experiment.prepare(read_config(given.run), Reporter(Console(quiet=True)))
-        server, checkpoints, rows = built.server, Checkpoints(given.run / "checkpoints"), []
+        server, rows = built.server, []
         if server.foreign or not (server.train and server.queries.get("test")):
             raise UserError(f"{given.run}: the server needs examples of the clients' own domain and the test split")
-        for round in checkpoints.rounds():
-            state = restore(checkpoints.load(round), built.clients, server).state
-            if not (isinstance(state, dict) and state.get("search")):
-                raise UserError(f"{given.run} had not searched by round {round}; give a run of Feddle")
-            work = losses(server, state, getattr(built.method, "normalize", True), given.epochs)
-            (outcome,) = built.runtime.run({server.id: work}).values()
-            if isinstance(outcome, Exception):
-                raise outcome
+        for round, state in searches(given.run, built):
+            outcome = at_server(built, losses(built, state, given.epochs))
             rows += [(round, *row) for row in outcome]
             for row in outcome:
                 print(round, row[0], *(f"{loss:.3f}" for loss in row[1:]), flush=True)

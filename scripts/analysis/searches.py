@@ -1,0 +1,46 @@
+"""What the analysis scripts read of a run of Feddle: the search of each checkpoint's round, and work at the server."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm_fed import experiment
+from llm_fed.checkpoint import Checkpoints
+from llm_fed.errors import UserError
+from llm_fed.merge.atlas import normalized
+from llm_fed.progress import restore
+from llm_fed.state import State
+
+
+def searches(run: Path, built: experiment.Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each checkpoint's round, and the server's state after it.
+
+    Raises:
+        UserError: the server had not searched by then.
+    """
+    checkpoints = Checkpoints(run / "checkpoints")
+    for round in checkpoints.rounds():
+        state = restore(checkpoints.load(round), built.clients, built.server).state
+        if not (isinstance(state, dict) and state.get("search")):
+            raise UserError(f"{run} had not searched by round {round}; give a run of Feddle")
+        yield round, state
+
+
+def before_search(built: experiment.Experiment, state: dict[str, Any]) -> tuple[State, Tensor]:
+    """The model that the round's search started from without the fallback, and the normalised anchors (M, P)."""
+    atlas, _ = normalized(state["anchors"], getattr(built.method, "normalize", True))
+    found, model = torch.tensor(state["search"]["coefficients"]).to(atlas), state["model"]
+    return model.like(model.row - found @ atlas), atlas
+
+
+def at_server(built: experiment.Experiment, work: Coroutine[Any, Any, Any]) -> Any:
+    """What the work returns; its exception is raised."""
+    (outcome,) = built.runtime.run({built.server.id: work}).values()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
