@@ -161,12 +161,11 @@ def test_span_wants_data_of_the_own_domain(run, analysis, capsys):
 
 
 def test_span_and_directions_want_a_run_that_searched(config, analysis, capsys):
-    own, other = ["task.server.name=null", "task.server.path=null", "task.server.examples=8"], []
-    for name, words in (("span", own), ("directions", other)):
+    own = ["task.server.name=null", "task.server.path=null", "task.server.examples=8"]
+    nobody_answered = ["delay.drop_out=0.999", "method=feddle"]
+    for name, words in (("span", [*own, *nobody_answered]), ("directions", ["method=fedavg"])):
         run = config.parent / f"no search for {name}"
-        experiment.train(
-            configfile.load(config, [*words, "method=fedavg", "rounds=1", "checkpoint.keep_rounds=[1]"]), run
-        )
+        experiment.train(configfile.load(config, [*words, "rounds=1", "checkpoint.keep_rounds=[1]"]), run)
         with pytest.raises(SystemExit, match="2"):
             analysis(name, run)
         assert "had not searched by round 1; give a run of Feddle" in capsys.readouterr().err
