@@ -107,6 +107,7 @@ class LocalConfig:
     optimizer: str = "adamw"  # adamw (no weight decay) | adam | sgd
     clip: float | None = None  # largest gradient norm per client
     proximal: float = 0.0  # lambda of lambda * ||theta - theta_start||^2
+    augment: str | None = None  # images: crop (each shifted by up to an eighth of its sides) | crop-flip (and mirrored)
 
 
 @dataclass(frozen=True)
@@ -274,6 +275,7 @@ def check(config: Config) -> None:
     one_of("local.optimizer", "adamw", "adam", "sgd")
     require(config.local.clip is None or config.local.clip > 0, "local.clip", "above 0, or null")
     require(config.local.proximal >= 0, "local.proximal", "at least 0")
+    one_of("local.augment", None, "crop", "crop-flip")
     require(0 <= config.delay.sigma < math.inf, "delay.sigma", "at least 0 and finite")
     one_of("delay.per", "upload", "client")
     require(0 <= config.delay.drop_out < 1, "delay.drop_out", "at least 0 and below 1")

@@ -60,6 +60,8 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
             "adapter is null, which trains a whole model: of image models only; set adapter.rank and "
             "adapter.target_modules"
         )
+    if config.local.augment and not pictures:
+        raise UserError(f"local.augment is for images, but {config.task.name} is text; leave it out")
     if method.whole_models and not (pictures and config.adapter is None):
         raise UserError(
             f"{config.method['name']} trains whole image models; set adapter=null, and task.name to a task of images"

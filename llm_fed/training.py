@@ -24,8 +24,9 @@ from llm_fed.kinds import TEXT, Batch, Kind
 from llm_fed.lora import Lora
 from llm_fed.models.joined import Answer
 from llm_fed.packing import padded_tokens, plan
-from llm_fed.rng import derive
+from llm_fed.rng import derive, generator
 from llm_fed.state import State
+from llm_fed.tasks.augmentation import augmented
 
 Result = TypeVar("Result")
 
@@ -50,7 +51,7 @@ class Job:
     batches: Sequence[Sequence[Any]]  # examples of one kind, see `kinds`
     lr: float
     train: str = r".*"  # regular expression of the entries that are trained
-    seed: int = 0  # of dropout
+    seed: int = 0  # of dropout and of augmentation
     mix: tuple[float, ...] | None = None  # the weight of each expert while it trains, where the gate is `mix`
     # Where given, the loss is the divergence of the model's predictions from those of the teachers' mean logits.
     teachers: Sequence[State] = ()
@@ -58,6 +59,12 @@ class Job:
     loss: Loss | None = None
     places: Sequence[Sequence[int]] = ()
     lr_of: Mapping[str, float] = field(default_factory=dict)  # another lr, by regular expression of entries
+
+    def examples(self, step: int, augment: str | None) -> Sequence[Any]:
+        """What is trained on at a step. A pupil's pictures stay as they are: so its teachers answered to them."""
+        if augment is None or self.teachers:
+            return self.batches[step]
+        return augmented(self.batches[step], augment, generator(self.seed, "augment", step))
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ def fit(
 
     Args:
         model: a causal language model, or an image classifier; it is frozen and its own dropout is off.
-        local: `optimizer`, `clip` and `proximal` are used; steps and learning rates stand in the jobs.
+        local: `optimizer`, `clip`, `proximal` and `augment` are used; steps and learning rates stand in the jobs.
         kind: of the examples.
         autocast: compute in this dtype; the adapters keep theirs.
         budget: most tokens of a micro-batch (default: by device). Halved until the device's memory suffices;
@@ -256,7 +263,8 @@ class _Fit:
 
     def _step(self, step: int, active: list[int], losses: Tensor) -> None:
         """One optimizer step of every active client; their mean losses are added to `losses` (K,)."""
-        examples = [(k, n, example) for k in active for n, example in enumerate(self.jobs[k].batches[step])]
+        seen = {k: self.jobs[k].examples(step, self.local.augment) for k in active}
+        examples = [(k, n, example) for k in active for n, example in enumerate(seen[k])]
         lengths = [self.kind.length(example) for _, _, example in examples]
         batches = plan(lengths, self.work.budget, self.overhead)
         self.work = replace(

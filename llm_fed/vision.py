@@ -63,7 +63,8 @@ class VisionEngine:
         start, losses = job.start.row.to(model.row.device), []
         hint = f"(lr {job.lr:g}); lower local.lr or set local.clip"
         with _seeded(job.seed), _training(model):
-            for step, batch in enumerate(job.batches):
+            for step in range(len(job.batches)):
+                batch = job.examples(step, self.local.augment)
                 answer, labels = self._answer(structure, batch).map(full), labels_of(batch).to(model.row.device)
                 if job.loss is not None:
                     loss = job.loss(answer, labels, torch.tensor(job.places[step], device=labels.device))

@@ -15,9 +15,8 @@ from llm_fed import tasks
 from llm_fed.config import TaskConfig
 from llm_fed.models.images import HALF, ImageBase, head_of
 from llm_fed.rng import derive
+from llm_fed.tasks.augmentation import moved
 from llm_fed.tasks.common import Picture, TaskData
-
-SHIFT = 4  # by so many pixels at most a training picture is shifted
 
 
 def make_model(labels: tuple[str, ...], size: int) -> ViTForImageClassification:
@@ -41,19 +40,6 @@ def stacked(task: TaskData, split: str) -> tuple[Tensor, Tensor]:
     return torch.stack([picture.pixels for picture in pictures]), torch.tensor([picture.label for picture in pictures])
 
 
-def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """The pictures (N, C, H, W), each shifted by a draw of its own, black where it is shifted in, and mirrored or
-    not."""
-    count, channels, height, width = pixels.shape
-    rows = torch.arange(height) + torch.randint(2 * SHIFT + 1, (count, 1), generator=generator)
-    columns = torch.arange(width) + torch.randint(2 * SHIFT + 1, (count, 1), generator=generator)
-    mirrored = torch.rand(count, 1, generator=generator) < 0.5
-    columns = torch.where(mirrored, columns.flip(1), columns)
-    padded = nn.functional.pad(pixels, (SHIFT,) * 4)
-    pictures, layers = torch.arange(count)[:, None, None, None], torch.arange(channels)[None, :, None, None]
-    return padded[pictures, layers, rows[:, None, :, None], columns[:, None, None, :]]
-
-
 def train(base: ImageBase, pixels: Tensor, labels: Tensor, epochs: int, seed: int) -> None:
     """Cross-entropy on augmented batches of 64: AdamW, a linear warm-up over a twentieth of the steps, then cosine to
     zero."""
@@ -69,7 +55,7 @@ def train(base: ImageBase, pixels: Tensor, labels: Tensor, epochs: int, seed: in
     for epoch in range(epochs):
         total = 0.0
         for batch in torch.randperm(len(labels), generator=generator).split(64):
-            logits = base.model(base.prepare(augmented(pixels[batch], generator))).logits
+            logits = base.model(base.prepare(moved(pixels[batch], generator, flip=True))).logits
             loss = nn.functional.cross_entropy(logits, labels[batch])
             optimizer.zero_grad()
             loss.backward()

@@ -44,6 +44,7 @@ def main() -> None:
         "plain loop, channels first": lambda: [plain(base, job, torch.contiguous_format) for job in jobs],
         "all clients at once, vmap": lambda: at_once(base, jobs),
         "engine": engine(given, "float32", jobs),
+        "engine, augmented": engine(given, "float32", jobs, "crop-flip"),
         "engine, bfloat16": engine(given, "bfloat16", jobs),
     }
     compare(variants, given.repeats, given.device)
@@ -61,9 +62,9 @@ def make(given: argparse.Namespace) -> tuple[list[Job], ImageBase]:
     return jobs, base
 
 
-def engine(given: argparse.Namespace, dtype: str, jobs: list[Job]) -> Callable[[], object]:
+def engine(given: argparse.Namespace, dtype: str, jobs: list[Job], augment: str | None = None) -> Callable[[], object]:
     base = load_images(BaseConfig(name=given.model, dtype=dtype), LABELS, given.device)
-    runner = VisionEngine(base, LocalConfig(optimizer="adam"))
+    runner = VisionEngine(base, LocalConfig(optimizer="adam", augment=augment))
     return lambda: [runner.fit(Full(), job) for job in jobs]
 
 

@@ -1,0 +1,112 @@
+"""Shifted and mirrored training pictures: the pictures themselves, and who trains on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import tiny_images
+import torch
+from tiny_images import BATCHES, LORA, assert_state
+from torch.nn import functional
+
+from llm_fed import configfile, experiment, training
+from llm_fed.errors import UserError
+from llm_fed.kinds import Pictures
+from llm_fed.rng import generator
+from llm_fed.run import read_records
+from llm_fed.structure import Full
+from llm_fed.tasks.augmentation import augmented, moved
+from llm_fed.training import Job
+from llm_fed.vision import VisionEngine
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_each_picture_is_shifted_and_mirrored_by_itself(flip):
+    """Of 16 x 24 pixels: by up to two up and down, and three left and right."""
+    pixels = torch.randint(1, 256, (60, 3, 16, 24), dtype=torch.uint8)
+    found = moved(pixels, torch.Generator().manual_seed(0), flip=flip)
+    places = list(product(range(5), range(7), (False, True)))
+    drawn = set()
+    for before, after in zip(functional.pad(pixels, (3, 3, 2, 2)), found, strict=True):
+        windows = [before[:, y : y + 16, x : x + 24] for y, x, _ in places]
+        windows = [w.flip(2) if mirrored else w for w, (_, _, mirrored) in zip(windows, places, strict=True)]
+        (place,) = [place for place, window in zip(places, windows, strict=True) if torch.equal(window, after)]
+        drawn.add(place)
+    assert {y for y, _, _ in drawn} == set(range(5)) and {x for _, x, _ in drawn} == set(range(7))
+    assert {mirrored for _, _, mirrored in drawn} == ({False, True} if flip else {False})
+
+
+def test_small_pictures_stay_in_place():
+    """An eighth of seven pixels is none. Labels and order stay, too."""
+    before = [replace(picture, pixels=picture.pixels[:1, :7, :7]) for picture in BATCHES[0]]
+    after = augmented(before, "crop", torch.Generator())
+    assert [(p.label, p.group) for p in after] == [(p.label, p.group) for p in before]
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(after, before, strict=True))
+
+
+def by_hand(job: Job, how: str) -> Job:
+    """The same job on pictures that were augmented beforehand."""
+    seen = [augmented(batch, how, generator(job.seed, "augment", step)) for step, batch in enumerate(job.batches)]
+    assert not torch.equal(seen[0][0].pixels, job.batches[0][0].pixels)
+    return replace(job, batches=seen)
+
+
+@pytest.mark.parametrize("how", ["crop", "crop-flip"])
+def test_a_whole_model_trains_on_them(how):
+    base = tiny_images.resnet()
+    start = tiny_images.party(base, BATCHES[0]).initial()
+    job = Job("c0", start, BATCHES, lr=0.02, seed=5)
+    found = VisionEngine(base, replace(tiny_images.LOCAL, augment=how)).fit(Full(), job)
+    expected = VisionEngine(base, tiny_images.LOCAL).fit(Full(), by_hand(job, how))
+    assert found.state.equal(expected.state) and found.losses == expected.losses
+
+
+def test_adapters_train_on_them_whoever_else_trains():
+    """Three clients in one pass, of other draws each, and one of them alone."""
+    base, local = tiny_images.vit(), replace(tiny_images.LOCAL, augment="crop-flip")
+    start = tiny_images.party(base, BATCHES[0], structure=LORA).initial()
+    jobs = [Job(f"c{seed}", start, BATCHES[:3], lr=0.02, seed=seed) for seed in range(3)]
+    kind = Pictures.of(base, LORA)
+    found, _ = training.fit(base.model, LORA, jobs, local, kind=kind)
+    expected, _ = training.fit(
+        base.model, LORA, [by_hand(job, "crop-flip") for job in jobs], tiny_images.LOCAL, kind=kind
+    )
+    (alone,), _ = training.fit(base.model, LORA, jobs[1:2], local, kind=kind)
+    for one, other in zip(found, expected, strict=True):
+        assert one.state.equal(other.state)
+    assert_state(found[1].state, alone.state.tensors(), 1e-10)
+    assert not found[0].state.equal(found[1].state)
+
+
+def test_a_pupil_sees_what_its_teachers_saw():
+    """Of whole models and of adapters."""
+    for base, structure in ((tiny_images.cnn(), Full()), (tiny_images.vit(), LORA)):
+        site = tiny_images.party(base, BATCHES[0], structure=structure)
+        start, found = site.initial(), []
+        for how in (None, "crop-flip"):
+            site.begin(1, 0.02)
+            engine = VisionEngine(base, replace(tiny_images.LOCAL, augment=how))
+            found.append(tiny_images.answer(engine, site.fit(start, teachers=[site.initial("a teacher")])))
+        assert found[0].equal(found[1]) and not found[0].equal(start)
+
+
+@pytest.mark.parametrize("base", [{"name": "cnn", "dtype": "float32"}, {"name": "resnet-9", "dtype": "float32"}])
+def test_a_run_trains_on_them_and_its_seed_says_how(base, tmp_path):
+    data = tiny_images.npz(tmp_path / "data.npz")
+
+    def losses(name: str, **local) -> list[float]:
+        config = configfile.from_dict(tiny_images.tree(data, base=base, rounds=2, local=local))
+        experiment.train(config, tmp_path / name)
+        return [line["loss"] for line in read_records(tmp_path / name / "metrics.jsonl") if line["kind"] == "round"]
+
+    assert losses("one", augment="crop") == losses("again", augment="crop")
+    assert len({tuple(losses(f"{how}", augment=how)) for how in (None, "crop", "crop-flip")}) == 3
+
+
+def test_it_is_refused_for_text_and_by_other_names(small, tmp_path):
+    with pytest.raises(UserError, match="local.augment is for images, but files is text; leave it out"):
+        experiment.train(configfile.from_dict(small.tree(local={"augment": "crop"})), tmp_path)
+    with pytest.raises(UserError, match="local.augment='flip' is unknown.*known: crop, crop-flip"):
+        configfile.from_dict(small.tree(local={"augment": "flip"}))
