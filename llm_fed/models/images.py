@@ -130,7 +130,8 @@ class ImageBase:
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """Inputs (N, 3, size, size) of images (N, 1 or 3, H, W) uint8; grey ones fill all three channels."""
-        values = pixels.to(self.device, next(self.model.parameters()).dtype) / 255
+        values = pixels.to(self.device)  # as uint8: in one step torch would convert first, and move four times as much
+        values = values.to(next(self.model.parameters()).dtype) / 255
         if values.shape[-2:] != (self.size, self.size):
             values = nn.functional.interpolate(
                 values, (self.size, self.size), mode="bilinear", antialias=True, align_corners=False
