@@ -13,6 +13,7 @@ from llm_fed import experiment
 from llm_fed.checkpoint import Checkpoints
 from llm_fed.errors import UserError
 from llm_fed.merge.atlas import normalized
+from llm_fed.methods.feddle import Feddle
 from llm_fed.progress import restore
 from llm_fed.state import State
 
@@ -26,14 +27,15 @@ def searches(run: Path, built: experiment.Experiment) -> Iterator[tuple[int, dic
     checkpoints = Checkpoints(run / "checkpoints")
     for round in checkpoints.rounds():
         state = restore(checkpoints.load(round), built.clients, built.server).state
-        if not (isinstance(state, dict) and state.get("search")):
+        if not (isinstance(built.method, Feddle) and state["search"]):
             raise UserError(f"{run} had not searched by round {round}; give a run of Feddle")
         yield round, state
 
 
 def before_search(built: experiment.Experiment, state: dict[str, Any]) -> tuple[State, Tensor]:
     """The model that the round's search started from without the fallback, and the normalised anchors (M, P)."""
-    atlas, _ = normalized(state["anchors"], getattr(built.method, "normalize", True))
+    assert isinstance(built.method, Feddle)  # as in `searches`
+    atlas, _ = normalized(state["anchors"], built.method.normalize)
     found, model = torch.tensor(state["search"]["coefficients"]).to(atlas), state["model"]
     return model.like(model.row - found @ atlas), atlas
 
