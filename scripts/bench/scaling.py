@@ -139,6 +139,8 @@ def report(results: dict[int, list[Measured]]) -> None:
             busiest = statistics.median(max(rank["share"][part] for rank in ranks.values()) for ranks in repeats)
             beside = statistics.median(ranks[0]["beside"] for ranks in repeats)
             first = first or (wall, busiest)
+            if not busiest:  # a task without validation examples
+                continue
             print(
                 f"| {part} | {size} | {wall:.2f} | {first[0] / wall:.2f} | {busiest:.2f} | {first[1] / busiest:.2f} | "
                 f"{beside:.3f} (both parts) |"
