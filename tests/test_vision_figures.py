@@ -1,8 +1,9 @@
-"""The analysis scripts of vision runs - clients, weights, targets, representations - and cluster lines in a report: on
-tiny runs, with their numbers by hand."""
+"""The analysis scripts of vision runs - clients, weights, targets, representations, BatchNorm statistics - and cluster
+lines in a report: on tiny runs, with their numbers by hand."""
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import shutil
@@ -21,12 +22,14 @@ from llm_fed import configfile, experiment, tasks
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import clusters
 from llm_fed.eval.report import write_report
+from llm_fed.eval.runs import read_config, reopen
 from llm_fed.models.joined import Answer
 from llm_fed.personal import load_image_model
 from llm_fed.run import read_records
 
 CLIENTS = ["cluster0-client0", "cluster0-client1", "cluster1-client2"]
 RUNS = {
+    "fedavg": {"base": {"name": "resnet-9"}},
     "standalone": {},
     "fedproto": {},
     "fedmoe": {"base": {"name": "cnn", "clients": ["cnn", "resnet-9"]}},
@@ -327,3 +330,59 @@ def test_far_groups_stay_apart(analysis):
 def test_without_scikit_learn_it_is_named(finished, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     refused("pip install 'llm-fed[analysis]'", "representations", finished("fedmoe"))
+
+
+# Statistics
+
+
+def statistics_of(model, batches) -> dict[str, torch.Tensor]:
+    """Running means and variances of BatchNorm by torch's momentum: the mean over the batches, each seen alone."""
+    seen = []
+    for batch in batches:
+        own = copy.deepcopy(model).train()
+        for layer in own.modules():
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                layer.momentum = 1.0  # what was before is forgotten
+        with torch.no_grad():
+            own(pixels(batch))
+        seen.append({name: buffer for name, buffer in own.module.named_buffers() if buffer.is_floating_point()})
+    return {name: torch.stack([statistics[name] for statistics in seen]).mean(0) for name in seen[0]}
+
+
+@pytest.mark.parametrize("batch", [256, 3])
+def test_statistics_are_those_of_the_pictures(finished, analysis, monkeypatch, batch):
+    script = analysis("batchnorm")
+    monkeypatch.setattr(script, "BATCH", batch)
+    built, states = reopen(finished("fedavg"), read_config(finished("fedavg")))
+    for id, _, model in exported(finished("fedavg")):
+        site, pictures = built.clients[id], built.clients[id].train
+        count = max(1, round(len(pictures) / batch))
+        anew = script.recomputed(built.base, site.structure, states[id], pictures)
+        expected = statistics_of(model, [pictures[nth::count] for nth in range(count)])
+        assert len(pictures) > batch or count == 1
+        assert torch.equal(anew.row, states[id].row) and anew.extras.keys() == expected.keys()
+        for name, values in expected.items():
+            torch.testing.assert_close(anew.extras[name], values, msg=lambda text, name=name: f"{name}: {text}")
+            assert not torch.equal(values, states[id].extras[name])
+
+
+def test_a_client_is_scored_with_each_statistics(finished, analysis, capsys):
+    run = finished("fedavg")
+    analysis("batchnorm", run)
+    built, _ = reopen(run, read_config(run))
+    everybody = [picture for site in built.clients.values() for picture in site.train]
+    rows = {row["client"]: row for row in rows_of(run / "analysis" / "batchnorm.csv")}
+    assert list(rows) == CLIENTS and "mean" in capsys.readouterr().out
+    for id, test, model in exported(run):
+        labels = torch.tensor([picture.label for picture in test])
+        for column, pictures in (("as it is", None), ("of all clients", everybody), ("of its own", None)):
+            chosen = pictures or built.clients[id].train
+            if column != "as it is":
+                model.module.load_state_dict(statistics_of(model, [chosen]), strict=False)
+            with torch.no_grad():
+                right = model(pixels(test)).argmax(1) == labels
+            assert float(rows[id][column]) == pytest.approx(100 * float(right.float().mean()), abs=1e-3)
+
+
+def test_models_without_batchnorm_are_refused(finished, refused):
+    refused("have no BatchNorm", "batchnorm", finished("standalone"))
