@@ -22,7 +22,6 @@ from llm_fed import configfile, experiment, tasks
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import clusters
 from llm_fed.eval.report import write_report
-from llm_fed.eval.runs import read_config, reopen
 from llm_fed.models.joined import Answer
 from llm_fed.personal import load_image_model
 from llm_fed.run import read_records
@@ -353,32 +352,36 @@ def statistics_of(model, batches) -> dict[str, torch.Tensor]:
 def test_statistics_are_those_of_the_pictures(finished, analysis, monkeypatch, batch):
     script = analysis("batchnorm")
     monkeypatch.setattr(script, "BATCH", batch)
-    built, states = reopen(finished("fedavg"), read_config(finished("fedavg")))
+    built, base, states = analysis("finished").whole(finished("fedavg"))
     for id, _, model in exported(finished("fedavg")):
-        site, pictures = built.clients[id], built.clients[id].train
+        pictures = built.clients[id].train
         count = max(1, round(len(pictures) / batch))
-        anew = script.recomputed(built.base, site.structure, states[id], pictures)
+        assert (count > 1) == (batch == 3)
+        anew = script.recomputed(base, built.clients[id].structure, states[id], pictures)
         expected = statistics_of(model, [pictures[nth::count] for nth in range(count)])
-        assert len(pictures) > batch or count == 1
         assert torch.equal(anew.row, states[id].row) and anew.extras.keys() == expected.keys()
         for name, values in expected.items():
-            torch.testing.assert_close(anew.extras[name], values, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(anew.extras[name], values)
             assert not torch.equal(values, states[id].extras[name])
 
 
-def test_a_client_is_scored_with_each_statistics(finished, analysis, capsys):
+def test_clients_are_scored_with_each_statistics(finished, analysis, capsys):
     run = finished("fedavg")
-    analysis("batchnorm", run)
-    built, _ = reopen(run, read_config(run))
+    script = analysis("batchnorm", run)
+    assert "as it is" in capsys.readouterr().out
+    built, base, states = analysis("finished").whole(run)
     everybody = [picture for site in built.clients.values() for picture in site.train]
     rows = {row["client"]: row for row in rows_of(run / "analysis" / "batchnorm.csv")}
-    assert list(rows) == CLIENTS and "mean" in capsys.readouterr().out
+    assert list(rows) == CLIENTS
     for id, test, model in exported(run):
-        labels = torch.tensor([picture.label for picture in test])
-        for column, pictures in (("as it is", None), ("of all clients", everybody), ("of its own", None)):
-            chosen = pictures or built.clients[id].train
-            if column != "as it is":
-                model.module.load_state_dict(statistics_of(model, [chosen]), strict=False)
+        site, labels = built.clients[id], torch.tensor([picture.label for picture in test])
+        states_by_column = {
+            "as it is": states[id],
+            "of all clients": script.recomputed(base, site.structure, states[id], everybody),
+            "of its own": script.recomputed(base, site.structure, states[id], site.train),
+        }
+        for column, state in states_by_column.items():
+            model.module.load_state_dict(state.extras, strict=False)
             with torch.no_grad():
                 right = model(pixels(test)).argmax(1) == labels
             assert float(rows[id][column]) == pytest.approx(100 * float(right.float().mean()), abs=1e-3)
@@ -386,3 +389,12 @@ def test_a_client_is_scored_with_each_statistics(finished, analysis, capsys):
 
 def test_models_without_batchnorm_are_refused(finished, refused):
     refused("have no BatchNorm", "batchnorm", finished("standalone"))
+
+
+def test_clients_without_test_pictures_are_refused(finished, analysis, refused, monkeypatch):
+    run = finished("fedavg")
+    built, base, states = analysis("finished").whole(run)
+    for site in built.clients.values():
+        site.queries = {}
+    monkeypatch.setattr(analysis("batchnorm"), "whole", lambda run: (built, base, states))
+    refused("no client has test pictures", "batchnorm", run)

@@ -13,94 +13,73 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 import torch
+from finished import whole
 from results import plain_errors, write_rows
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch.optim.swa_utils import update_bn
 
 from llm_fed.errors import UserError
-from llm_fed.eval.runs import read_config, reopen
+from llm_fed.eval.scores import Summary
 from llm_fed.models.images import ImageBase
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.structure import Structure
-from llm_fed.tasks.common import Picture, labels_of, pixels_of
+from llm_fed.tasks.common import Picture, pixels_of
 
 BATCH = 256  # pictures whose statistics are one term of the mean
-COLUMNS = ("as it is", "of all clients", "of its own")
 
 
 def recomputed(base: ImageBase, structure: Structure, state: State, pictures: Sequence[Picture]) -> State:
-    """`state` with the statistics that the pictures have in it: means over their batches, in the order given.
-
-    Raises:
-        UserError: the model has no BatchNorm that keeps statistics.
-    """
+    """`state` with the statistics that the pictures have in it: means over equal parts of some BATCH pictures."""
     flat = base.flat(structure)
     flat.load(state)
-    layers = [
-        m
-        for m in flat.module.modules()
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None
-    ]
-    if not layers:
-        raise UserError("the models have no BatchNorm, so there are no statistics to compute anew")
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # torch's word for a mean over all batches
-        layer.train()
     count = max(1, round(len(pictures) / BATCH))
-    with torch.no_grad():
-        for nth in range(count):
-            flat.module(base.prepare(pixels_of(pictures[nth::count])))
+    update_bn((base.prepare(pixels_of(pictures[nth::count])) for nth in range(count)), flat.module)
     return flat.read()
 
 
-def accuracies(run: Path) -> dict[str, tuple[float, ...]]:
-    """By client, in percent of its test pictures: one number for each of COLUMNS.
+def accuracies(run: Path) -> dict[str, Summary]:
+    """The clients' test scores by whose statistics their models have.
 
     Raises:
-        UserError: the run is not finished, trained adapters, or has no test pictures or no BatchNorm.
+        UserError: the run is not finished, trained adapters, or has no test pictures at its clients or no BatchNorm.
     """
-    config = read_config(run)
-    if config.adapter is not None:
-        raise UserError(f"{run} trained adapters; give a run of whole image models, with adapter: null")
-    built, states = reopen(run, config)
-    base = built.base
-    assert isinstance(base, ImageBase)  # only image models train whole
-    sites = {id: site for id, site in built.clients.items() if site.queries.get("test") and site.train}
-    if not sites:
-        raise UserError(f"{run}: no client has both training and test pictures")
-    everybody = [picture for site in sites.values() for picture in site.train]
-    mixed = [everybody[i] for i in torch.randperm(len(everybody), generator=generator(config.seed, "batchnorm"))]
-    work = {}
-    for id, site in sites.items():
-        anew = [recomputed(base, site.structure, states[id], pictures) for pictures in (mixed, site.train)]
-        work[id] = _scores(site, (states[id], *anew))
-    found = built.runtime.run(work)
-    for outcome in found.values():
-        if isinstance(outcome, Exception):
-            raise outcome
+    built, base, states = whole(run)
+    if not any(site.queries.get("test") for site in built.clients.values()):
+        raise UserError(f"{run}: no client has test pictures; give a run whose clients are tested")
+    if not any(state.extras for state in states.values()):
+        raise UserError(f"{run}: the models have no BatchNorm, so there are no statistics to compute anew")
+    everybody = [picture for site in built.clients.values() for picture in site.train]
+    order = torch.randperm(len(everybody), generator=generator(built.config.seed, "batchnorm"))
+    mixed = [everybody[i] for i in order]
+
+    async def as_it_is(site: Site) -> State:
+        return states[site.id]
+
+    async def of_all_clients(site: Site) -> State:
+        return recomputed(base, site.structure, states[site.id], mixed)
+
+    async def of_its_own(site: Site) -> State:
+        return recomputed(base, site.structure, states[site.id], site.train)
+
+    found = {}
+    for personal in (as_it_is, of_all_clients, of_its_own):
+        summary = built.score(personal, "test")
+        assert summary is not None  # some client has test pictures
+        found[personal.__name__.replace("_", " ")] = summary
     return found
 
 
-async def _scores(site: Site, states: Sequence[State]) -> tuple[float, ...]:
-    pictures = site.queries["test"]
-    labels = labels_of(pictures)
-    logits = [await site.logits(state, pictures) for state in states]
-    return tuple(100 * float((own.argmax(-1) == labels).float().mean()) for own in logits)
-
-
-def show(found: Mapping[str, tuple[float, ...]]) -> Table:
-    table = Table("client", *COLUMNS, title="accuracy by whose BatchNorm statistics")
-    for client, scores in found.items():
-        table.add_row(client, *(f"{score:.1f}" for score in scores))
+def show(found: Mapping[str, Summary]) -> Table:
+    table = Table("client", *found, title="accuracy by whose BatchNorm statistics")
+    for client in next(iter(found.values())).clients:
+        table.add_row(client, *(f"{summary.clients[client]:.1f}" for summary in found.values()))
     table.add_section()
-    table.add_row("mean", *(f"{fmean(column):.1f}" for column in zip(*found.values(), strict=True)))
+    table.add_row("mean", *(f"{summary.mean:.1f}" for summary in found.values()))
     return table
 
 
@@ -110,8 +89,9 @@ def main() -> None:
     given = parser.parse_args()
     with plain_errors(parser):
         found = accuracies(given.run)
-        rows = [(client, *scores) for client, scores in found.items()]
-        write_rows(given.run / "analysis" / "batchnorm.csv", ("client", *COLUMNS), rows)
+        columns = [summary.clients for summary in found.values()]
+        rows = [(client, *(scores[client] for scores in columns)) for client in columns[0]]
+        write_rows(given.run / "analysis" / "batchnorm.csv", ("client", *found), rows)
         Console().print(show(found))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llm_fed.errors import UserError
 from llm_fed.eval.runs import adapter_folders, read_config, reopen
+from llm_fed.experiment import Experiment
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import Answer
 from llm_fed.state import State
@@ -41,6 +42,21 @@ class Tested:
     models: tuple[str, ...]  # names of those that stand side by side
 
 
+def whole(run: Path) -> tuple[Experiment, ImageBase, dict[str, State]]:
+    """A finished run of whole image models: its experiment, the models' base, and what it exported of each who is
+    scored.
+
+    Raises:
+        UserError: the run is not finished, or is one of adapters.
+    """
+    config = read_config(run)
+    if config.adapter is not None:
+        raise UserError(f"{run} trained adapters; give a run of whole image models, with adapter: null")
+    built, states = reopen(run, config)
+    assert isinstance(built.base, ImageBase)  # only image models train whole
+    return built, built.base, states
+
+
 def tested(run: Path, limit: int | None = None) -> tuple[dict[str, Tested], tuple[str, ...]]:
     """Everybody who is scored in a finished run of whole image models, and the names of the classes.
 
@@ -50,11 +66,7 @@ def tested(run: Path, limit: int | None = None) -> tuple[dict[str, Tested], tupl
     Raises:
         UserError: the run is not finished, is one of adapters, or has no test pictures.
     """
-    config = read_config(run)
-    if config.adapter is not None:
-        raise UserError(f"{run} trained adapters; give a run of whole image models, with adapter: null")
-    built, states = reopen(run, config)
-    assert isinstance(built.base, ImageBase)  # only image models train whole
+    built, base, states = whole(run)
     pictures = {id: site.queries["test"][:limit] for id, site in built.scored.items() if site.queries.get("test")}
     if not pictures:
         raise UserError(f"{run}: nobody has test pictures, so there is nothing to show")
@@ -66,4 +78,4 @@ def tested(run: Path, limit: int | None = None) -> tuple[dict[str, Tested], tupl
         structure = built.scored[id].structure
         assert isinstance(structure, Full)  # without an adapter
         found[id] = Tested(pictures[id], outcome, states[id], tuple(name for name, _ in structure.parts))
-    return found, built.base.labels
+    return found, base.labels
