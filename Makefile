@@ -11,15 +11,18 @@ export OMP_NUM_THREADS ?= 1
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(VENV)/.installed: pyproject.toml
+# What runs need, and what developers need on top of it.
+$(VENV)/.runs: WHAT = .
+$(VENV)/.installed: WHAT = .[dev]
+$(VENV)/.runs $(VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	touch $@
+	$(BIN)/python -m pip install --quiet --editable "$(WHAT)"
+	touch $(VENV)/.runs $@
 
-install: $(VENV)/.installed ## make the environment in .venv
+install: $(VENV)/.installed ## make the environment in .venv, with the developers' tools
 
-quickstart: $(VENV)/.installed ## make the environment and run the quickstart (no download of models or data)
+quickstart: $(VENV)/.runs ## make the environment and run the quickstart (no download of models or data)
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/llm-fed quickstart
 
 test: $(VENV)/.installed ## make the environment and pass the tests

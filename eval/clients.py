@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from llm_fed.clients import rounded
 from llm_fed.errors import UserError
-from llm_fed.eval.scores import Summary, score, summarize
-from llm_fed.site import Site
+from llm_fed.eval.scores import Summary, score, summarize, without_credit
+from llm_fed.site import Query, Site
 from llm_fed.state import State
+from llm_fed.tasks.common import Picture, labels_of
 
 Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
 
@@ -22,7 +27,7 @@ def evaluate(
     metric: str,
     limit: int | None = None,
 ) -> Summary | None:
-    """Each client's score (0-100) on its own `split`; None where no client has that split.
+    """Each client's score (0-100) and loss on its own `split`; None where no client has that split.
 
     Args:
         limit: at most this many examples per client.
@@ -30,11 +35,12 @@ def evaluate(
     asked = {name: client for name, client in clients.items() if client.queries.get(split)}
     if not asked:
         return None
-    outcomes = runtime.run({name: _score(personal, client, split, metric, limit) for name, client in asked.items()})
+    outcomes = runtime.run({name: _measure(personal, client, split, metric, limit) for name, client in asked.items()})
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome
-    return summarize(metric, outcomes)
+    losses = {name: rounded(loss) for name, (_, loss) in outcomes.items() if loss is not None}
+    return summarize(metric, {name: score for name, (score, _) in outcomes.items()}, losses)
 
 
 def check_options(client: Site) -> None:
@@ -52,8 +58,38 @@ def check_options(client: Site) -> None:
                 )
 
 
-async def _score(personal: Personal, client: Site, split: str, metric: str, limit: int | None) -> float:
-    return await score_split(client, await personal(client), split, metric, limit)
+def notes_without_credit(sites: Iterable[Site], metric: str) -> list[str]:
+    """A warning for each split with examples that score 0 whatever is answered, so that a low score is no surprise.
+
+    Raises:
+        UserError: a reference that the metric cannot read.
+    """
+    asked: dict[str, list[tuple[str, Query]]] = {}
+    for site in sites:
+        for split, queries in site.queries.items():
+            asked.setdefault(split, []).extend((site.id, query) for query in queries if isinstance(query, Query))
+    notes = []
+    for split, pairs in asked.items():
+        found = without_credit(metric, [query.answers for _, query in pairs])
+        if found:
+            client, query = pairs[found[0]]
+            notes.append(
+                f"warning: {len(found)} of {len(pairs)} {split} examples score 0 under {metric} whatever is answered, "
+                f"since {metric} finds too little in their references to compare, e.g. {query.answers[0][:60]!r} of "
+                f"client {client}; use exact_match (eval.metric=exact_match), which compares whole texts"
+            )
+    return notes
+
+
+async def _measure(
+    personal: Personal, client: Site, split: str, metric: str, limit: int | None
+) -> tuple[float, float | None]:
+    """The score and the loss, both of the same examples under the same model."""
+    theta, queries = await personal(client), client.queries[split][:limit]
+    if metric == "accuracy":  # the logits say both
+        logits = await client.logits(theta, queries)
+        return _accuracy(logits, queries), float(cross_entropy(logits, labels_of(queries)))
+    return await score_split(client, theta, split, metric, limit), await client.loss_of_answers(theta, queries)
 
 
 async def score_split(
@@ -63,10 +99,13 @@ async def score_split(
     metric = metric or client.metric
     queries = client.queries[split][:limit]
     if metric == "accuracy":
-        logits = await client.logits(theta, queries)
-        return score(metric, logits.argmax(-1).tolist(), [picture.label for picture in queries])
+        return _accuracy(await client.logits(theta, queries), queries)
     if metric != "option_accuracy":
         texts = await client.generate(theta, [query.prompt for query in queries])
         return score(metric, texts, [query.answers for query in queries])
     likelihoods = await client.option_scores(theta, queries)
     return score(metric, likelihoods, [query.correct for query in queries])
+
+
+def _accuracy(logits: Tensor, pictures: Sequence[Picture]) -> float:
+    return score("accuracy", logits.argmax(-1).tolist(), [picture.label for picture in pictures])

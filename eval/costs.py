@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.cohort import Request, drive
-from llm_fed.eval.runs import adapter_folders
+from llm_fed.eval.runs import finished
 from llm_fed.method import Method, Upload
 from llm_fed.run import read_records
 from llm_fed.site import Site
-from llm_fed.state import Layout, State
+from llm_fed.state import Layout
 from llm_fed.training import Fitted
-from llm_fed.wire import Message
+from llm_fed.wire import entries
 
 
 @dataclass(frozen=True)
@@ -86,25 +86,18 @@ _IDLE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def entries(message: Message) -> int:
-    """The number of parameters in a message: those of its states; other tensors (logits, statistics) are none."""
-    if isinstance(message, State):
-        return message.layout.size
-    children: Any = message.values() if isinstance(message, dict) else message if isinstance(message, list) else ()
-    return sum(entries(child) for child in children)
-
-
 def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
     """What a finished run sent and received per client, up to and with `last_round` (default: all).
 
-    Where the server is tested, so that no client has an exported model, those count that ever answered.
+    Where the server is tested, so that no client has a score, those count that ever answered.
     """
     lines = [
         line
         for line in read_records(run_dir / "metrics.jsonl")
         if line["kind"] == "client" and (last_round is None or line["round"] <= last_round)
     ]
-    clients = max(len(adapter_folders(run_dir)), len({line["client"] for line in lines}))
+    scored = finished(run_dir)["scores"].get("clients", ())
+    clients = max(len(scored), len({line["client"] for line in lines}))
     up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
     asked = max(1, len(lines))
     return Traffic(up / asked, down / asked, up / clients, down / clients)

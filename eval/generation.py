@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache
 
+from llm_fed import signs
 from llm_fed.bank import AdapterBank
 from llm_fed.errors import UserError
 from llm_fed.models.loading import Base
@@ -47,7 +48,7 @@ def generate(
     Raises:
         UserError: an empty prompt, or one that is longer than the base's context.
     """
-    stops = _stop_tokens(base)
+    stops = stop_tokens(base)
     rooms = [_room(base, prompt, max_new_tokens) for _, prompt in requests]
     texts = [""] * len(requests)
     # Longest first: if memory does not suffice, that shows at once.
@@ -58,6 +59,7 @@ def generate(
         answers = _answers(base, bank, [requests[i] for i in chosen], [rooms[i] for i in chosen], stops, weights)
         for i, tokens in zip(chosen, answers, strict=True):
             texts[i] = str(base.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+        signs.answered(len(chosen))
     return texts
 
 
@@ -92,6 +94,7 @@ def option_log_likelihoods(
         scores = iter(_score(base, bank, [requests[i] for i in chosen], weights))
         for i in chosen:
             results[i] = [next(scores) for _ in requests[i][2]]
+        signs.answered(len(chosen))
     return results
 
 
@@ -214,8 +217,11 @@ def _room(base: Base, prompt: Sequence[int], wanted: int, at_least: int = 1) -> 
     return room
 
 
-def _stop_tokens(base: Base) -> set[int]:
-    """Every token that ends an answer: the tokenizer's EOS and the base's (a chat model has several)."""
+def stop_tokens(base: Base) -> set[int]:
+    """Every token that ends an answer: those of an adapter's folder, or the tokenizer's EOS and the base's (a chat
+    model has several)."""
+    if base.prompt is not None:
+        return set(base.prompt.stop)
     stops = base.model.generation_config.eos_token_id
     stops = [stops] if isinstance(stops, int) else stops or []
     return {*stops, base.tokenizer.eos_token_id}

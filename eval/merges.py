@@ -1,8 +1,9 @@
-"""What merges found out (`Method.recipe`), by client: as tables and as curves."""
+"""What merges found out: the weights with which a server merges its models (`Method.report`), and by client, as tables
+and as curves, what a merge at the end says (`Method.recipe`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ class Tabulated:
     title: str
     columns: tuple[str, ...]
     rows: dict[str, tuple[str, ...]]  # by client
+
+
+def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapping[str, Any] | None:
+    """The last merging weights in the lines of a metrics.jsonl up to `round` (None: of all), those that made the models
+    of that round: `clients`, and `values` with a row for each. None where nothing was merged with weights."""
+    found = [line["weights"] for line in lines if "weights" in line and (round is None or line["round"] <= round)]
+    return found[-1] if found else None
 
 
 def tabulate(recipes: Recipes) -> list[Tabulated]:

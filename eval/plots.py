@@ -18,6 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator
 
+from llm_fed.eval.fonts import make_legible
+
 BLUE, AMBER, GREEN, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#8C8C8C"
 PALETTE = (BLUE, AMBER, GREEN, "#CC79A7", SKY, ORANGE, "#F0E442", GREY)
 LINE = {False: BLUE, True: SKY}  # the main curve, on a light and on a dark page
@@ -62,10 +64,21 @@ def plot_scores(
     return save(figure, path)
 
 
-def plot_losses(path: Path, clients: Mapping[str, Curve], mean: Curve, *, dark: bool = False) -> Path:
+def plot_losses(
+    path: Path,
+    clients: Mapping[str, Curve],
+    mean: Curve,
+    *,
+    scored: Curve | None = None,
+    split: str = "validation",
+    dark: bool = False,
+) -> Path:
     """Training loss by round: a thin curve per client and a thick one for the mean, each (rounds, losses).
 
     Of more than MAX_CURVES clients every n-th is drawn.
+
+    Args:
+        scored: the mean loss, under the clients' personal models, on the `split` that is scored during training.
     """
     figure, axes = _figure(4.8, 3.1, dark)
     curves = list(clients.values())[:: 1 + len(clients) // (MAX_CURVES + 1)]
@@ -74,8 +87,18 @@ def plot_losses(path: Path, clients: Mapping[str, Curve], mean: Curve, *, dark: 
         label = "one client" if number == 0 else None
         axes.plot(rounds, losses, color=GREY, linewidth=0.8, alpha=alpha, label=label)
     every = max(1, len(mean[0]) // 12)
-    axes.plot(*mean, "-o", color=LINE[dark], linewidth=2.2, markersize=3.5, markevery=every, label="mean")
-    axes.set(xlabel="round", ylabel="training loss (nats)")
+    axes.plot(
+        *mean,
+        "-o",
+        color=LINE[dark],
+        linewidth=2.2,
+        markersize=3.5,
+        markevery=every,
+        label="training mean" if scored else "mean",
+    )
+    if scored:
+        axes.plot(*scored, "--s", color=ORANGE, markersize=3.5, label=f"{split} mean")
+    axes.set(xlabel="round", ylabel="loss (nats)" if scored else "training loss (nats)")
     axes.xaxis.set_major_locator(whole_numbers())
     legend(figure)
     return save(figure, path)
@@ -369,8 +392,16 @@ def legend(figure: Figure, columns: int = 3) -> None:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write the file, the same bytes every time."""
-    with mpl.rc_context({"svg.hashsalt": "llm_fed"}), warnings.catch_warnings():
-        # a name in a script that no installed font has is drawn as boxes
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+
+    def write() -> None:
         figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+    with mpl.rc_context({"svg.hashsalt": "llm_fed"}), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Glyph .* missing from", category=UserWarning)
+        try:
+            write()
+        except UserWarning:  # the usual font lacks a character, which would be drawn as a box
+            warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+            make_legible(figure)
+            write()
     return path

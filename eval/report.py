@@ -14,6 +14,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,6 +24,8 @@ from llm_fed.config import EvalConfig
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval import atlas, merges, plots
 from llm_fed.files import write_file
+from llm_fed.paths import public
+from llm_fed.run import comparable
 
 Line = dict[str, Any]
 KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy")
@@ -40,8 +43,12 @@ def write_report(run_dir: str | Path) -> Path:
     lines, cut = _read_lines(run_dir / "metrics.jsonl")
     timing, _ = _read_lines(run_dir / "timing.jsonl")
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
-    curve, final = _scores(by_kind["score"], facts.pop("during"))
+    since = comparable(lines)
+    curve, final = _scores([line for line in since if line["kind"] == "score"], facts.pop("during"))
     shown = final or (curve[-1] if curve else None)
+    if shown:
+        shown = {"loss": None, "losses": {}} | shown  # earlier versions scored without them
+    untrained = [line for line in by_kind["score"] if shown and (line["round"], line["split"]) == (0, shown["split"])]
     name = run_dir.name
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -59,8 +66,10 @@ def write_report(run_dir: str | Path) -> Path:
             config_text=config_text,
             command=shlex.join(["llm-fed", "run", f"{name}/config.yaml", "--out", f"{name}-again"]),
             cut=cut,
+            anew=next((line for line in since if line["kind"] == "search anew"), None),
             done=max((line["round"] for line in by_kind["round"]), default=0),
             shown=shown,
+            alone=untrained[0] if untrained and untrained[0] is not shown else None,
             final=bool(final),
             clients=_client_rows(by_kind, shown),
             totals=_totals(by_kind["round"]),
@@ -79,13 +88,14 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def _read_config(path: Path) -> tuple[Line, str]:
-    """What the head of the report says, and the resolved configuration as it stands in the file."""
+    """What the head of the report says, and the resolved configuration, where paths are cut to their last names."""
     try:
         text = path.read_text(encoding="utf-8")
-        config: Any = OmegaConf.to_container(OmegaConf.create(text))
+        config: Any = public(OmegaConf.to_container(OmegaConf.create(text)))
         names = {section: config[section]["name"] for section in ("method", "base", "task")}
         during = config.get("eval", {}).get("during", EvalConfig.during)
-        return names | {key: config[key] for key in ("seed", "rounds")} | {"during": during}, text
+        facts = names | {key: config[key] for key in ("seed", "rounds")} | {"during": during}
+        return facts, yaml.safe_dump(config, sort_keys=False)
     except OSError as error:
         problem = f"config.yaml cannot be read ({error.strerror})"
         raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
@@ -116,13 +126,14 @@ def _scores(lines: list[Line], during: str) -> tuple[list[Line], Line | None]:
         # the final score of a run that is tested during training is the second one of its round
         if line["split"] == during and line["round"] not in curve:
             curve[line["round"]] = line
-        elif line["split"] == "test":
+        elif line["split"] == "test" and line["round"]:  # round 0 is the base alone
             final = line
     return list(curve.values()), final
 
 
 def _client_rows(by_kind: dict[str, list[Line]], shown: Line | None) -> list[Line]:
-    """One row per client of the table: score, last loss, rounds, bytes, numbers of drop-outs and of events."""
+    """One row per client of the table: score and loss on the split that is shown, last training loss, rounds, bytes,
+    numbers of drop-outs and of events."""
     work: dict[str, list[Line]] = {client: [] for client in (shown["clients"] if shown else ())}
     for line in by_kind["client"]:
         work.setdefault(line["client"], []).append(line)
@@ -132,6 +143,7 @@ def _client_rows(by_kind: dict[str, list[Line]], shown: Line | None) -> list[Lin
         {
             "client": client,
             "score": shown["clients"].get(client) if shown else None,
+            "scored_loss": shown.get("losses", {}).get(client) if shown else None,
             "loss": next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
             "examples": lines[-1]["examples"] if lines else None,
             "rounds": len(lines),
@@ -206,18 +218,24 @@ def _pictures(by_kind: dict[str, list[Line]], curve: list[Line], final: Line | N
             client_rounds.append(line["round"])
             client_losses.append(_value(line))
         mean = (numbers, [_value(line) for line in rounds])
-        draw = partial(plots.plot_losses, clients=losses, mean=mean)
-        draws.append(("Training loss by round", "training loss of each client and their mean", draw))
+        known = [line for line in curve if line.get("loss") is not None]
+        scored = ([line["round"] for line in known], [line["loss"] for line in known]) if known else None
+        split = curve[-1]["split"] if curve else ""
+        draw = partial(plots.plot_losses, clients=losses, mean=mean, scored=scored, split=split)
+        title, alt = "Training loss by round", "training loss of each client and their mean"
+        if scored:
+            title, alt = f"Training and {split} loss by round", f"{alt}, and the mean {split} loss"
+        draws.append((title, alt, draw))
         up, down = ([line[name] for line in rounds] for name in ("bytes_up", "bytes_down"))
         draw = partial(plots.plot_bytes, rounds=numbers, up=up, down=down)
         draws.append(("Bytes by round", "bytes sent up and down in each round", draw))
-    weighted = [line for line in by_kind["server"] if "weights" in line]
-    if weighted:
-        weights = weighted[-1]["weights"]
+    weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
+    if weights:
         groups = plots.clusters(weights["clients"])
         draw = partial(plots.plot_weights, clients=weights["clients"], values=weights["values"], groups=groups)
         alt = "heat map of merging weights: a row per client, a column per soup model"
-        draws.append((f"Merging weights after round {weighted[-1]['round']}", alt, draw))
+        title = f"Merging weights of round {shown['round']}" if shown else "Merging weights"
+        draws.append((title, alt, draw))
     if found := atlas.spreads(by_kind["server"]):
         alt = "median, quartiles and range of the merging coefficients by round, and the share of negative ones"
         draws.append(("Merging coefficients by round", alt, partial(atlas.draw, found)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -39,20 +39,31 @@ class Summary:
     mean: float  # every client counts once, whatever its number of examples
     std: float
     worst_half: float
+    loss: float | None  # mean over the clients of `losses`; None without any, or where one is None
+    # client id -> mean loss per target token, or per picture, on the same examples under the same model; None where it
+    # is not finite. A client without an example that fits into training's length is missing.
+    losses: dict[str, float | None]
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by name: metric, clients, mean, std, worst_half."""
+        """The fields by name: metric, clients, mean, std, worst_half, loss, losses."""
         return dataclasses.asdict(self)
 
 
-def summarize(metric: str, clients: dict[str, float]) -> Summary:
-    """The summary of one score per client, the same bits in any order of clients; UserError without any."""
+def summarize(metric: str, clients: dict[str, float], losses: Mapping[str, float | None] | None = None) -> Summary:
+    """The summary of one score per client, the same bits in any order of clients; UserError without any.
+
+    Args:
+        losses: of these clients, where they are known.
+    """
     if not clients:
         raise UserError(f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?")
     values = sorted(clients.values())
     mean = fmean(values)
     std = math.sqrt(fmean((value - mean) ** 2 for value in values))
-    return Summary(metric, dict(clients), mean, std, fmean(values[: (len(values) + 1) // 2]))
+    found = {id: loss if loss is not None and math.isfinite(loss) else None for id, loss in (losses or {}).items()}
+    finite = [loss for loss in found.values() if loss is not None]
+    loss = fmean(finite) if finite and len(finite) == len(found) else None
+    return Summary(metric, dict(clients), mean, std, fmean(values[: (len(values) + 1) // 2]), loss, found)
 
 
 def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
@@ -92,6 +103,26 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
         computed = _load(module).compute(predictions=predictions, references=references, **settings)
         results |= {name: computed[name] for name in names}
     return results
+
+
+def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int]:
+    """The positions of those examples where even an answer that equals a reference scores 0, as when a text has no word
+    that the metric counts.
+
+    Args:
+        references: the right texts of each example.
+
+    Raises:
+        UserError: unknown metric, or a reference that it cannot read.
+    """
+    can_score = getattr(_load(_module(metric)), "can_score", None)  # a metric without it gives every text its credit
+    if can_score is None:
+        return []
+    return [
+        number
+        for number, texts in enumerate(references)
+        if texts and not any(can_score(text, metric) for text in texts)
+    ]
 
 
 def _module(metric: str) -> str:

@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -33,6 +34,7 @@ class Result:
     average: float | None  # over the clients
     worst_half: float | None  # mean of the ceil(n / 2) lowest clients
     traffic: Traffic
+    base: Mapping[str, Any] | None = None  # the score line of the base without any adapter, where it was scored
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,26 @@ class Table:
     adapter: int  # parameters of one adapter as the configuration file describes it
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
+    pictures: list[Path] = field(default_factory=list)  # as far as they are drawn
+
+    @property
+    def base(self) -> Row | None:
+        """A row of the base without any adapter, where every finished run scored it, those of a seed alike."""
+        row = Row("base", [], "", Parameters())
+        for seed in self.seeds:
+            for result in [each.results[seed] for each in self.rows if seed in each.results]:
+                if result.base is None:
+                    return None
+                scores = {key: result.base[key] for key in ("clients", "mean", "worst_half")}
+                found = Result("", 0, scores["clients"], scores["mean"], scores["worst_half"], Traffic())
+                if row.results.setdefault(seed, found) != found:
+                    return None
+        return row if row.results else None
+
+    @property
+    def _shown(self) -> list[Row]:
+        """The rows, after that of the base alone if there is one."""
+        return [*filter(None, [self.base]), *self.rows]
 
     @property
     def clients(self) -> list[str]:
@@ -115,6 +137,7 @@ class Table:
             "std": "of the sample over seeds, divided by n - 1; null for one seed",
             "seeds": list(self.seeds),
             "adapter": self.adapter,
+            "base": self._row_json(base) if (base := self.base) else None,
             "rows": [self._row_json(row) for row in self.rows],
             "notes": self.notes,
         }
@@ -151,7 +174,7 @@ class Table:
             + [f"bytes {name}" for name in Traffic.__dataclass_fields__]
             + [f"parameters {name}" for name in Parameters.__dataclass_fields__]
         )
-        for row in self.rows:
+        for row in self._shown:
             spreads = [row.client(id) for id in columns.values()] + [row.summary(name) for name in SUMMARIES]
             cells = [value for spread in spreads for value in ((spread.mean, spread.std) if spread else (None, None))]
             moved = asdict(row.traffic).values() if row.traffic else [None] * len(Traffic.__dataclass_fields__)
@@ -177,7 +200,7 @@ class Table:
         lines = list(self._lines(self._columns, short=True))
         tables = []
         if self._columns and len(self.rows) <= MAX_TERMINAL_ROWS:
-            clients = _rich(f"{self.metric} (0-100)", "client", [row.label for row in self.rows])
+            clients = _rich(f"{self.metric} (0-100)", "client", [row.label for row in self._shown])
             for number, client in enumerate(self._columns):
                 clients.add_row(Text(client), *(_mean(*cells[number]) for _, cells, _ in lines))
             tables.append(clients)
@@ -196,10 +219,11 @@ class Table:
         self, clients: Sequence[str], short: bool = False
     ) -> Iterator[tuple[Row, list[tuple[Spread | None, bool]], list[str]]]:
         """Each row with its scores, and which of them are the best of their column as printed, and its other cells."""
-        scores = [[*map(row.client, clients), *map(row.summary, SUMMARIES)] for row in self.rows]
+        rows = self._shown
+        scores = [[*map(row.client, clients), *map(row.summary, SUMMARIES)] for row in rows]
         printed = [[round(cell.mean, 2) if cell else -1.0 for cell in line] for line in scores]
         top = [max(column) for column in zip(*printed, strict=True)]
-        for row, line, shown in zip(self.rows, scores, printed, strict=True):
+        for row, line, shown in zip(rows, scores, printed, strict=True):
             marked = [(cell, bool(cell) and value == best) for cell, value, best in zip(line, shown, top, strict=True)]
             done = f"{len(row.results)}" + ("" if len(row.results) == len(self.seeds) else f" of {len(self.seeds)}")
             yield row, marked, [done, *self._cost_cells(row, short)]
@@ -229,6 +253,8 @@ class Table:
             "Parameters: on the server, in one message (down, up where they differ), on a client; "
             f"1× is one adapter of the configuration file, {self.adapter:,} parameters.",
         ]
+        if self.base:
+            notes.append("base: the base model without any adapter, before training.")
         if len(self.clients) > MAX_CLIENTS:
             notes.append(f"The scores of {len(self.clients)} single clients are in table.csv and table.json.")
         for row in self.rows:

@@ -21,6 +21,7 @@ from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError
 from llm_fed.files import write_folder
 from llm_fed.lora import Lora, layout, targets
+from llm_fed.paths import public
 from llm_fed.state import Layout, State
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ class AdapterWarning(UserWarning):
     """An adapter that fits the base names another one."""
 
 
-def write(folder: Path, state: State, structure: Lora, base: Base | ImageBase, card: str) -> None:
+def write(
+    folder: Path, state: State, structure: Lora, base: Base | ImageBase, card: str, more: Mapping[str, bytes] = {}
+) -> None:
     """Write one adapter as a folder that `peft.PeftModel.from_pretrained(model, folder)` loads.
 
     Several experts become one such folder each, `folder/<expert>`, beside a gate.safetensors with what weighs them and
@@ -55,12 +58,13 @@ def write(folder: Path, state: State, structure: Lora, base: Base | ImageBase, c
     Args:
         state: the entries of `bank.layout(base.model, structure)`; their dtype is kept.
         card: the text of README.md, see `llm_fed.card.model_card`.
+        more: further files by name.
 
     Raises:
         UserError: the folder holds other files than an adapter's.
         RunError: the disk is full, or the folder cannot be written.
     """
-    files = {**_files(state, structure, base), CARD: card.encode()}
+    files = {**_files(state, structure, base), CARD: card.encode(), **more}
     write_folder(Path(folder), files, "an adapter")
 
 
@@ -69,7 +73,7 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
     least float32) and its structure.
 
     An rsLoRA adapter is returned as the plain LoRA that computes the same. An adapter that names another base
-    is taken with a warning if all its entries fit: a base has one name on the Hub and others on disks.
+    is taken with a warning if all its entries fit.
 
     Args:
         structure: the rank, scaling and target modules that the adapter must have (dropout may differ).
@@ -89,7 +93,9 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
             f"the adapter {folder} has rank {found.rank} and alpha {found.alpha:g}, where adapter.rank="
             f"{structure.rank} and adapter.alpha={structure.alpha:g} are expected"
         )
-    other_base = f"; it was made for {name!r}, the base here is {base.name!r}" if name not in (base.name, "") else ""
+    # A base has one name on the Hub and others on disks, and what is handed on names a folder by its last part.
+    other = name and Path(name).name != Path(base.name).name
+    other_base = f"; it was made for {name!r}, the base here is {base.name!r}" if other else ""
     try:
         expected = layout(base.model, structure or found)
     except UserError as error:
@@ -115,6 +121,13 @@ def setting(folder: Path, key: str) -> Any:
         return json.loads((folder / CONFIG).read_text()).get(key)
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{folder / CONFIG} is damaged: {error}") from error
+
+
+def public_config(path: Path) -> bytes:
+    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name."""
+    settings = json.loads(path.read_text())
+    settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
+    return json.dumps(settings, indent=2, sort_keys=True).encode()
 
 
 def check_text(folder: Path) -> None:

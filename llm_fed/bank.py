@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from llm_fed.errors import UserError
 from llm_fed.lora import Lora, layout, pair, router, sizes, targets
@@ -121,6 +120,8 @@ class AdapterBank:
     @property
     def adapts_head(self) -> bool:
         """Whether the layer that a language model's logits come from is adapted."""
+        from transformers import PreTrainedModel
+
         head = self.model.get_output_embeddings() if isinstance(self.model, PreTrainedModel) else None
         return any(module is head for module in self.targets.values())
 

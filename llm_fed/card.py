@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,44 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
-_LOAD = """from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from llm_fed import datapath
+from llm_fed.paths import is_local, public
+from llm_fed.prompt import Prompt
 
-model = AutoModelForCausalLM.from_pretrained({base!r})
-model = PeftModel.from_pretrained(model, "path/to/this/folder")"""
+_LOAD = """import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, {classes}
+
+base, folder = {base!r}, "path/to/this/folder"
+prompt = "a prompt"
+
+tokenizer = AutoTokenizer.from_pretrained(base{revision})
+model = AutoModelForCausalLM.from_pretrained(base{revision}, dtype={dtype!r}{quantized})
+model.generation_config = GenerationConfig(
+    do_sample=False, max_new_tokens={most}, eos_token_id={stop}, pad_token_id={pad}
+)
+model = PeftModel.from_pretrained(model, folder).eval()
+
+{encode}
+inputs = torch.tensor([ids], device=model.device)
+output = model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs))[0, len(ids):].tolist()
+answer = [token for token in output if token not in {stop}]
+print(tokenizer.decode(answer, skip_special_tokens=True).strip())"""
+_ENCODE = """text = {text!r}.replace("{{prompt}}", prompt)
+ids = tokenizer(text)["input_ids"]
+if ids[-1] == tokenizer.eos_token_id:  # some tokenizers end every text with it
+    ids = ids[:-1]"""
+_ENCODE_CHAT = """with open(folder + "/prompt.json", encoding="utf-8") as file:
+    chat = json.load(file)
+ids = tokenizer.apply_chat_template(
+    [{"role": "user", "content": prompt}], chat_template=chat["chat_template"], add_generation_prompt=True,
+    return_dict=False, date_string=chat["date_string"],
+)"""
+_QUANTIZED = {  # as `models.loading` does it
+    "nf4": "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True, "
+    "bnb_4bit_compute_dtype={dtype!r})",
+    "int8": "BitsAndBytesConfig(load_in_8bit=True)",
+}
 _LOAD_IMAGE_ADAPTER = """from peft import PeftModel
 from transformers import AutoModelForImageClassification
 
@@ -32,7 +64,8 @@ client = load_client("path/to/this/folder", {base!r}, labels={labels})
 print(client.classify(pixels))  # of images (N, 3, height, width) uint8 the labels' numbers (N,)"""
 _LOAD_EXPERTS = """from llm_fed import load_client
 
-print(load_client("path/to/this/folder", {base!r}).generate(["a prompt"]))"""
+client = load_client("path/to/this/folder", {base!r}, dtype={dtype!r})
+print(client.generate(["a prompt"])[0])"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +110,8 @@ def model_card(
     labels: int = 0,
     models: Sequence[str] = (),
     privacy: str = "",
+    prompt: Prompt | None = None,
+    dtype: str = "float32",
 ) -> str:
     """The text of an adapter's README.md, with the front matter that the Hub reads, without a licence field.
 
@@ -92,14 +127,17 @@ def model_card(
         labels: of an image model, how many it tells apart.
         models: names of those it consists of, where the base alone does not say it.
         privacy: a paragraph on what is guaranteed, if anything is.
+        prompt: of a language model, how it is put, and where an answer ends, as far as that is known.
+        dtype: of the base in the example.
     """
     shown = KINDS[kind]
-    settings = _public(yaml.safe_load(config))
-    task, shown_as = settings["task"], " and ".join(f"`{_public(name)}`" for name in models or (base,))
-    dataset = task["path"] if "/" in (task["path"] or "") else task["name"]  # a Hub id, or the task's own name
-    loads = f"path/to/{_public(base)}" if _is_local(base) else base
+    settings = public(yaml.safe_load(config))
+    task, shown_as = settings["task"], " and ".join(f"`{public(name)}`" for name in models or (base,))
+    hub = datapath.hub_id("task.path", task["path"] or "")
+    dataset = hub or task["name"]
+    loads = f"path/to/{public(base)}" if is_local(base) else base
     data = ModelCardData(
-        base_model=base if shown.on_hub and not _is_local(base) else None,
+        base_model=base if shown.on_hub and not is_local(base) else None,
         library_name=shown.library,
         pipeline_tag=shown.task,
         tags=["llm_fed", *(["lora"] if shown.library == "peft" else []), "federated-learning"],
@@ -124,7 +162,7 @@ def model_card(
 trained by llm_fed with the method `{method}` ({paper}).
 
 ```python
-{shown.loads.format(base=loads, labels=labels)}
+{_example(shown, loads, labels, settings.get("base", {}), prompt, dtype)}
 ```
 
 ## Scores of this client
@@ -140,6 +178,26 @@ trained by llm_fed with the method `{method}` ({paper}).
 """
 
 
+def _example(
+    shown: Kind, base: str, labels: int, settings: Mapping[str, Any], prompt: Prompt | None, dtype: str
+) -> str:
+    """A few lines of Python that use the model, with stock transformers and PEFT where these know it."""
+    if shown.loads == _LOAD and prompt is None:  # a merge of adapters that do not say how they were trained
+        return _LOAD_EXPERTS.format(base=base, dtype=dtype)
+    if prompt is None or shown.loads != _LOAD:
+        return shown.loads.format(base=base, labels=labels, dtype=dtype)
+    chat = prompt.template.date is not None
+    kind, revision = settings.get("quantization"), settings.get("revision")
+    text = _LOAD.format(
+        base=base, dtype=dtype, most=prompt.max_new_tokens, stop=list(prompt.stop), pad=prompt.stop[0],
+        encode=_ENCODE_CHAT if chat else _ENCODE.format(text=prompt.template.text),
+        revision=f", revision={revision!r}" if revision else "",
+        quantized=f", quantization_config={_QUANTIZED[kind].format(dtype=dtype)}" if kind else "",
+        classes="BitsAndBytesConfig, GenerationConfig" if kind else "GenerationConfig",
+    )  # fmt: skip
+    return f"import json\n\n{text}" if chat else text
+
+
 def _privacy(text: str) -> str:
     """A section of the card; nothing without a text."""
     return f"\n## Privacy\n\n{text}\n" if text else ""
@@ -150,22 +208,5 @@ def _recipe(recipe: Mapping[str, Any] | None) -> str:
     if not recipe:
         return ""
     return (
-        f"\n## Recipe of the merge\n\n```yaml\n{yaml.safe_dump(_public(dict(recipe)), sort_keys=False).strip()}\n```\n"
+        f"\n## Recipe of the merge\n\n```yaml\n{yaml.safe_dump(public(dict(recipe)), sort_keys=False).strip()}\n```\n"
     )
-
-
-def _public(value: Any) -> Any:
-    """The value, where every path of this machine is cut to its last name."""
-    if isinstance(value, dict):
-        return {key: _public(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_public(item) for item in value]
-    if isinstance(value, str) and _is_local(value):
-        return os.path.basename(os.path.abspath(os.path.expanduser(value)))
-    return value
-
-
-def _is_local(name: str) -> bool:
-    """Whether a name is a path, rather than a Hub id or any other word."""
-    path = os.path.expanduser(name)
-    return os.path.isabs(path) or name.startswith(("./", "../")) or os.path.exists(path)

@@ -51,6 +51,12 @@ class Saved:
         return memory
 
 
+def rounds_in(folder: Path) -> list[int]:
+    """The rounds that have a checkpoint in the folder, oldest first; none where there is no such folder."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("round-*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
 class Checkpoints:
     """The checkpoints of one run folder; there is one writer (the run holds a lock).
 
@@ -68,8 +74,7 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, oldest first."""
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        return rounds_in(self.folder)
 
     def save(self, round: int, state: Any, rows: Rows) -> Path:
         """Write the checkpoint of `round`: the message `state` (`wire.pack`), and those of the `rows` that have no file

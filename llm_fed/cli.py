@@ -3,22 +3,45 @@ output."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import inspect
 import json
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 from llm_fed.errors import RunError, UserError
 
+
+class _Commands(TyperGroup):
+    """The commands, with all of their help: to rich a [bracket] would be a style, and typer 0.20 loses the words about
+    arguments with click 8.5."""
+
+    def __init__(self, *, commands: Any = None, **settings: Any):
+        for command in (commands or {}).values():
+            command.help = escape(command.help or "")
+            hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+            for parameter in command.params:
+                about = getattr(hints.get(parameter.name), "__metadata__", ())
+                parameter.help = escape(getattr(parameter, "help", None) or (about[0].help if about else None) or "")
+        super().__init__(commands=commands, **settings)
+
+
 app = typer.Typer(
     name="llm-fed",
+    cls=_Commands,
     help="Federated LoRA fine-tuning with personal models by merging.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -26,7 +49,8 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
-out = Console(highlight=False, soft_wrap=True)
+# A [bracket] or a :word: in what is printed is text: the name of a client, a value, a path.
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 UsageError: Any = typer.BadParameter.__base__  # click's, or the one that later versions of typer have of their own
@@ -84,6 +108,21 @@ def _stop(message: object, code: int) -> None:
     raise SystemExit(code)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"llm-fed {importlib.metadata.version('llm-fed')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Federated LoRA fine-tuning with personal models by merging."""
+
+
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A YAML file, e.g. scripts/runs/flan_cpu.yaml.")],
@@ -94,20 +133,55 @@ def run(
         Path | None, typer.Option("--out", help="The run folder (default: runs/<config>-<method>-seed<n>).")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete what an earlier run left in the folder.")] = False,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Start from the adapters of this finished run, or of this folder (adapter.start)."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would do, and its bytes and memory.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
-    """Train a federation, or continue it: the same command goes on where it stopped."""
-    train_command(config, settings or [], out_dir, fresh)
+    """Train a federation, or continue it: the same command goes on where it stopped, and with more rounds further."""
+    train_command(config, settings or [], out_dir, fresh, start, dry_run=dry_run, as_json=as_json)
 
 
-def train_command(config: Path, settings: list[str], out_dir: Path | None, fresh: bool) -> None:
+def train_command(
+    config: Path,
+    settings: list[str],
+    out_dir: Path | None,
+    fresh: bool,
+    start: Path | None = None,
+    *,
+    dry_run: bool = False,
+    as_json: bool = False,
+) -> None:
     """What `llm-fed run` and `scripts/train.py` do."""
-    from llm_fed import configfile, experiment
+    from llm_fed import configfile, section
 
     resolved = configfile.load(config, settings)
+    if start is not None:
+        if resolved.adapter is None:
+            raise UserError(f"--from {start}: only adapters can be started from, but adapter is null; set adapter.rank")
+        resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(start.resolve())))
+    section.check(resolved)
+    from llm_fed import experiment  # takes seconds, so mistakes are named first
+
     folder = out_dir or Path("runs") / f"{config.stem}-{resolved.method['name']}-seed{resolved.seed}"
     experiment.quiet()
+    if dry_run:
+        plan = experiment.dry_run(resolved, folder, fresh=fresh)
+        if as_json:
+            print(json.dumps(plan.as_json()))
+            return
+        for line in plan.for_terminal(folder):
+            out.print(line)
+        return
     result = experiment.train(resolved, folder, fresh=fresh)
-    _print_scores({str(result["method"]): result["scores"]})
+    if as_json:
+        print(json.dumps(result))
+        return
+    _print_scores(_beside_base({str(result["method"]): result}))
     out.print(f"adapters, metrics and report.html are in {folder}")
 
 
@@ -121,9 +195,17 @@ def quickstart(
     from llm_fed import quickstart as demo
 
     results = demo.run(out_dir, seed)
-    _print_scores({method: result["scores"] for method, result in results.items()})
+    _print_scores(_beside_base(results))
+    finished = out_dir / "fedmerge"
+    program, run_dir = _program(), shlex.quote(str(finished))
     out.print(
-        f"merging weights: {out_dir / 'merging_weights.png'}; personal adapters: {out_dir / 'fedmerge' / 'adapters'}"
+        f"the report is {finished / 'report.html'}, to be opened in a browser\n"
+        f"merging weights: {out_dir / 'merging_weights.png'}; personal adapters: {finished / 'adapters'}\n"
+        "What one may do next:\n"
+        f"  {program} eval {run_dir} --split validation  # score the adapters on other examples\n"
+        f"  {program} export {run_dir} {shlex.quote(str(out_dir / 'copies'))}  # PEFT folders to hand on\n"
+        f"  {program} methods  # what else there is to train with\n"
+        "README.md says how to train on your own data."
     )
 
 
@@ -144,14 +226,17 @@ def compare(
 ) -> None:
     """Train methods with several seeds, or continue, and put them into one table: the same command goes on where it
     stopped."""
-    from llm_fed import compare as comparison
-    from llm_fed import experiment
+    from llm_fed import section
 
     try:
         numbers = [int(seed) for seed in seeds.split(",") if seed]
     except ValueError as error:
         raise UserError(f"--seeds is {seeds!r}; it takes whole numbers with commas between, e.g. 0,1,2") from error
     names = [name.strip() for name in methods.split(",") if name.strip()]
+    section.read_rows(config, settings or [], names, numbers).check()
+    from llm_fed import compare as comparison  # takes seconds, so mistakes are named first
+    from llm_fed import experiment
+
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
     experiment.quiet()
     table = comparison.compare(config, settings or [], chosen=names, seeds=numbers, out=folder)
@@ -160,7 +245,7 @@ def compare(
     else:
         for part in table.for_terminal():
             out.print(part)
-        out.print(f"table.md, table.csv, table.json, two plots and the runs are in {folder}", markup=False)
+        out.print(f"table.md, table.csv, table.json, {_count(table.pictures)} and the runs are in {folder}")
     if failed := table.failed:
         raise RunError(f"{failed} failed, see table.md; the same command tries again")
 
@@ -171,14 +256,20 @@ def merge(
     fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, or a PEFT folder.")],
     local: Annotated[str, typer.Option(help="The local adapter, likewise.")],
     out_dir: Annotated[Path, typer.Option("--out", help="Where the PEFT folders go, one per client.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value words laid over the configuration, e.g. task.columns.prompt=question."),
+    ] = None,
     task: Annotated[str | None, typer.Option(help="For PEFT folders: a task by name, with --client.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="For PEFT folders: a file of examples, or --task's local folder.")
     ] = None,
     client: Annotated[str | None, typer.Option(help="Only this client.")] = None,
     base: Annotated[str | None, typer.Option(help="Instead of the base that the adapters name.")] = None,
-    template: Annotated[str, typer.Option(help="For PEFT folders: the prompt template.")] = "alpaca-short",
-    dtype: Annotated[str, typer.Option(help="For PEFT folders: float32, bfloat16 or float16.")] = "float32",
+    template: Annotated[
+        str | None, typer.Option(help="The prompt template (default: the one that the adapters say).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="For PEFT folders: float32, bfloat16, float16 or auto.")] = "float32",
     space: Annotated[str | None, typer.Option(help="factors: mix A and B; delta: mix B A (rank 2 r).")] = None,
     fisher: Annotated[str | None, typer.Option(help="empirical: labels of the data; sampled: of the model.")] = None,
     fisher_data: Annotated[
@@ -203,6 +294,7 @@ def merge(
     merged = posthoc.merge_adapters(
         posthoc.settings(method, {key: value for key, value in asked.items() if value is not None}),
         fed, local, out_dir, data=posthoc.Data(task, data, template, dtype), client=client, base=base,
+        words=settings or [],
     )  # fmt: skip
     if as_json:
         clients = {item.client: {"folder": str(item.folder), **item.recipe} for item in merged}
@@ -212,38 +304,51 @@ def merge(
         out.print(table)
     for item in merged:
         if "note" in item.recipe:
-            out.print(f"{item.client}: {item.recipe['note']}", markup=False)
-    out.print(f"one PEFT folder per client is in {out_dir}", markup=False)
+            out.print(f"{item.client}: {item.recipe['note']}")
+    out.print(f"one PEFT folder per client is in {out_dir}")
 
 
 @app.command("eval")
 def evaluate(
     run_dir: Annotated[Path | None, typer.Argument(help="A finished run folder.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value words laid over the configuration, e.g. eval.max_new_tokens=64."),
+    ] = None,
     split: Annotated[str, typer.Option(help="test or validation.")] = "test",
     base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
-    adapter: Annotated[Path | None, typer.Option(help="With --base: a PEFT adapter folder.")] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="With --base: a task by name (see llm-fed tasks).")] = None,
     data: Annotated[
         Path | None, typer.Option(help="With --base: a file of examples, or --task's local folder.")
     ] = None,
     metric: Annotated[str | None, typer.Option(help="Instead of the run's or the task's own.")] = None,
-    template: Annotated[str, typer.Option(help="With --base: the prompt template.")] = "alpaca-short",
-    dtype: Annotated[str, typer.Option(help="With --base: float32, bfloat16 or float16.")] = "float32",
+    template: Annotated[
+        str | None, typer.Option(help="With --base: the prompt template (default: the one that the adapter says).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="With --base: float32, bfloat16, float16 or auto.")] = "float32",
     limit: Annotated[int | None, typer.Option(help="At most this many examples per client.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Score the personal adapters of a run, or one adapter on a task or file. Scores are 0-100."""
+    """Score the personal adapters of a run, or a base with one adapter or none on a task or file. Scores are 0-100."""
     from llm_fed import experiment
     from llm_fed.eval import runs
 
     experiment.quiet()
+    words = settings or []
+    if run_dir is not None and "=" in str(run_dir) and not run_dir.exists():  # no folder, but the first setting
+        run_dir, words = None, [str(run_dir), *words]
     if (run_dir is None) == (base is None):
-        raise UserError("give either a run folder, or --base with --adapter; see llm-fed eval --help")
+        raise UserError("give either a run folder, or --base, with --adapter or without; see llm-fed eval --help")
     if run_dir is not None:
-        summary = runs.evaluate_run(run_dir, split=split, metric=metric, limit=limit)
+        alone = {"--adapter": adapter, "--task": task, "--data": data, "--template": template}
+        if given := [option for option, value in alone.items() if value is not None]:
+            raise UserError(f"{given[0]} is for --base; a run has its own, over which settings such as "
+                            "task.path=FOLDER or task.template=chat are laid")  # fmt: skip
+        summary = runs.evaluate_run(run_dir, split=split, metric=metric, limit=limit, settings=words)
     else:
-        if adapter is None or (task is None and data is None):
-            raise UserError("--base needs --adapter DIR, and --task NAME or --data FILE")
         summary = runs.evaluate_adapter(
             str(base),
             adapter,
@@ -254,6 +359,7 @@ def evaluate(
             template=template,
             dtype=dtype,
             limit=limit,
+            settings=words,
         )
     if as_json:
         print(json.dumps(summary.as_json()))
@@ -294,7 +400,7 @@ def push(
     quiet()
     hub.quiet()
     for pushed in hub.push(run_dir, namespace, clients=client or [], private=private, license=license, prefix=prefix):
-        out.print(f"{'pushed   ' if pushed.changed else 'unchanged'} {pushed.url}", markup=False)
+        out.print(f"{'pushed   ' if pushed.changed else 'unchanged'} {pushed.url}")
 
 
 @app.command()
@@ -307,15 +413,17 @@ def flower(
         Path | None, typer.Option("--out", help="The app folder (default: apps/<config>-<method>).")
     ] = None,
 ) -> None:
-    """Write a Flower app: the same federation with its clients on other machines (pip install 'llm-fed[flower]')."""
-    from llm_fed import configfile
+    """Write a Flower app: the same federation with its clients on other machines (which need Flower: in
+    the clone, pip install -e '.[flower]')."""
+    from llm_fed import configfile, section
     from llm_fed.runtime import flower_app
 
     loaded = configfile.load(config, settings or [])
+    section.check(loaded, data=False)
     name = f"{config.stem}-{loaded.method['name']}"
     folder = out_dir or Path("apps") / name
     note = flower_app.write(folder, loaded, name)
-    out.print(f"{folder} is written. Next: flwr run {folder} SUPERLINK --stream{note}", markup=False)
+    out.print(f"{folder} is written. Next: flwr run {folder} SUPERLINK --stream{note}")
 
 
 @app.command()
@@ -347,9 +455,25 @@ def doctor(as_json: Json = False) -> None:
         print(json.dumps(findings))
     else:
         for finding in findings:
-            out.print(f"{'ok  ' if finding['ok'] else 'FAIL'} {finding['what']}: {finding['found']}", markup=False)
+            out.print(f"{'ok  ' if finding['ok'] else 'FAIL'} {finding['what']}: {finding['found']}")
     if not all(finding["ok"] for finding in findings):
         raise RunError("something does not work here; see the lines marked FAIL")
+
+
+def _beside_base(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The scores of runs on the same data by name, after those of the base alone where that was scored."""
+    base = [("base", result["base"]) for result in results.values() if "base" in result][:1]
+    return dict(base) | {name: result["scores"] for name, result in results.items()}
+
+
+def _program() -> str:
+    """How to call this program from here: by its name, or where it is not on the path by its file."""
+    beside = Path(sys.executable).with_name("llm-fed")
+    return "llm-fed" if shutil.which("llm-fed") or not beside.exists() else shlex.quote(os.path.relpath(beside))
+
+
+def _count(pictures: list[Path]) -> str:
+    return f"{len(pictures)} picture{'' if len(pictures) == 1 else 's'}"
 
 
 def _print_scores(scores: dict[str, dict[str, Any]]) -> None:
@@ -383,7 +507,7 @@ def _print_list(entries: list[dict[str, Any]], as_json: bool) -> None:
         for key, value in entry.items():
             if key != "name" and value not in ([], {}, None, ""):
                 text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
-                out.print(f"  {key}: {', '.join(text) if isinstance(text, list) else text}", markup=False)
+                out.print(f"  {key}: {', '.join(text) if isinstance(text, list) else text}")
 
 
 if __name__ == "__main__":

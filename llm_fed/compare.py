@@ -13,7 +13,11 @@ from llm_fed.eval.costs import Parameters, count_parameters
 from llm_fed.eval.plots import Point, plot_methods, plot_tradeoff
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
 from llm_fed.files import write_file
-from llm_fed.plan import Job, Plan, in_row, read_section
+from llm_fed.lora import check_names
+from llm_fed.paths import public_text
+from llm_fed.plan import Job, Plan
+from llm_fed.run import holds_results
+from llm_fed.section import in_row, read_section
 from llm_fed.structure import structure_of
 from llm_fed.tracking import Reporter
 
@@ -51,9 +55,12 @@ def compare(
         RunError: another process writes to one of the runs, or the table cannot be written.
     """
     reporter = reporter or Reporter()
-    plan = Plan(path, words, chosen, seeds, out)
-    bases = parties.Bases()
-    table = _empty_table(plan, bases)
+    with reporter.working():
+        plan = Plan(path, words, chosen, seeds, out)
+        for note in plan.notes:
+            reporter.note(note)
+        bases = parties.Bases()
+        table = _empty_table(plan, bases)
     open_jobs = [job for job in plan.jobs() if not job.outcome]
     for number, job in enumerate(open_jobs, start=1):
         reporter.note(f"{job.folder.name}: run {number} of {len(open_jobs)}")
@@ -62,7 +69,7 @@ def compare(
             reporter.note(f"{job.folder.name} failed: {job.outcome}")
         _write(_fill(table, plan), out)
     _write(_fill(table, plan), out)
-    _draw(table, out)
+    table.pictures = _draw(table, out)
     return table
 
 
@@ -79,6 +86,8 @@ def _empty_table(plan: Plan, bases: parties.Bases) -> Table:
 
     def build(job: Job, label: str) -> Parameters:
         built = experiment.prepare(job.config, Reporter(Console(quiet=True)), base=bases.of(job.config))
+        if not holds_results(job.folder):
+            check_names(built.base.model, job.config.adapter)
         metrics[label] = built.metric
         needs = [count(need, label) for need in job.needs.values()]
         return count_parameters(built.method, built.server, built.clients, built.base.layout, needs)
@@ -87,7 +96,7 @@ def _empty_table(plan: Plan, bases: parties.Bases) -> Table:
     for label, words in plan.rows.items():
         job = plan.cells[label, plan.seeds[0]]
         with in_row(label):
-            rows.append(Row(label, words, job.config.method["name"], count(job, label)))
+            rows.append(Row(label, [public_text(word) for word in words], job.config.method["name"], count(job, label)))
     if len(set(metrics.values())) > 1:
         scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())
         raise UserError(f"rows of one table need one metric, but they are scored {scored}; give eval.metric")
@@ -114,7 +123,7 @@ def _fill(table: Table, plan: Plan) -> Table:
                 if seed not in row.results:
                     row.results[seed] = job.result()
             elif job.outcome:
-                row.failures[seed] = job.outcome
+                row.failures[seed] = public_text(job.outcome)
     return table
 
 
@@ -127,11 +136,12 @@ def _write(table: Table, out: Path) -> None:
             raise RunError(f"cannot write {out / name}: {error.strerror or error}") from error
 
 
-def _draw(table: Table, out: Path) -> None:
+def _draw(table: Table, out: Path) -> list[Path]:
     """Score against bytes up (POTARA, Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few
     clients also each one's score under every row."""
+    drawn = []
     if 1 < len(table.clients) <= MAX_CLIENTS and (scores := table.by_client):
-        plot_methods(out / "score_by_client.png", scores, metric=table.metric)
+        drawn.append(plot_methods(out / "score_by_client.png", scores, metric=table.metric))
     for name, cost, unit in (
         ("score_by_bytes.png", "up per client over the run", "B"),
         ("score_by_parameters.png", "parameters on the server, in adapters", "×"),
@@ -144,4 +154,5 @@ def _draw(table: Table, out: Path) -> None:
                 series.setdefault(row.method, []).append((row.label, x, score.mean, score.std))
         if series:
             labels = {points[0][0] if len(points) == 1 else method: points for method, points in series.items()}
-            plot_tradeoff(out / name, labels, cost=cost, unit=unit, metric=table.metric)
+            drawn.append(plot_tradeoff(out / name, labels, cost=cost, unit=unit, metric=table.metric))
+    return drawn

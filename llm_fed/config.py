@@ -18,7 +18,9 @@ class BaseConfig:
     # Image models that clients have in the place of `name`, one after another in turn (cnn-1 ... cnn-5, resnet-9 ...);
     # `name` is then the small model of methods that share one.
     clients: tuple[str, ...] | None = None
-    dtype: str = "bfloat16"  # float32 | bfloat16 | float16: the base's weights and the autocast of training
+    # float32 | bfloat16 | float16: the base's weights and the autocast of training
+    # auto: bfloat16 on a GPU that has it, else float32; a run keeps what it began with
+    dtype: str = "auto"
     quantization: str | None = None  # nf4 | int8 (bitsandbytes)
     device_map: str | None = None  # auto: the layers of a language model over all GPUs of one process (Accelerate)
     activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
@@ -36,6 +38,9 @@ class AdapterConfig:
         "q_proj",
         "v_proj",
     )  # last parts of module names, or one regular expression
+    # Whose adapters the run starts from, in the place of fresh ones: a finished run's folder, a folder with one PEFT
+    # folder per client, or one PEFT folder; see `start.give`.
+    start: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class ServerConfig:
     examples: int | None = 0  # taken at random from the task's test split, or from the training split of `name`
     each: bool = False  # `examples` of each natural client (task, language, folder) instead of in total
     name: str | None = None  # another task: out-of-domain data; `examples` may then be null for all
-    path: str | None = None  # where that task lies
+    path: str | None = None  # where that task lies, as in task.path
     test: bool = False  # the rest of the test split stays at the server, where one model for all is tested
 
 
@@ -80,7 +85,7 @@ class TaskConfig:
     """Whose examples, and how they become text or inputs of an image model."""
 
     name: str = "flan"
-    path: str | None = None  # a folder with one folder per client, one file with a client column, or a Hub data set id
+    path: str | None = None  # a folder with one folder per client, one file with a client column, or hf://owner/name
     groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
     clients: int | None = None  # keep only the first so many clients, after `groups` and `partition`
     sample_clients: bool = False  # keep `clients` drawn at random instead of the first
@@ -161,9 +166,22 @@ class EvalConfig:
     limit: int | None = None  # at most this many examples per client and split
     batch_size: int = 32  # rows per generation batch, of any clients
     max_new_tokens: int = 128
-    select: str = "best"  # best: test the round with the best score during training | last
+    # best: test the round with the best score during training; of equal scores that with the lowest loss, and of equal
+    # losses the last one | last
+    select: str = "best"
     during: str = "validation"  # validation | test: the split that is scored during training
     of_last: int | None = None  # best: only of so many last scores; null: of all
+    # Also score the base without any adapter, as round 0 on the split of `during` and once more on the test split.
+    base: bool = False
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Whose personal model is written at the end; scores are of all clients in any case."""
+
+    # all | none | names of clients | seen: those of which an answer had arrived by the round that is exported; of a
+    # method that merges other runs, in one of these
+    clients: tuple[str, ...] | str = "all"
 
 
 @dataclass(frozen=True)
@@ -206,6 +224,7 @@ class Config:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
 
@@ -238,7 +257,7 @@ def check(config: Config) -> None:
     )
     require(config.norm_bound is None or config.norm_bound > 1, "norm_bound", "above 1, or null")
     one_of("device", "auto", "cpu", "cuda")
-    one_of("base.dtype", "float32", "bfloat16", "float16")
+    one_of("base.dtype", "auto", "float32", "bfloat16", "float16")
     one_of("base.quantization", None, "nf4", "int8")
     one_of("base.device_map", None, "auto")
     if config.adapter is not None:
@@ -301,6 +320,9 @@ def check(config: Config) -> None:
     one_of("eval.select", "best", "last")
     one_of("eval.during", "validation", "test")
     require(config.eval.of_last is None or config.eval.of_last >= 1, "eval.of_last", "at least 1, or null")
+    exported = config.export.clients
+    require(exported in ("all", "seen", "none") if isinstance(exported, str) else bool(exported), "export.clients",
+            "all, seen, none, or names in brackets such as [anna,bert]")  # fmt: skip
     require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")
     require(config.checkpoint.keep >= 1, "checkpoint.keep", "at least 1")
     require(config.checkpoint.memory_limit >= 0, "checkpoint.memory_limit", "at least 0")

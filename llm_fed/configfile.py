@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from llm_fed.config import (
     Config,
     DelayConfig,
     EvalConfig,
+    ExportConfig,
     LocalConfig,
     NetworkConfig,
     PartitionConfig,
@@ -65,6 +67,42 @@ def load(path: str | Path, words: list[str] | None = None) -> Config:
     if not isinstance(merged, dict):
         raise UserError(f"{path} holds {type(merged).__name__}, not a mapping of settings")
     return from_dict({str(key): value for key, value in merged.items()})
+
+
+def overlay(config: Config, words: Sequence[str], where: str) -> Config:
+    """A configuration with `key=value` words (dotted keys) laid over it, checked.
+
+    Args:
+        where: what the words stand after, for messages.
+
+    Raises:
+        UserError: see `load`.
+    """
+    keys_of(words, where)
+    words = [_spelled_out(word) for word in words]
+    try:
+        tree: Any = OmegaConf.to_container(
+            OmegaConf.merge(OmegaConf.create(as_dict(config)), OmegaConf.from_dotlist(words)), resolve=True
+        )
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot use {' '.join(words)}: {' '.join(str(error).split())}") from error
+    return from_dict(tree)
+
+
+def keys_of(words: Sequence[str], where: str) -> list[str]:
+    """The dotted keys that `key=value` words set.
+
+    Raises:
+        UserError: a word is none.
+    """
+    for word in words:
+        if "=" not in word.lstrip("="):
+            raise UserError(f"got {word!r} after {where}; settings look like task.template=chat")
+    try:
+        tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist([_spelled_out(word) for word in words]))
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot use {' '.join(words)}: {' '.join(str(error).split())}") from error
+    return list(flat(tree))
 
 
 def read(path: str | Path) -> DictConfig:
@@ -130,7 +168,7 @@ def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
     """Refuse keys that are not `known`, naming the closest one."""
     for key in given:
         if key not in known:
-            raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known)}")
+            raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known) or 'none'}")
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
@@ -203,7 +241,7 @@ _SECTIONS: dict[str, type] = {
     section.__name__: section
     for section in (
         BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, ServerConfig, TaskConfig, LocalConfig, DelayConfig,
-        TransportConfig, PrivacyConfig, NetworkConfig, EvalConfig, CheckpointConfig,
+        TransportConfig, PrivacyConfig, NetworkConfig, EvalConfig, ExportConfig, CheckpointConfig,
         TrackConfig,
     )
 }  # fmt: skip

@@ -11,20 +11,24 @@ from transformers import PreTrainedTokenizerBase
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.site import Query
-from llm_fed.tasks.common import Encoded, Example, encode, encode_continuation, encode_prompt
+from llm_fed.tasks.common import Encoded, Example, Template, encode, encode_continuation, encode_prompt
 
 
 class Encoder:
     """Encodes the examples of all clients of a task.
 
+    Args:
+        template: instead of the one that `task.template` names.
+
     Attributes:
         skipped: how many examples of each split were longer than `task.max_length` tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, task: TaskConfig):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, task: TaskConfig, template: Template | None = None):
         self.tokenizer, self.task = tokenizer, task
+        self.template = template or task.template
         self.skipped: Counter[str] = Counter()
-        self._prompt = partial(encode_prompt, tokenizer=tokenizer, template=task.template)
+        self._prompt = partial(encode_prompt, tokenizer=tokenizer, template=self.template)
 
     def training(self, client: str, split: str, examples: Sequence[Example], required: bool = True) -> list[Encoded]:
         """What training sees: prompt and response together.
@@ -32,16 +36,7 @@ class Encoder:
         Raises:
             UserError: there are examples, at least one is `required`, and none fits.
         """
-        encoded = [
-            encode(
-                example,
-                self.tokenizer,
-                max_length=self.task.max_length,
-                loss_on=self.task.loss_on,
-                template=self.task.template,
-            )
-            for example in examples
-        ]
+        encoded = [self._encode(example) for example in examples]
         fitting = [item for item in encoded if item is not None]
         if required:
             self._count(client, split, len(examples), len(fitting))
@@ -81,10 +76,18 @@ class Encoder:
 
     def _query(self, example: Example, prompt: list[int]) -> Query:
         options = tuple(
-            encode_continuation(example.prompt, option, self.tokenizer, template=self.task.template).input_ids[
-                len(prompt) :
-            ]
+            encode_continuation(example.prompt, option, self.tokenizer, template=self.template).input_ids[len(prompt) :]
             for option in example.options
         )
         right = [index for index, option in enumerate(example.options) if option in example.answers]
-        return Query(prompt, example.answers, options, right[0] if right else -1)
+        known = self._encode(example) if example.answers else None
+        return Query(prompt, example.answers, options, right[0] if right else -1, known)
+
+    def _encode(self, example: Example) -> Encoded | None:
+        return encode(
+            example,
+            self.tokenizer,
+            max_length=self.task.max_length,
+            loss_on=self.task.loss_on,
+            template=self.template,
+        )

@@ -22,6 +22,11 @@ class ClientError(Exception):
     """One client's work failed (non-finite loss, no usable example); the round goes on without it."""
 
 
+def install(extra: str) -> str:
+    """What to give for an optional dependency; llm_fed itself is on no package index."""
+    return f"in the clone of llm_fed give pip install -e '.[{extra}]'"
+
+
 def lookup(key: str, name: str, table: Mapping[str, Item]) -> Item:
     """`table[name]`; a wrong name is a UserError that says the closest valid one and all of them."""
     require(key, name, table)
@@ -35,9 +40,16 @@ def require(key: str, name: str, valid: Collection[str]) -> None:
 
 
 def did_you_mean(name: str, valid: Collection[str]) -> str:
-    """ " (the closest is 'x')" for a mistyped name; nothing where no name is valid."""
-    close = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0)
-    return f" (the closest is {close[0]!r})" if close else ""
+    """ " (the closest is 'x')" for a mistyped name, upper and lower case alike; nothing where no name is close."""
+    close = closest(name, valid)
+    return f" (the closest is {close!r})" if close else ""
+
+
+def closest(name: str, valid: Collection[str]) -> str | None:
+    """The valid name that `name` is most likely a slip of; None where none is alike."""
+    by_form = {item.casefold(): item for item in valid}
+    found = difflib.get_close_matches(str(name).casefold(), by_form, n=1)
+    return by_form[found[0]] if found else None
 
 
 def at_least(key: str, value: float, least: float) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,27 +18,33 @@ from accelerate import PartialState
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from llm_fed import export, methods, parties, privacy, tasks
+from llm_fed import announce, export, extend, methods, parties, privacy, signs, start, tasks
 from llm_fed.card import model_card
 from llm_fed.clients import LocalClients, finish, messages_for
 from llm_fed.config import Config
+from llm_fed.configfile import as_dict
 from llm_fed.errors import ClientError, RunError, UserError, require
 from llm_fed.eval.clients import Personal, evaluate
 from llm_fed.eval.report import write_report
 from llm_fed.eval.scores import METRICS, Summary
-from llm_fed.federation import federate
+from llm_fed.federation import federate, log_base
 from llm_fed.language import LanguageEngine
+from llm_fed.lora import check_names
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
+from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.needed import check_rounds, needed_config, states_of_run
 from llm_fed.progress import Progress, restore
-from llm_fed.run import Run
+from llm_fed.prompt import prompt_of
+from llm_fed.rng import generator
+from llm_fed.run import Run, holds_results, look, read_records
 from llm_fed.runtime.accelerate import Build, Shared, Spread, serve_orders
 from llm_fed.runtime.launch import choose_device, other_ranks
 from llm_fed.runtime.local import Engine, LocalRuntime, choose_clients_per_pass
 from llm_fed.schedule import Delayed, Poisson, Schedule, most_asked
 from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.structure import structure_of
 from llm_fed.tracking import Reporter, check_trackers
 from llm_fed.vision import VisionEngine
 from llm_fed.wire import Message, WireError
@@ -70,10 +77,21 @@ class Experiment:
         limit = self.config.eval.limit
         return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit)
 
+    def score_base(self, split: str) -> Summary | None:
+        """The scores without training: everybody under one plain adapter whose B is zero, which adds nothing."""
+        structure = structure_of(self.config.adapter, self.base.head)
+        draw = partial(self.base.draw, structure)
+        bare = {id: replace(site, structure=structure, draw=draw) for id, site in self.scored.items()}
+        state = draw(generator(self.config.seed, "base"))
+
+        async def personal(site: Site) -> State:
+            return state
+
+        return evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=self.config.eval.limit)
+
     def lr(self, round: int) -> float:
-        """Linear from `local.lr` in the first round to `local.lr_end` in the last."""
-        local, last = self.config.local, max(1, self.config.rounds - 1)
-        return local.lr + (local.lr_end - local.lr) * (round - 1) / last
+        """Of a round, see `extend.lr`."""
+        return extend.lr(self.config, round)
 
     def shared(self) -> Shared:
         """What all ranks of a launch build alike."""
@@ -88,7 +106,8 @@ def prepare(
     base: Base | ImageBase | None = None,
     task: tasks.common.TaskData | None = None,
 ) -> Experiment:
-    """Load and build everything, the cheap and fallible parts first.
+    """Load and build everything, the cheap and fallible parts first; the experiment's configuration says in which dtype
+    it computes, also where the given one says `auto`.
 
     Args:
         base, task: instead of what the configuration names; a client of such a task may come without training examples.
@@ -100,12 +119,20 @@ def prepare(
     check_rounds(method, config)
     check_trackers(config.track)
     privacy.check(config, method)
-    task = task or tasks.load(config.task, config.seed)
+    with signs.part(f"reading the data of {config.task.name}"):
+        task = task or tasks.load(config.task, config.seed)
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
     parties.check_kinds(config, task, method, metric)
-    base = base or parties.load(config, task, choose_device(config.device))
-    clients, server = parties.build(config, task, base, method, metric, reporter)
+    device = str(base.device) if base else choose_device(config.device)
+    settled, said = settle_dtype(config.base, device)
+    if said:
+        config = replace(config, base=settled)
+        reporter.note(said)
+    with signs.part(f"loading the base {config.base.name}"):
+        base = base or parties.load(config, task, device)
+    with signs.part("preparing the clients' examples"):
+        clients, server = parties.build(config, task, base, method, metric, reporter)
     delay = config.delay
     schedule: Schedule
     if privacy.central(config.privacy):
@@ -116,6 +143,9 @@ def prepare(
             sigma=delay.sigma, per=delay.per, drop_out=delay.drop_out,
         )  # fmt: skip
     server.cohort = schedule.cohort_size
+    if start.place(config):
+        reporter.note(start.give(config, method, [*clients.values(), server], base))
+        method.init(server)  # a method that cannot start there says so now
     per_pass = choose_clients_per_pass(config.clients_per_pass, schedule.cohort_size, server.initial(), base.device)
     engine: Engine
     if isinstance(base, ImageBase):
@@ -155,32 +185,91 @@ def train(
             f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
             "leave it out"
         )
-    with Run(folder, config, fresh, reporter.record) as run:
-        done = None if fresh else run.recall("summary.json")
-        if done is not None:
+    with reporter.working(), Run(folder, config, fresh, reporter.record) as run:
+        done = run.summary()
+        if done is not None and not lacks_exports(run):
             reporter.note(f"{folder} is complete: {config.rounds} rounds; --fresh starts again")
             return done
-        experiment = prepare(config, reporter, base=base)
+        if config.base.dtype == "auto" and run.config.base.dtype != "auto":
+            reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
+        _check_place(run.config, folder)
+        experiment = prepare(run.config, reporter, base=base)
+        run.config = config = experiment.config
+        if fresh or not holds_results(folder):  # what was begun before this was checked goes on as it is
+            check_names(experiment.base.model, config.adapter)
+        export.check_names(config.export.clients, experiment.scored)
         if ranks:
             experiment.runtime.engine = Spread(ranks, config, experiment.shared())
+        sites, origin = [*experiment.clients.values(), experiment.server], start.place(config)
+        if origin and run.continues:
+            start.check(run, sites, origin)
+        if run.before is not None:
+            for note in extend.notes(run.before, config, folder, experiment.method):
+                reporter.note(note)
+        reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
         run.begin()
-        _same_environment(run, experiment, reporter)
+        if origin:
+            start.remember(run, sites, origin)
+        if done is not None:
+            reporter.note(f"{folder} is complete; export.clients has changed, so its end is done again")
+            (folder / "summary.json").unlink()
+        same_environment(run, experiment, reporter)
         if experiment.method.needs:
             return _merge(experiment, run, needed or {}, reporter)
-        with reporter.tracking(config, folder):
+        with reporter.tracking(config, folder, announce.ahead(experiment)):
             progress = federate(
                 experiment.method, LocalClients(experiment.clients, experiment.schedule, experiment.runtime),
                 experiment.server, experiment.runtime, run, experiment.evaluate,
                 rounds=config.rounds, lr=experiment.lr, scored=experiment.scored, on_resume=reporter.resumed,
                 most_asked=partial(most_asked, experiment.schedule),
+                score_base=experiment.score_base if config.eval.base else None,
             )  # fmt: skip
             return _conclude(experiment, run, progress, reporter)
+
+
+def dry_run(
+    config: Config,
+    folder: Path,
+    *,
+    fresh: bool = False,
+    reporter: Reporter | None = None,
+    base: Base | ImageBase | None = None,
+) -> announce.RunPlan:
+    """What `train` would do with the same arguments, with what it would cost; nothing is trained or written.
+
+    Raises:
+        UserError, RunError: as `train` before its first round.
+    """
+    reporter = reporter or Reporter()
+    with reporter.working():
+        reached, complete = look(folder, config, fresh)
+        built = prepare(config, reporter, base=base)
+        parents = [
+            dry_run(
+                needed_config(config, need), folder / "needs" / need, fresh=fresh, reporter=reporter, base=built.base
+            )
+            for need in built.method.needs
+        ]
+        plan = announce.run_plan(built, reached=reached, complete=complete)
+        with signs.part("measuring the memory of a training step"):
+            return announce.with_costs(plan, built, folder, parents)
+
+
+def _check_place(config: Config, folder: Path) -> None:
+    """Refuse a run that would start from its own folder, which --fresh deletes.
+
+    Raises:
+        UserError: it would.
+    """
+    origin = start.place(config)
+    if origin and folder.resolve() in (Path(origin).resolve(), *Path(origin).resolve().parents):
+        raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
 
 
 def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporter: Reporter) -> dict[str, Any]:
     """The whole run of a method that starts from the results of others."""
     config, method, name = experiment.config, experiment.method, experiment.config.method["name"]
-    rounds, given = {}, {}
+    rounds, given, seen = {}, {}, set()
     for need in method.needs:
         folder, its_config = needed.get(need, run.folder / "needs" / need), needed_config(config, need)
         reporter.note(f"{name} starts from {need}: {folder}")
@@ -188,14 +277,16 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         round = method.needed_round(need)
         rounds[need] = summary["round"] if round is None else round
         given[need] = states_of_run(folder, round, its_config, experiment.base, experiment.clients, experiment.runtime)
+        seen |= export.seen(read_records(folder / "metrics.jsonl"), rounds[need])
     run.rewind(0)
-    merge(experiment, given, config.rounds + 1, config.local.lr)
+    with signs.part("merging at the clients"):
+        merge(experiment, given, config.rounds + 1, config.local.lr)
     for id, site in experiment.clients.items():
         recipe = method.recipe(site)
         run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
         if "note" in recipe:
             reporter.note(f"{id}: {recipe['note']}")
-    return _deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, needs=rounds)
+    return _deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, needs=rounds)
 
 
 def merge(experiment: Experiment, given: Mapping[str, Mapping[str, Message]], round: int, lr: float) -> None:
@@ -219,13 +310,14 @@ def _conclude(experiment: Experiment, run: Run, progress: Progress, reporter: Re
     """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
     config = experiment.config
     progress = selected(experiment, run, progress, reporter)
-    messages = finish(
-        experiment.method, experiment.clients, experiment.runtime, run, progress,
-        round=config.rounds + 1, lr=config.local.lr,
-    )  # fmt: skip
+    with signs.part("finishing at the clients"):
+        messages = finish(
+            experiment.method, experiment.clients, experiment.runtime, run, progress,
+            round=config.rounds + 1, lr=config.local.lr,
+        )  # fmt: skip
     others = experiment.scored.keys() - messages.keys()
     messages |= messages_for(experiment.method, progress.state, others, config.transport.down)
-    return _deliver(experiment, run, messages, progress.round)
+    return _deliver(experiment, run, messages, progress.round, export.seen(run.records(), progress.round))
 
 
 def selected(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
@@ -242,16 +334,56 @@ def selected(experiment: Experiment, run: Run, progress: Progress, reporter: Rep
     return progress
 
 
+def lacks_exports(run: Run) -> bool:
+    """Whether `export.clients` has changed since a run was finished, and asks for more than the folder holds.
+
+    Raises:
+        UserError: it does, but the checkpoints are gone, from which the end could be done again.
+    """
+    asked = run.config.export.clients
+    before, now = (run.saved or {}).get("export"), as_dict(run.config)["export"]
+    if before in (None, now):
+        return False
+    if isinstance(asked, str):
+        lacks = asked == "all" or (asked == "seen" and before != {"clients": "all"})
+    else:
+        lacks = not all((run.folder / "adapters" / id).is_dir() for id in asked)
+    needs = methods.build(run.config.method).needs  # what they keep, this run does not
+    if lacks and not needs and not any((run.folder / "checkpoints").glob("round-*")):
+        raise UserError(
+            f"{run.folder} has no checkpoints any more, from which more personal models could be exported, as "
+            "export.clients asks; leave it out, or give --fresh to train again"
+        )
+    return lacks
+
+
 def _deliver(
-    experiment: Experiment, run: Run, messages: Mapping[str, Message], round: int, **facts: Any
+    experiment: Experiment,
+    run: Run,
+    messages: Mapping[str, Message],
+    round: int,
+    seen: Collection[str],
+    **facts: Any,
 ) -> dict[str, Any]:
-    """Test scores, exported adapters, the report, and last the summary, with further `facts`."""
-    summary = experiment.evaluate(messages, "test")
+    """Test scores, exported adapters, the report, and last the summary, with further `facts`.
+
+    Args:
+        seen: clients of which an answer had arrived by this round.
+    """
+    with signs.part("test"):
+        if experiment.config.eval.base and (base := log_base(run, "test", experiment.score_base)):
+            facts["base"] = base
+        summary = experiment.evaluate(messages, "test")
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})
     if summary:
         run.log(record)
+    server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, where it is scored
+    exported = export.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
+    for path in (run.folder / "adapters").glob("*"):
+        if path.is_dir() and path.name not in exported:  # of an earlier end of this run
+            shutil.rmtree(path)
     personal = experiment.runtime.run(
-        {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.scored.items()}
+        {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in exported}
     )
     config_text = (run.folder / "config.yaml").read_text()
     spent = spent_in(run)
@@ -281,6 +413,7 @@ def hand_out(
     """Write a site's personal model and its card to `folder`; `spent` is what the run spent of its clients' privacy."""
     config, method = experiment.config, experiment.method
     own = bool(site.memory) or type(method).personalize is not Method.personalize
+    prompt = prompt_of(experiment.base, config)
     card = model_card(
         client=site.id, base=config.base.name, method=config.method["name"], paper=experiment.method.paper,
         metrics={} if score is None else {experiment.metric: score},
@@ -288,8 +421,9 @@ def hand_out(
         kind=export.kind(site.structure, experiment.base), labels=site.num_labels,
         models=export.models(site.structure, experiment.base),
         privacy=privacy.statement(config.privacy, spent, own) if spent else "",
+        prompt=prompt, dtype=str(experiment.base.dtype).removeprefix("torch."),
     )  # fmt: skip
-    export.write(folder, state, site.structure, experiment.base, card)
+    export.write(folder, state, site.structure, experiment.base, card, prompt)
 
 
 def conclude(experiment: Experiment, run: Run, record: Mapping[str, Any], round: int, **facts: Any) -> dict[str, Any]:
@@ -322,13 +456,14 @@ def builder() -> Build:
     return build
 
 
-def _same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
+def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
     """Record what decides the bits of a result beside the configuration; a continued run takes over what it can."""
     now = {
         "clients_per_pass": experiment.runtime.clients_per_pass,
         "threads": torch.get_num_threads(),
         "processes": PartialState().num_processes,
         "device": str(experiment.base.device),
+        "dtype": experiment.config.base.dtype,
         "torch": torch.__version__,
         "machine": platform.machine(),
     }
@@ -337,7 +472,7 @@ def _same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> N
         run.remember("environment.json", now)
         return
     experiment.runtime.clients_per_pass = before["clients_per_pass"]
-    before = {"processes": 1} | before  # of a run begun when there was only one
+    before = {"processes": 1, "dtype": now["dtype"]} | before  # of a run begun before these were recorded
     changed = [
         f"{key} {before[key]} -> {now[key]}" for key in now if key != "clients_per_pass" and before[key] != now[key]
     ]

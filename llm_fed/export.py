@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,43 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from llm_fed import adapters
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, require
 from llm_fed.files import write_folder
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
+from llm_fed.paths import public
+from llm_fed.prompt import FILE, Prompt
 from llm_fed.state import State
 from llm_fed.structure import Full, Structure
 
 WEIGHTS, CONFIG, PROCESSING = "model.safetensors", "config.json", "preprocessor_config.json"
+
+
+def seen(records: Iterable[Mapping[str, Any]], round: int) -> set[str]:
+    """The clients of which an answer had arrived by the end of a round.
+
+    Args:
+        records: lines of metrics.jsonl, which hold this also of a run that was interrupted.
+    """
+    answers = [line for line in records if line["kind"] == "client"]
+    return {line["client"] for line in answers if line["round"] + line.get("staleness", 0) <= round}
+
+
+def chosen(asked: tuple[str, ...] | str, everybody: Collection[str], seen: Collection[str]) -> list[str]:
+    """Those of `everybody` whose personal model is written, by `export.clients`."""
+    words = {"all": everybody, "seen": seen, "none": ()}
+    names = words[asked] if isinstance(asked, str) else asked
+    return [id for id in everybody if id in names]
+
+
+def check_names(asked: tuple[str, ...] | str, everybody: Collection[str]) -> None:
+    """Refuse names in `export.clients` that nobody has.
+
+    Raises:
+        UserError: the name, and the closest.
+    """
+    for name in () if isinstance(asked, str) else asked:
+        require("export.clients", name, everybody)
 
 
 def kind(structure: Structure, base: Base | ImageBase) -> str:
@@ -38,8 +68,17 @@ def models(structure: Structure, base: Base | ImageBase) -> tuple[str, ...]:
     return tuple(dict.fromkeys(architecture or base.name for _, architecture in parts))
 
 
-def write(folder: Path, state: State, structure: Structure, base: Base | ImageBase, card: str) -> None:
+def write(
+    folder: Path,
+    state: State,
+    structure: Structure,
+    base: Base | ImageBase,
+    card: str,
+    prompt: Prompt | None = None,
+) -> None:
     """Write one personal model: an adapter as `adapters.write` does, a whole model as safetensors.
+
+    The `prompt` of a language model lies beside its adapter.
 
     A checkpoint's model becomes a folder that `AutoModelForImageClassification.from_pretrained` loads; one that is
     built here, and models side by side, one that `personal.load_image_model` loads.
@@ -49,7 +88,8 @@ def write(folder: Path, state: State, structure: Structure, base: Base | ImageBa
         RunError: the disk is full, or the folder cannot be written.
     """
     if not isinstance(structure, Full):
-        adapters.write(folder, state, structure, base, card)
+        more = {FILE: prompt.as_json(base.tokenizer)} if prompt and isinstance(base, Base) else {}
+        adapters.write(folder, state, structure, base, card, more)
         return
     assert isinstance(base, ImageBase)  # only image models train whole
     module = base.model_of(structure)
@@ -72,7 +112,8 @@ def write(folder: Path, state: State, structure: Structure, base: Base | ImageBa
 def _settings(structure: Full, base: ImageBase) -> dict[str, Any]:
     """What config.json says: transformers' words for a checkpoint's model, else [name, architecture] of each part."""
     labels = dict(enumerate(base.labels))
-    checkpoint: dict[str, Any] = base.model.config.to_dict() if base.pretrained else {}  # type: ignore[operator, union-attr]
+    # It names the folder that it was loaded from.
+    checkpoint: dict[str, Any] = public(base.model.config.to_dict()) if base.pretrained else {}  # type: ignore[operator, union-attr]
     if kind(structure, base) == "image model":
         return {**checkpoint, "id2label": labels, "label2id": {name: index for index, name in labels.items()}}
     # A checkpoint is none of our architectures, and its name may be a path of this machine: its configuration, then.

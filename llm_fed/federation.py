@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from llm_fed.errors import ClientError, RunError
 from llm_fed.eval.scores import Summary
 from llm_fed.method import Method, Upload
 from llm_fed.privacy import central, check_upload, released, spent
-from llm_fed.progress import Progress, resume, save
+from llm_fed.progress import Progress, resume, save, scores
 from llm_fed.run import Run
 from llm_fed.site import Site
 from llm_fed.timing import Watch
@@ -35,6 +34,7 @@ def federate(
     on_resume: Callable[[int], None] = lambda round: None,
     most_asked: Callable[[int], int] = lambda round: round,
     noise_seed: int | None = None,
+    score_base: Callable[[str], Summary | None] | None = None,
 ) -> Progress:
     """Run, or continue, a federation to its last round.
 
@@ -46,6 +46,7 @@ def federate(
         on_resume: called with the round that a continued run begins with.
         most_asked: in how many of the first so many rounds a client was asked, at most.
         noise_seed: of the server's noise (default: the run's seed); clients must not know it.
+        score_base: the scores of a split without any adapter, which are logged as those of round 0.
 
     Returns:
         The progress after the last round; `restore` goes back to the best one.
@@ -53,12 +54,27 @@ def federate(
     progress = resume(run, method, clients.sites, server)
     if progress.round:
         on_resume(min(progress.round + 1, rounds))
+    elif score_base:
+        log_base(run, run.config.eval.during, score_base)
+
+    def due(round: int) -> bool:
+        every = run.config.eval.every
+        return bool(every) and round % every == 0
+
+    def score() -> bool:
+        return _score(method, clients.sites if scored is None else scored, run, progress, evaluate)
+
+    # What ends with a round that `eval.every` leaves out scores it all the same, but after its checkpoint: continued
+    # with more rounds, it then goes on as if it had had them from the start.
+    ends = progress.round > 0 and (due(progress.round) or progress.round == rounds)
+    if ends and not any(line["round"] == progress.round for line in scores(run)):
+        score()
     privacy = run.config.privacy
     if privacy.clip is not None:
         expected = method.upload_like(method.broadcast(progress.state, server.clients[0]))
         check_upload(expected)
     for round in range(progress.round + 1, rounds + 1):
-        watch = Watch()
+        watch = Watch(round)
         progress.round = round
         record = clients.exchange(method, progress, lr(round), run, watch)
         uploads = _arrivals(run, progress, record)
@@ -75,17 +91,31 @@ def federate(
         run.log({"kind": "round", "round": round, "lr": lr(round), **record, "padding": rounded(work.padding)})
         if report := method.report(progress.state):
             run.log({"kind": "server", "round": round, **report})
-        due = round == rounds or (run.config.eval.every and round % run.config.eval.every == 0)
         improved = False
-        if due:
+        if due(round):
             with watch("evaluate"):
-                improved = _score(method, clients.sites if scored is None else scored, run, progress, evaluate, rounds)
+                improved = score()
         settings = run.config.checkpoint
         if improved or round == rounds or round % settings.every == 0 or round in settings.keep_rounds:
             with watch("checkpoint"):
                 save(run, progress, clients.sites, server)
+        if round == rounds and not due(round):
+            with watch("evaluate"):
+                score()
         run.log_timing({"round": round, **watch.record()})
     return progress
+
+
+def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) -> dict[str, Any] | None:
+    """The score line of a split without any adapter, logged unless it is there already; None without that split."""
+    for line in run.records():
+        if line["kind"] == "score" and (line["round"], line["split"]) == (0, split):
+            return line
+    if (summary := score_base(split)) is None:
+        return None
+    line = {"kind": "score", "round": 0, "split": split, **summary.as_json()}
+    run.log(line)
+    return line
 
 
 def _arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Upload]:
@@ -112,21 +142,15 @@ def _arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Uplo
     return uploads
 
 
-def _score(
-    method: Method, scored: Iterable[str], run: Run, progress: Progress, evaluate: Evaluate, rounds: int
-) -> bool:
+def _score(method: Method, scored: Iterable[str], run: Run, progress: Progress, evaluate: Evaluate) -> bool:
     """Log the scores; whether they are the best so far of those among which the best is sought."""
     settings = run.config.eval
     summary = evaluate(messages_for(method, progress.state, scored, run.config.transport.down), settings.during)
     if summary is None:
         return False
-    run.log({"kind": "score", "round": progress.round, "split": settings.during, **summary.as_json()})
-    to_come = math.ceil((rounds - progress.round) / settings.every) if settings.every else 0
-    too_early = settings.of_last is not None and to_come >= settings.of_last
-    if too_early or summary.mean <= progress.best_score:
-        return False
-    progress.best_round, progress.best_score = progress.round, summary.mean
-    return True
+    line = {"kind": "score", "round": progress.round, "split": settings.during, **summary.as_json()}
+    run.log(line)
+    return progress.consider(line, run.config)
 
 
 def _single(runtime: Runtime, site: Site, round: int, lr: float, work: Coroutine[Any, Any, Any]) -> Any:

@@ -25,8 +25,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import logging, validate_repo_id
 
 from llm_fed import adapters
-from llm_fed.errors import RunError, UserError, require
-from llm_fed.eval.runs import adapter_folders, read_config
+from llm_fed.errors import RunError, UserError
+from llm_fed.eval.runs import adapter_folders, exported, read_config
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,7 @@ def push(
         RunError: the Hub cannot be reached, or does not take the files.
     """
     config, found = read_config(folder), adapter_folders(folder)
-    for client in clients:
-        require("--client", client, found)
-    cards = {client: _card(found[client]) for client in clients or found}
+    cards = {client: _card(path) for client, path in exported(folder, clients).items()}
     method, name = config.method["name"], _allowed(folder.resolve().name)
     names = repository_names(namespace, prefix or (name if method in name else f"{name}-{method}"), found)
     token = get_token()

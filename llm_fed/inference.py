@@ -6,38 +6,50 @@ Shape letters: E experts, H hidden size, N rows, R prompts or pictures, S stored
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from llm_fed.bank import AdapterBank, device_of
 from llm_fed.kinds import TEXT, Kind
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
 from llm_fed.packing import plan
 from llm_fed.state import State
 from llm_fed.training import budget_and_overhead, token_losses
+
+if TYPE_CHECKING:
+    from llm_fed.models.images import ImageBase
+    from llm_fed.models.loading import Base
 
 ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `mix`: (S, H) and ()
 
 
 @torch.inference_mode()
 def mean_losses(
-    base: Base | ImageBase, bank: AdapterBank, asked: Sequence[tuple[int, Sequence[Any]]], *, kind: Kind = TEXT
+    base: Base | ImageBase,
+    bank: AdapterBank,
+    asked: Sequence[tuple[int, Sequence[Any]]],
+    *,
+    kind: Kind = TEXT,
+    mix: Tensor | None = None,
+    budget: int | None = None,
 ) -> list[float]:
-    """The mean loss per target of each list of examples under one row of the bank.
+    """The mean loss per target of each list of examples under one row of the bank; NaN without a target.
 
     Args:
         asked: (row of the bank, examples); examples of equal length share a micro-batch, whoever asks.
+        mix: (examples of all lists, E), where the gate of the bank's structure is `mix`.
+        budget: most tokens of a micro-batch (default: by device).
     """
     work = [(n, row, example) for n, (row, examples) in enumerate(asked) for example in examples]
     total = torch.zeros(len(asked), dtype=torch.float64)
     count = torch.zeros(len(asked), dtype=torch.float64)
     lengths = [kind.length(example) for _, _, example in work]
-    for chosen in plan(lengths, *budget_and_overhead(device_of(base.model))):
+    default, overhead = budget_and_overhead(device_of(base.model))
+    for chosen in plan(lengths, budget or default, overhead):
         batch = kind.collate([work[i][2] for i in chosen])
-        with bank.attached(torch.tensor([work[i][1] for i in chosen])), autocast(base):
+        index, weights = torch.tensor([work[i][1] for i in chosen]), None if mix is None else mix[chosen]
+        with bank.attached(index, mix=weights), autocast(base):
             losses = token_losses(base.model, batch, kind=kind, all_rows=bank.adapts_head).double().cpu()
         owner = torch.tensor([work[i][0] for i in chosen])[batch.rows]
         total.index_add_(0, owner, losses)

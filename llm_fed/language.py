@@ -15,6 +15,7 @@ from llm_fed.fused import FusedEngine, Requests
 from llm_fed.kinds import TEXT
 from llm_fed.models.loading import Base
 from llm_fed.state import State
+from llm_fed.training import budget_and_overhead, within_memory
 
 
 class LanguageEngine(FusedEngine):
@@ -25,7 +26,10 @@ class LanguageEngine(FusedEngine):
     def __init__(self, base: Base, local: LocalConfig, evaluation: EvalConfig):
         super().__init__(base, local, lambda structure: TEXT)
         self.evaluation = evaluation
-        self.answers |= {"generate": self._generate, "options": self._options, "features": self._features}
+        self.answers |= {
+            "generate": self._generate, "options": self._options, "answer_losses": self._answer_losses,
+            "features": self._features,
+        }  # fmt: skip
 
     def _mix(self, structure: Any, asked: Sequence[tuple[State, Sequence[int]]]) -> Tensor | None:
         return inference.mixing_weights(self.base, asked) if structure.gate == "mix" else None
@@ -49,6 +53,17 @@ class LanguageEngine(FusedEngine):
             )
         )
         return [list(islice(texts, len(request.payload[1]))) for request in requests]
+
+    def _answer_losses(self, requests: Requests) -> Sequence[float]:
+        """Of all clients in the same passes, as little memory as training takes being enough."""
+        asked = [[query.example for query in request.payload[1]] for request in requests]
+        prompts = [(request.payload[0], query.prompt) for request in requests for query in request.payload[1]]
+        bank = self._bank(requests[0].key, [request.payload[0] for request in requests])
+        mix = self._mix(requests[0].key, prompts)
+        return within_memory(
+            lambda budget: inference.mean_losses(self.base, bank, list(enumerate(asked)), mix=mix, budget=budget),
+            self.budget or budget_and_overhead(self.base.model.device)[0],
+        )
 
     def _options(self, requests: Requests) -> Sequence[list[list[float]]]:
         queries = [

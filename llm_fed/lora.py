@@ -8,13 +8,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError
@@ -84,6 +83,9 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     Raises:
         UserError: nothing matches, or something that matches is no linear layer.
     """
+    from transformers import PreTrainedModel  # takes seconds to import, and a wrong setting is to be named at once
+    from transformers.pytorch_utils import Conv1D
+
     chosen = structure.target_modules
     modules = {name: module for name, module in model.named_modules() if name}
     linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
@@ -99,22 +101,59 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
         endings = tuple("." + ending for ending in chosen)
         found = [name for name in modules if name in chosen or name.endswith(endings)]
     if not found:
-        known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-        wanted = chosen if isinstance(chosen, str) else chosen[0].rpartition(".")[2]
-        close = difflib.get_close_matches(wanted, known, n=8, cutoff=0)
         raise UserError(
             f"adapter.target_modules={chosen!r} matches no layer of {type(model).__name__}; "
-            f"it has linear layers named {', '.join(close)}{', ...' if len(known) > len(close) else ''}"
+            + _closest_layers([chosen.rpartition(".")[2]] if isinstance(chosen, str) else chosen, list(linear))
         )
     for name in found:
         if name not in linear:
+            inner = _endings([layer for layer in linear if layer.startswith(f"{name}.")], 1)
             raise UserError(
                 f"adapter.target_modules={chosen!r} matches {name}, a {type(modules[name]).__name__}; "
-                "only linear layers can be adapted"
+                "only linear layers can be adapted" + (f", such as {', '.join(inner[:8])} within it" if inner else "")
             )
         if name in structure.whole:
             raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
     return {name: linear[name] for name in found}
+
+
+def check_names(model: nn.Module, adapter: AdapterConfig | None) -> None:
+    """Refuse a configuration whose list of target modules has names that match nothing.
+
+    `targets` takes what a list matches, as PEFT does, so that folders of strangers may name more than a base has. In a
+    configuration such a name is a mistake, and whoever made it would train fewer layers than they think. A regular
+    expression has no names to check.
+
+    Raises:
+        UserError: every such name, and the linear layers with the closest names.
+    """
+    from transformers.pytorch_utils import Conv1D  # takes seconds to import
+
+    if adapter is None or isinstance(adapter.target_modules, str):
+        return
+    modules = [f".{name}" for name, _ in model.named_modules()]
+    if absent := [name for name in adapter.target_modules if not any(each.endswith(f".{name}") for each in modules)]:
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+        raise UserError(
+            f"adapter.target_modules names {' and '.join(map(repr, absent))}, which no layer of {type(model).__name__} "
+            f"is called; {_closest_layers(absent, linear)}"
+        )
+
+
+def _closest_layers(wanted: Sequence[str], linear: Collection[str]) -> str:
+    """In words, the names of linear layers that are closest to each wanted one, with as many parts as it has."""
+    close: dict[str, None] = {}
+    known: dict[str, None] = {}
+    for name in wanted:
+        endings = _endings(linear, name.count(".") + 1)
+        known |= dict.fromkeys(endings)
+        close |= dict.fromkeys(difflib.get_close_matches(name, endings, n=3 if len(wanted) > 1 else 8, cutoff=0))
+    return f"it has linear layers named {', '.join(close)}{', ...' if len(known) > len(close) else ''}"
+
+
+def _endings(names: Collection[str], parts: int) -> list[str]:
+    """The different last `parts` of dotted names."""
+    return list(dict.fromkeys(".".join(name.split(".")[-parts:]) for name in names))
 
 
 def layout(model: nn.Module, structure: Lora) -> Layout:
@@ -177,6 +216,8 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
 
 def sizes(module: nn.Module) -> tuple[int, int]:
     """(in, out) of a linear layer."""
+    from transformers.pytorch_utils import Conv1D
+
     if isinstance(module, Conv1D):  # keeps its weight transposed
         inputs, outputs = module.weight.shape
         return inputs, outputs

@@ -46,6 +46,11 @@ class Method:
     whole_models: ClassVar[bool] = False
     # Clients' models may differ (`base.clients`): what they share does not depend on them.
     any_model: ClassVar[bool] = False
+    # A client may start from a model of its own (`adapter.start`), as nothing is shared.
+    own_start: ClassVar[bool] = False
+    # What it does in a round depends on how many rounds there are (`site.rounds`), so that an extended run is unlike a
+    # longer one.
+    by_rounds: ClassVar[bool] = False
     # Regular expressions of entries: those that a client trains, and those that travel; the others are its own.
     trained: ClassVar[str] = r".*"
     shared: ClassVar[str] = r".*"

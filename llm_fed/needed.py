@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from llm_fed import export, methods
+from llm_fed import export, methods, start
 from llm_fed.checkpoint import Checkpoints
 from llm_fed.clients import messages_for
-from llm_fed.config import Config
+from llm_fed.config import Config, ExportConfig
 from llm_fed.errors import RunError, UserError
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
@@ -43,8 +43,13 @@ def check_rounds(method: Method, config: Config) -> None:
 
 
 def needed_config(config: Config, name: str) -> Config:
-    """The configuration of the needed run: the same, with the other method, as the one that needs it says."""
-    return replace(config, method={"name": name, **methods.build(config.method).needed_settings(name)})
+    """The configuration of the needed run: the same, with the other method, as the one that needs it says.
+
+    It exports every client's model where that is what is merged, rather than a checkpoint's.
+    """
+    method = methods.build(config.method)
+    exported = ExportConfig() if method.needed_round(name) is None else config.export
+    return replace(config, method={"name": name, **method.needed_settings(name)}, export=exported)
 
 
 def states_of_run(
@@ -69,7 +74,9 @@ def states_of_run(
     if round is None:
         missing = [id for id in clients if not (folder / "adapters" / id).is_dir()]
         if missing:
-            raise UserError(f"the run {folder} has no adapter of client {missing[0]}; is it finished?")
+            raise UserError(
+                f"the run {folder} has no adapter of client {missing[0]}; is it finished, with export.clients=all?"
+            )
         return {id: export.read(folder / "adapters" / id, structure, base) for id in clients}
     checkpoints = Checkpoints(folder / "checkpoints")
     if round not in checkpoints.rounds():
@@ -84,6 +91,8 @@ def states_of_run(
         if not wrapped.plain:
             raise UserError(f"the run {folder} gives client {id} several experts; only plain adapters can be merged")
         sites[id] = replace(site, structure=wrapped, draw=partial(base.draw, wrapped), memory={})
+    if start.place(config):
+        start.give(config, method, sites.values(), base)
     try:
         progress = restore(checkpoints.load(round), sites)
     except WireError as error:

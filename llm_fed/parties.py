@@ -10,7 +10,7 @@ from llm_fed import tasks
 from llm_fed.config import BaseConfig, Config
 from llm_fed.encoding import Encoder
 from llm_fed.errors import UserError
-from llm_fed.eval.clients import check_options
+from llm_fed.eval.clients import check_options, notes_without_credit
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase, load_images
 from llm_fed.models.loading import Base, load_base
@@ -80,6 +80,11 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
     if pictures != (metric == "accuracy"):
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
+    if config.eval.base and pictures:
+        raise UserError(
+            "eval.base=true scores the base as it is before training, and the head of an image model is not trained "
+            "then; set eval.base=false"
+        )
     if task.server and task.server.test and not method.one_model:
         raise UserError(
             f"task.server.test=true tests one model for all at the server, but {config.method['name']} gives each "
@@ -99,7 +104,7 @@ def build(
     if isinstance(base, ImageBase):
         encoder, task = None, place(task, base.device, reporter)
     else:
-        encoder = Encoder(base.tokenizer, config.task)
+        encoder = Encoder(base.tokenizer, config.task, base.prompt and base.prompt.template)
 
     def site(id: str, data: ClientData | None, labels: int) -> Site:
         wrapped: Structure = method.wrap(structure, None)
@@ -111,12 +116,14 @@ def build(
             site.train, site.held_out = data.train, data.validation
             site.queries = {"validation": data.validation, "test": data.test}
         else:
+            before = encoder.skipped.copy()
             site.train = encoder.training(id, "training", data.train)
             site.held_out = encoder.training(id, "validation", data.validation, required=False)
             site.queries = {
                 split: encoder.queries(id, split, examples, config.eval.limit)
                 for split, examples in (("validation", data.validation), ("test", data.test))
             }
+            site.left_out = encoder.skipped - before
             if metric == "option_accuracy":
                 check_options(site)
         return site
@@ -130,6 +137,8 @@ def build(
     server.clients, server.foreign = tuple(clients), config.task.server.name is not None
     if encoder and (note := encoder.note()):
         reporter.note(note)
+    for warning in notes_without_credit([*clients.values(), server], metric):
+        reporter.note_once(warning)
     return clients, server
 
 

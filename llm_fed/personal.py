@@ -4,6 +4,7 @@ whole image model, alone or several side by side."""
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from llm_fed.lora import Lora
 from llm_fed.models.images import ARCHITECTURES, ImageBase, head_of, load_images
 from llm_fed.models.joined import respond
 from llm_fed.models.loading import Base, load_base
+from llm_fed.prompt import read_prompt
 from llm_fed.state import State
 from llm_fed.structure import Full
 from llm_fed.tasks.common import Picture, encode_prompt
@@ -42,21 +44,32 @@ class Personal:
         self,
         prompts: Sequence[str],
         *,
-        template: str = "alpaca-short",
-        max_new_tokens: int = 128,
+        template: str | None = None,
+        max_new_tokens: int | None = None,
         batch_size: int = 32,
     ) -> list[str]:
         """Greedy answers, one per prompt.
 
         Args:
-            template: the one of the training (`task.template` in the card).
+            template: by name (default: the one that the folder says; alpaca-short, with a warning, if it says none).
+            max_new_tokens: most tokens of an answer (default: what the folder says, or 128).
 
         Raises:
             UserError: an image model, an unknown template, or a prompt that is longer than the base's context.
         """
         if isinstance(self.base, ImageBase):
             raise UserError("this is an image model; give it pictures with `classify`")
-        tokens = [encode_prompt(prompt, self.base.tokenizer, template=template) for prompt in prompts]
+        said = self.base.prompt
+        if template is None and said is None:
+            warnings.warn(
+                "the folder does not say with which prompt template it was trained, so alpaca-short is used; give "
+                "template=... if it was another",
+                adapters.AdapterWarning,
+                stacklevel=2,
+            )
+        chosen = template or (said.template if said else "alpaca-short")
+        most = max_new_tokens if max_new_tokens is not None else said.max_new_tokens if said else 128
+        tokens = [encode_prompt(prompt, self.base.tokenizer, template=chosen) for prompt in prompts]
         bank = AdapterBank(self.base.model, self.structure, 1, self.state.row.dtype)
         bank.load(0, self.state)
         mixed = self.structure.gate == "mix"
@@ -64,7 +77,7 @@ class Personal:
             self.base,
             bank,
             [(0, prompt) for prompt in tokens],
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=most,
             batch_size=batch_size,
             mix=mixing_weights(self.base, [(self.state, prompt) for prompt in tokens]) if mixed else None,
         )
@@ -93,12 +106,14 @@ def load_client(
         labels: of an image model, how many it tells apart; 0: a language model.
 
     Raises:
-        UserError: the base cannot be loaded, or the folder is no adapter of it.
+        UserError: the base cannot be loaded, or the folder is no adapter of it, or is damaged.
     """
     if isinstance(base, str):
         config = BaseConfig(name=base, dtype=dtype)
         base = load_images(config, tuple(map(str, range(labels))), device) if labels else load_base(config, device)
     state, structure = adapters.read(Path(folder), base)
+    if isinstance(base, Base):
+        base = replace(base, prompt=read_prompt(Path(folder)))
     return Personal(base, state, structure)
 
 

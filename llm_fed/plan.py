@@ -7,24 +7,23 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
-from llm_fed import configfile, experiment, methods
-from llm_fed.config import Config
-from llm_fed.errors import RunError, UserError, did_you_mean
+from llm_fed import configfile, experiment, methods, paths, section
+from llm_fed.config import Config, ExportConfig
+from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Traffic, read_traffic
 from llm_fed.eval.tables import Result
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
+from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.needed import needed_config
 from llm_fed.run import Run, holds_results, saved_config
+from llm_fed.runtime.launch import choose_device
 from llm_fed.tracking import Reporter
 
 
@@ -35,6 +34,7 @@ class Job:
     config: Config
     method: Method
     folder: Path
+    shown: str  # the folder as the table names it, seen from where the table lies
     needs: dict[str, Job] = field(default_factory=dict)  # by method name: runs that this one starts from
     outcome: dict[str, Any] | str = ""  # summary.json of a finished run; of a failed one the reason; "": still open
 
@@ -42,7 +42,8 @@ class Job:
         """Take over what lies on disk; UserError if the folder holds another run."""
         if self.folder.exists():
             with Run(self.folder, self.config) as run:
-                self.outcome = run.recall("summary.json") or ""
+                done = run.summary()
+                self.outcome = "" if done is None or experiment.lacks_exports(run) else done
 
     def train(self, reporter: Reporter, base: Base | ImageBase) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
@@ -61,11 +62,12 @@ class Job:
         assert isinstance(self.outcome, dict)
         scores = self.outcome["scores"]
         return Result(
-            folder=str(self.folder),
+            folder=self.shown,
             round=self.outcome["round"],
             clients=scores.get("clients", {}),
             average=scores.get("mean"),
             worst_half=scores.get("worst_half"),
+            base=self.outcome.get("base"),
             traffic=self._traffic(),
         )
 
@@ -82,29 +84,43 @@ class Plan:
     """Every run of a comparison, equal ones once, resolved and checked against what lies on disk."""
 
     def __init__(self, path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], out: Path):
-        for word in words:
-            if word.partition("=")[0] in ("method", "method.name", "seed"):
-                raise UserError(f"{word} would make all rows alike; give --methods and --seeds instead")
-        rows, own_seeds = read_section(path)
-        self.file, self._out = configfile.load(path, list(words)), out
-        self.seeds = list(dict.fromkeys(seeds or own_seeds or [self.file.seed]))
-        self.rows = _choose(rows, chosen, path)
+        given = section.read_rows(path, words, chosen, seeds)
+        self.rows, self.seeds, self._out = given.rows, given.seeds, out
         # By digest: what an earlier command began there (under another label, perhaps), and what is planned.
         configs = sorted([*out.glob("*/config.yaml"), *out.glob("needs/*/config.yaml")])
-        begun = [config.parent for config in configs if holds_results(config.parent)]
-        self._begun = {_digest(saved_config(folder)): folder for folder in begun}
+        begun = {config.parent: saved_config(config.parent) for config in configs if holds_results(config.parent)}
+        self._begun = {_digest(saved): folder for folder, saved in begun.items()}
         self._jobs: dict[str, Job] = {}
         self.cells: dict[tuple[str, int], Job] = {}  # by label and seed
         folders = _folder_names(self.rows)
-        for seed in self.seeds:
-            for label, own in self.rows.items():
-                with in_row(label):
-                    config = configfile.load(path, [*own, *words, f"seed={seed}"])
-                    self.cells[label, seed] = self._job(config, out / f"{folders[label]}-seed{seed}")
+        planned = {}
+        for (label, seed), config in given.cells.items():
+            with section.in_row(label):
+                planned[label, seed] = replace(paths.absolute(config), method=methods.canonical(config.method))
+        auto = _begun_dtype(list(planned.values()), list(begun.values()))
+        self.notes: list[str] = []  # what a user should know before the first run
+        self.file = self._settled(paths.absolute(given.file), auto)
+        for (label, seed), config in planned.items():
+            with section.in_row(label):
+                self.cells[label, seed] = self._job(self._settled(config, auto), out / f"{folders[label]}-seed{seed}")
         for job in list(self._jobs.values()):
             self._link(job)
+        owners: dict[Path, Job] = {}
         for job in self._jobs.values():
+            if owners.setdefault(job.folder, job) is not job:  # one would be extended and become the other
+                raise UserError(f"two different runs would use {job.folder}, as rows have changed; give another --out")
             job.read()
+
+    def _settled(self, config: Config, auto: str | None) -> Config:
+        """The configuration with a dtype in the place of `auto`: the one given, or what it means on this machine."""
+        if config.base.dtype != "auto":
+            return config
+        if auto:
+            settled, note = replace(config.base, dtype=auto), f"computing in {auto}, as in the runs that are there"
+        else:
+            settled, note = settle_dtype(config.base, choose_device(config.device))
+        self.notes += [note] if note not in self.notes else []
+        return replace(config, base=settled)
 
     def _job(self, config: Config, folder: Path | None = None) -> Job:
         """The run of a configuration: the one that is planned already, or a new one."""
@@ -112,7 +128,9 @@ class Plan:
         digest = _digest(configfile.as_dict(config))
         if digest not in self._jobs:
             folder = folder or self._out / "needs" / f"{config.method['name']}-{digest}-seed{config.seed}"
-            self._jobs[digest] = Job(config, methods.build(config.method), self._begun.get(digest, folder))
+            folder = self._begun.get(digest, folder)
+            shown = folder.relative_to(self._out).as_posix()
+            self._jobs[digest] = Job(config, methods.build(config.method), folder, shown)
         return self._jobs[digest]
 
     def _link(self, job: Job) -> None:
@@ -120,7 +138,9 @@ class Plan:
         config = job.config
         for name in job.method.needs:
             need = job.needs[name] = self._job(needed_config(config, name))
-            if (round := job.method.needed_round(name)) is not None:
+            if (round := job.method.needed_round(name)) is None:
+                need.config = replace(need.config, export=ExportConfig())  # which is what is merged
+            else:
                 for keeper in (job, need):
                     settings = keeper.config.checkpoint
                     rounds = tuple(sorted({*settings.keep_rounds, round}))
@@ -141,49 +161,6 @@ class Plan:
         return iter(ordered.values())
 
 
-def read_section(path: str | Path) -> tuple[dict[str, list[str]], list[int]]:
-    """The rows (label -> words) and the seeds in a file's `compare` section; both empty without one.
-
-    Raises:
-        UserError: the file cannot be read, or the section is not as it should be.
-    """
-    section: Any = configfile.read(path).get("compare", {})
-    section = OmegaConf.to_container(section) if OmegaConf.is_config(section) else section
-    example = "compare: {seeds: [0, 1], rows: {some label: [method=fedit, adapter.rank=16]}}"
-    if not isinstance(section, dict):
-        raise UserError(f"{path}: compare is {section!r}; it takes a mapping, e.g. {example}")
-    configfile.check_keys(section, ["seeds", "rows"], "compare.")
-    rows, seeds = section.get("rows", {}), section.get("seeds", [])
-    if not isinstance(rows, dict):
-        raise UserError(f"{path}: compare.rows is {rows!r}; it takes labels with lists of words, e.g. {example}")
-    for label, words in rows.items():
-        if not (isinstance(words, list) and all(isinstance(word, str) and "=" in word for word in words)):
-            raise UserError(f"{path}: row {label!r} is {words!r}; it takes a list of words such as local.lr=1e-4")
-    if not (isinstance(seeds, list) and all(type(seed) is int for seed in seeds)):
-        raise UserError(f"{path}: compare.seeds is {seeds!r}; it takes a list of whole numbers")
-    return {str(label): words for label, words in rows.items()}, seeds
-
-
-@contextmanager
-def in_row(label: str) -> Iterator[None]:
-    """Mistakes in what happens here say in which row they were made."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"row {label!r}: {error}") from error
-
-
-def _choose(rows: Mapping[str, list[str]], chosen: Sequence[str], path: Path) -> dict[str, list[str]]:
-    """The rows of these labels, or plain ones of methods with these names."""
-    if not (rows or chosen):
-        raise UserError(f"{path} has no compare section; say what to compare, e.g. --methods local,fedit,fedmerge")
-    known = [*rows, *methods.METHODS, *methods.ALIASES]
-    for name in chosen:
-        if name not in known:
-            raise UserError(f"--methods: there is no row or method {name!r}{did_you_mean(name, known)}")
-    return {name: rows.get(name, [f"method={name}"]) for name in chosen or rows}
-
-
 def _folder_names(labels: Iterable[str]) -> dict[str, str]:
     """Labels as names of folders, different ones also where a file system does not tell a from A."""
     names: dict[str, str] = {}
@@ -196,7 +173,22 @@ def _folder_names(labels: Iterable[str]) -> dict[str, str]:
     return names
 
 
+def _begun_dtype(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]]) -> str | None:
+    """The dtype of the begun runs that are of planned ones with `base.dtype: auto`, or are needed by such; None where
+    there are none. All runs of a comparison compute alike, also when it is continued on another machine."""
+    fixed = {_digest(configfile.as_dict(config)) for config in planned if config.base.dtype != "auto"}
+    open_ones = [config for config in planned if config.base.dtype == "auto"]
+    for saved in begun:
+        dtype = saved["base"]["dtype"]
+        for config in open_ones if _digest(saved) not in fixed else ():
+            same = configfile.as_dict(replace(config, base=replace(config.base, dtype=dtype)))
+            if _digest(same | {"method": {}}) == _digest({**saved, "method": {}}):
+                return dtype
+    return None
+
+
 def _digest(config: Mapping[str, Any]) -> str:
     """Of what decides a run's numbers."""
-    decisive = {key: value for key, value in config.items() if key not in ("checkpoint", "track")}
+    decisive = {key: value for key, value in config.items() if key not in ("checkpoint", "export", "track")}
+    decisive["eval"] = {key: value for key, value in config["eval"].items() if key != "base"}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ import yaml
 
 from llm_fed import adapters, export, tasks
 from llm_fed.card import model_card
-from llm_fed.config import AdapterConfig, Config
-from llm_fed.configfile import as_dict, from_dict
+from llm_fed.config import AdapterConfig, ColumnsConfig, Config, TaskConfig
+from llm_fed.configfile import as_dict, from_dict, keys_of
 from llm_fed.errors import UserError, lookup, require
 from llm_fed.eval.merges import draw_curves
-from llm_fed.eval.runs import examples_of, read_config
+from llm_fed.eval.runs import examples_of, lay_over, read_config
 from llm_fed.experiment import Experiment, choose_device, merge, prepare
 from llm_fed.lora import Lora
 from llm_fed.methods import METHODS
@@ -24,6 +24,7 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.needed import states_of_run
 from llm_fed.parties import load
+from llm_fed.prompt import Prompt, as_said, prompt_of, read_prompt
 from llm_fed.state import State
 from llm_fed.structure import structure_of
 from llm_fed.tasks.common import ClientData, TaskData, hold_out
@@ -72,6 +73,10 @@ class Source:
             raise UserError(f"{self.folder} trained whole models (adapter: null); only adapters can be merged")
         return found
 
+    def prompt(self, base: Base) -> Prompt | None:
+        """How its prompts are put; None of a folder that does not say so."""
+        return prompt_of(base, self.config) if self.config else read_prompt(self.folder)
+
     def states(self, experiment: Experiment) -> dict[str, State]:
         """The adapter for each client of the experiment."""
         if self.config is None:
@@ -90,16 +95,16 @@ class Data:
 
     task: str | None = None
     path: Path | None = None  # a file of examples, or the task's folder
-    template: str = "alpaca-short"
+    template: str | None = None  # None: the one that the folders say
     dtype: str = "float32"  # of the base
 
-    def load(self) -> TaskData | None:
+    def load(self, columns: ColumnsConfig) -> TaskData | None:
         """The one client of a file of examples, or one without any; None where a task is named."""
         if self.task:
             return None
         if self.path is None:
             return TaskData("files", "rouge1", {"merged": ClientData("merged", (), ())})
-        train, validation = hold_out(examples_of(self.path).test, 0.1, 0, self.path.stem)
+        train, validation = hold_out(examples_of(self.path, columns).test, 0.1, 0, self.path.stem)
         return TaskData("files", "rouge1", {self.path.stem: ClientData(self.path.stem, train, validation)})
 
 
@@ -135,6 +140,7 @@ def merge_adapters(
     data: Data | None = None,
     client: str | None = None,
     base: str | None = None,
+    words: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> list[Merged]:
     """Merge the adapters of `fed` and `local` (DIR or DIR@ROUND), for one client or all, into PEFT folders
@@ -145,6 +151,7 @@ def merge_adapters(
         data: for two PEFT folders; a run brings its clients' examples.
         client: only this one.
         base: instead of the base that the adapters name.
+        words: `key=value` words laid over the configuration, of the run or of this merge, see `runs.lay_over`.
 
     Raises:
         UserError: the adapters do not belong together, or there is no data to weigh them by.
@@ -154,17 +161,29 @@ def merge_adapters(
     name = _base_name(sources, base)
     runs = [source.config for source in reversed(sources.values()) if source.config]
     data = data or Data()
+    words = [*([f"task.template={data.template}"] if data.template else []), *words]
+    keys = set(keys_of(words, "the method"))
+    for key, instead in (("base.name", "--base NAME"), ("method.name", "the method's name as the first word")):
+        if key in keys:
+            raise UserError(f"{key} is not set here; give {instead}")
     if runs and (data.task or data.path):
         raise UserError("a run brings its clients' examples; --task and --data are for two PEFT folders")
+    config = replace(runs[0], method=dict(settings)) if runs else _config(settings, name, data)
+    config = lay_over(config, words, "the method", also=("method.",))
+    if not runs:
+        task_name = config.task.name if "task.name" in keys else data.task
+        data = replace(data, task=task_name, path=Path(config.task.path) if config.task.path else None)
     if not runs and not data.task:
         for source in sources.values():
             adapters.check_text(source.folder)
     weighed_by_hand = any(field.name == "weight" for field in fields(METHODS[settings["name"]]))
     if not runs and not weighed_by_hand and not (data.task or data.path):
         raise UserError("the weights come from examples: give --data FILE, or --task NAME with --client")
-    config = replace(runs[0], method=dict(settings)) if runs else _config(settings, name, data)
-    task = data.load() if not (runs or data.task) else tasks.load(config.task, config.seed)
+    task = data.load(config.task.columns) if not (runs or data.task) else tasks.load(config.task, config.seed)
     loaded = load(replace(config, base=replace(config.base, name=name)), task, choose_device(config.device))
+    said = _said(sources, loaded, keys, reporter) if isinstance(loaded, Base) else None
+    if isinstance(loaded, Base):
+        loaded, config = as_said(loaded, config, said, keys)
     structure = _common_structure(sources, loaded)
     adapter = AdapterConfig(structure.rank, structure.alpha, target_modules=structure.target_modules)
     experiment = prepare(config if runs else replace(config, adapter=adapter), reporter, base=loaded, task=task)
@@ -180,7 +199,8 @@ def merge_adapters(
         )
     merge(experiment, given, config.rounds + 1, config.local.lr)
     origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
-    merged = _write(experiment, out, {id: origin | {"distance": distances[id]} for id in experiment.clients})
+    prompt = prompt_of(experiment.base, experiment.config) if said or "task.template" in keys else None
+    merged = _write(experiment, out, {id: origin | {"distance": distances[id]} for id in experiment.clients}, prompt)
     draw_curves({item.client: item.recipe for item in merged}, experiment.metric, out / "curves.png")
     return merged
 
@@ -190,6 +210,39 @@ def distance(fed: State, local: State) -> float:
     one, other = fed.select(r"lora_A$"), local.select(r"lora_A$")
     length = math.hypot(one.norm(), other.norm()) / math.sqrt(2)
     return (one - other).norm() / length if length else 0.0
+
+
+def _said(sources: Mapping[str, Source], base: Base, keys: Collection[str], reporter: Reporter) -> Prompt | None:
+    """How the parents' prompts are put; of two that differ where that can be, a run's before a folder's.
+
+    Raises:
+        UserError: they were trained with different templates, and none is given.
+    """
+    # The configuration of a merge is that of the local run, or else of the federated one, which hence comes first.
+    order = [option for option in ("--local", "--fed") if sources[option].config]
+    order += [option for option in ("--fed", "--local") if not sources[option].config]
+    said = {option: prompt for option in order if (prompt := sources[option].prompt(base)) is not None}
+    silent = " and ".join(str(source) for option, source in sources.items() if option not in said)
+    if "task.template" not in keys:
+        if len({(prompt.template.text, prompt.template.date) for prompt in said.values()}) > 1:
+            raise UserError(
+                f"--fed was trained with the prompt template {said['--fed'].template.name!r} and --local with "
+                f"{said['--local'].template.name!r}; --template NAME says which one the merged adapter is for"
+            )
+        if silent:
+            used = next((prompt.template.name for prompt in said.values()), TaskConfig.template)
+            reporter.note(
+                f"{silent} does not say how its prompts are put, so the template {used} is used; --template gives "
+                "another"
+            )
+    first = next(iter(said), None)
+    for key in ("max_new_tokens", "stop"):
+        values = {option: getattr(prompt, key) for option, prompt in said.items()}
+        if len(set(values.values())) > 1 and f"eval.{key}" not in keys:
+            reporter.note(
+                f"--fed and --local differ in {key}: {values['--fed']} and {values['--local']}; that of {first} is used"
+            )
+    return said[first] if first else None
 
 
 def _base_name(sources: Mapping[str, Source], given: str | None) -> str:
@@ -232,11 +285,7 @@ def _config(settings: Mapping[str, Any], base: str, data: Data) -> Config:
     return from_dict(
         {
             "base": {"name": base, "dtype": data.dtype},
-            "task": {
-                "name": data.task or "files",
-                "template": data.template,
-                "path": str(data.path) if data.path else None,
-            },
+            "task": {"name": data.task or "files", "path": str(data.path) if data.path else None},
             "method": dict(settings),
             "eval": {"metric": None},
         }
@@ -252,7 +301,9 @@ def _choose(experiment: Experiment, client: str | None, every: bool) -> None:
         raise UserError(f"the task has several clients; give --client, one of {', '.join(experiment.clients)}")
 
 
-def _write(experiment: Experiment, out: Path, origins: Mapping[str, Mapping[str, Any]]) -> list[Merged]:
+def _write(
+    experiment: Experiment, out: Path, origins: Mapping[str, Mapping[str, Any]], prompt: Prompt | None
+) -> list[Merged]:
     config, method = experiment.config, experiment.method
     text = yaml.safe_dump(as_dict(config), sort_keys=False)
     states = experiment.runtime.run({id: method.personalize(site, None) for id, site in experiment.clients.items()})
@@ -261,8 +312,10 @@ def _write(experiment: Experiment, out: Path, origins: Mapping[str, Mapping[str,
         recipe = {**origins[id], **method.recipe(site)}
         card = model_card(
             base=experiment.base.name, client=id, method=config.method["name"], paper=method.paper, metrics={},
-            config=text, recipe=recipe,
+            config=text, recipe=recipe, prompt=prompt, dtype=str(experiment.base.dtype).removeprefix("torch."),
+            kind=export.kind(site.structure, experiment.base), labels=site.num_labels,
+            models=export.models(site.structure, experiment.base),
         )  # fmt: skip
-        export.write(out / id, states[id], site.structure, experiment.base, card)
+        export.write(out / id, states[id], site.structure, experiment.base, card, prompt)
         merged.append(Merged(id, out / id, recipe))
     return merged

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from llm_fed.config import Config, PrivacyConfig
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, install
 from llm_fed.method import Method, Upload
 from llm_fed.rng import generator
 from llm_fed.state import State
@@ -173,6 +173,6 @@ def _accounting() -> ModuleType:
         import dp_accounting.rdp
     except ImportError as error:
         raise UserError(
-            "privacy.clip needs the accountant dp-accounting, which is not installed: pip install 'llm-fed[privacy]'"
+            f"privacy.clip needs the accountant dp-accounting, which is not installed; {install('privacy')}"
         ) from error
     return dp_accounting

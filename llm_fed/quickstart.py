@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import configfile, experiment
+from llm_fed.eval.merges import weights_after
 from llm_fed.eval.plots import plot_weights
 from llm_fed.run import read_records
 from llm_fed.tasks import synthetic
@@ -16,7 +17,7 @@ METHODS = ("local", "fedit", "fedmerge")
 
 
 def run(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
-    """Train the three methods into `folder/<method>` and draw FedMerge's weights beside them.
+    """Train the three methods into `folder/<method>` and draw the weights of FedMerge's tested round beside them.
 
     Returns:
         Each method's summary.
@@ -29,9 +30,10 @@ def run(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
         resolved = configfile.load(ASSETS / "quickstart.yaml", words)
         if method != resolved.method["name"]:
             resolved = configfile.from_dict({**configfile.as_dict(resolved), "method": {"name": method}})
-        reporter.note(f"{method}: {resolved.rounds} rounds")
         results[method] = experiment.train(resolved, folder / method, reporter=reporter)
-    weights = [line["weights"] for line in read_records(folder / "fedmerge" / "metrics.jsonl") if "weights" in line][-1]
+    lines = read_records(folder / "fedmerge" / "metrics.jsonl")
+    weights = weights_after(lines, results["fedmerge"]["round"])
+    assert weights is not None  # FedMerge reports them every round
     groups = [f"group {synthetic.group(client) + 1}" for client in weights["clients"]]
     plot_weights(folder / "merging_weights.png", weights["clients"], weights["values"], groups=groups)
     return results

@@ -5,28 +5,35 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
-from llm_fed.checkpoint import Checkpoints
+from llm_fed import datapath, extend, paths
+from llm_fed.checkpoint import Checkpoints, rounds_in
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
 from llm_fed.errors import RunError, UserError
 from llm_fed.files import write_file
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
-# late, which no run repeats anyway.
-_FREE_KEYS = ("checkpoint.", "track.", "network.")
+# late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
+_FREE_KEYS = ("checkpoint.", "export.", "track.", "network.", "eval.base")
+
+# What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
+_FORMERLY = {"base.dtype": "bfloat16"}
 
 # What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
 _WRITTEN = (
-    "summary.json", "report.html", "adapters", "trackers", "environment.json", "timing.jsonl", "metrics.jsonl",
-    "network.json", "config.yaml", "checkpoints", "needs",
+    "summary.json", "report.html", "adapters", "trackers", "environment.json", "start.json", "timing.jsonl",
+    "metrics.jsonl", "network.json", "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
+
+_RESULTS = _WRITTEN[:3]  # what a finished run has handed out
 
 
 class Run:
@@ -35,15 +42,22 @@ class Run:
     Entering checks the folder and changes nothing in it; `begin` takes it over, once all else is known to be right.
 
     Args:
+        config: its paths become absolute ones, and a `base.dtype: auto` what the run that is continued computes in.
         fresh: delete what an earlier run left there.
         listen: is given each line of metrics.jsonl as it is written.
 
     Raises:
         UserError: the folder belongs to a run of another configuration, or is no run folder.
         RunError: another process writes to it.
+
+    Attributes:
+        before: the configuration that a run which is continued had until now; None: it has not changed.
     """
 
     checkpoints: Checkpoints  # from `begin` on
+    saved: dict[str, Any] | None = None  # the configuration with which the run was begun or continued last
+    before: Config | None = None  # the same, where it is continued with another one
+    _reopened = False  # a finished run goes on
 
     def __init__(
         self,
@@ -52,7 +66,7 @@ class Run:
         fresh: bool = False,
         listen: Callable[[Mapping[str, Any]], None] = lambda record: None,
     ):
-        self.folder, self.config, self._listen = folder, config, listen
+        self.folder, self.config, self._listen = folder, paths.absolute(config), listen
         self._fresh, self._is_new = fresh, not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -87,38 +101,78 @@ class Run:
                 "and checkpoints; give another --out"
             )
         if not self._fresh and (self.folder / "config.yaml").exists():
-            self._compare(saved_config(self.folder))
+            self.saved = saved_config(self.folder)
+            self._compare(self.saved)
+
+    @property
+    def reached(self) -> int:
+        """The round of the newest checkpoint from which this run will continue; 0: it begins."""
+        is_new = self._fresh or not (self.folder / "config.yaml").exists()
+        return 0 if is_new else max(rounds_in(self.folder / "checkpoints"), default=0)
 
     def begin(self) -> None:
-        """Take the folder over: write the configuration, open the checkpoints, delete what `fresh` says.
+        """Take the folder over: write the configuration, open the checkpoints, delete what `fresh` says, and of a
+        finished run that goes on what is no longer true.
 
         Raises:
             RunError: the disk is full or cannot be written.
         """
-        if self._fresh or not (self.folder / "config.yaml").exists():
-            for path in (self.folder / name for name in _WRITTEN):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if not self.continues:
+            self._delete(_WRITTEN)
+        elif self._reopened:
+            self._delete(_RESULTS)
         limit = self.config.checkpoint.memory_limit * 2**30
         self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
+        if self.before is not None:
+            self._keep_search(self.before)
         self._write("config.yaml", yaml.safe_dump(as_dict(self.config), sort_keys=False).encode())
         if self._timing_file.exists():
             data = self._timing_file.read_bytes()
             os.truncate(self._timing_file, data.rfind(b"\n") + 1)  # a power failure may have left half a line
 
+    def _delete(self, names: Iterable[str]) -> None:
+        for path in (self.folder / name for name in names):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def _keep_search(self, before: Config) -> None:
+        """Write into a checkpoint of an older version how the best round was sought until now, which config.yaml alone
+        has said."""
+        saved = self.checkpoints.latest()
+        if saved is not None and "search" not in saved.state:
+            self.checkpoints.save(saved.round, {**saved.state, "search": extend.search(before)}, saved.rows)
+
     def _compare(self, saved: dict[str, Any]) -> None:
+        if self.config.base.dtype == "auto" and holds_results(self.folder):
+            self.config = replace(self.config, base=replace(self.config.base, dtype=saved["base"]["dtype"]))
         before, now = flat(saved), flat(as_dict(self.config))
-        changed = [
-            f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
+        changes = {
+            key: (before.get(key), now.get(key))
             for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key) and not key.startswith(_FREE_KEYS)
-        ]
-        if changed and not holds_results(self.folder):
+            if not (paths.same(key, before.get(key), now.get(key)) or key.startswith(_FREE_KEYS))
+            and not datapath.same(key, before.get(key), now.get(key))
+        }
+        if changes and not holds_results(self.folder):
             self._fresh = True  # nothing to continue, and nothing to lose
-        elif changed:
+            return
+        changed = [f"{key}: {old!r} -> {new!r}" for key, (old, new) in changes.items() if key not in extend.MAY_CHANGE]
+        if changed:
             raise UserError(
-                f"{self.folder} holds a run of another configuration ({'; '.join(changed)}). "
-                "Give the same configuration to continue it, another --out, or --fresh to start again."
+                f"{self.folder} holds a run of another configuration ({'; '.join(changed)}). Give the same "
+                "configuration to continue it, another --out, or --fresh to start again. Only "
+                f"{', '.join(extend.MAY_CHANGE)} and {', '.join(f'{key}*' for key in _FREE_KEYS)} may change."
             )
+        if changes:
+            extend.check(self.folder, changes)
+            self.before, self._reopened = from_dict(saved), extend.reopens(changes)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the folder holds a run that goes on."""
+        return not self._fresh and (self.folder / "config.yaml").exists()
+
+    def summary(self) -> dict[str, Any] | None:
+        """The content of summary.json where the run is finished, and what is asked of it has not changed."""
+        return None if self._fresh or self._reopened else self.recall("summary.json")
 
     @property
     def metrics_file(self) -> Path:
@@ -198,6 +252,24 @@ def _unwritable(path: Path, error: OSError) -> RunError:
     )
 
 
+def look(folder: Path, config: Config, fresh: bool) -> tuple[int, bool]:
+    """(the round after which a run in this folder would go on, whether it is complete); nothing there is changed.
+
+    Raises:
+        UserError, RunError: as entering a `Run`.
+    """
+    if not folder.exists():
+        return 0, False
+    lock = folder / ".lock"
+    had_lock = lock.exists()
+    try:
+        with Run(folder, config, fresh) as run:
+            return run.reached, run.summary() is not None
+    finally:
+        if not had_lock:
+            lock.unlink(missing_ok=True)
+
+
 def holds_results(folder: Path) -> bool:
     """Whether a round has ended in a run folder, or in one of a run that it needs; before that all may be refused."""
     names = ("metrics.jsonl", "summary.json", "checkpoints/round-*")
@@ -205,15 +277,19 @@ def holds_results(folder: Path) -> bool:
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """The configuration that a run folder holds, as nested values; a section or key that did not exist when the run
-    was begun has its default.
+    """The configuration that a run folder holds, as nested values with absolute paths; a section or key that did not
+    exist when the run was begun has the meaning that it had then, which mostly is its default.
 
     Raises:
         UserError: its file is damaged.
     """
     path = folder / "config.yaml"
     try:
-        return as_dict(from_dict(dict(yaml.safe_load(path.read_text()))))
+        tree = dict(yaml.safe_load(path.read_text()))
+        for key, value in _FORMERLY.items():
+            section, _, name = key.rpartition(".")
+            tree[section] = {name: value} | tree.get(section, {})
+        return as_dict(paths.absolute(from_dict(tree)))
     except (OSError, ValueError, TypeError, yaml.YAMLError, UserError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
@@ -225,3 +301,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines[:-1] if line]
+
+
+def comparable(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Of the lines of a metrics.jsonl those since scores were last made in another way (eval.metric, say)."""
+    return lines[max((place for place, line in enumerate(lines) if line["kind"] == "search anew"), default=0) :]

@@ -18,7 +18,7 @@ from llm_fed.models.joined import Answer
 from llm_fed.rng import derive, generator
 from llm_fed.state import Layout, State
 from llm_fed.structure import Structure
-from llm_fed.tasks.common import Picture
+from llm_fed.tasks.common import Encoded, Picture
 from llm_fed.training import Fitted, GradientOf, HeadJob, Job, Loss
 from llm_fed.wire import Message
 
@@ -31,6 +31,7 @@ class Query:
     answers: tuple[str, ...]  # references
     options: tuple[list[int], ...] = ()  # token ids of each option, for scoring without generation
     correct: int = -1  # which option is right
+    example: Encoded | None = None  # with its first answer, as training would see it; None where it is too long
 
 
 @dataclass
@@ -60,6 +61,8 @@ class Site:
     cohort: int = 0  # at the server: the most clients that are asked in one round
     foreign: bool = False  # at the server: its examples are of another domain than the clients'
     num_labels: int = 0  # of this site's pictures
+    left_out: Mapping[str, int] = field(default_factory=dict)  # by split, examples that were too long
+    start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
 
     @property
@@ -72,8 +75,18 @@ class Site:
         self.round, self.lr, self.losses, self._fits = round, lr, [], 0
 
     def initial(self, *labels: str | int) -> State:
-        """A fresh state, the same at every site; other `labels` give other draws (a soup's members, say)."""
-        state = self.draw(generator(self.seed, "initial", *labels))
+        """A fresh state, the same at every site; other `labels` give other draws (a soup's members, say). With a
+        `start`, that.
+
+        Raises:
+            UserError: with a `start`, where another draw is asked for.
+        """
+        if self.start is not None and labels:
+            raise UserError(
+                "adapter.start gives all the same start, but this method starts from several models that differ: it "
+                "cannot tell equal ones apart. Set adapter.start to null, or choose a method with one model"
+            )
+        state = self.draw(generator(self.seed, "initial", *labels)) if self.start is None else self.start
         self._layout = state.layout
         return state
 
@@ -173,6 +186,12 @@ class Site:
         training examples)."""
         chosen = self.train if examples is None else examples
         return await Request("losses", self.id, self.structure, (states, chosen))
+
+    async def loss_of_answers(self, state: State, queries: Sequence[Query]) -> float | None:
+        """The mean loss per target token of the queries with their right answers under `state`, as training would
+        measure it; None where training would see none of them."""
+        known = [query for query in queries if query.example is not None]
+        return await Request("answer_losses", self.id, self.structure, (state, known)) if known else None
 
     def sample(self, count: int, *, held_out: bool = False) -> list[Any]:
         """`count` of the training or of the held-out examples (all, if there are fewer), drawn from (seed, site)

@@ -5,18 +5,19 @@ Shape letters: K clients, N rows of a micro-batch, T tokens, n target tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
+from llm_fed import signs
 from llm_fed.bank import AdapterBank, device_of
 from llm_fed.config import LocalConfig
 from llm_fed.errors import ClientError, RunError, require
@@ -196,6 +197,8 @@ def activation_checkpointing(model: nn.Module) -> Iterator[None]:
 
     Transformers itself does so in training mode alone, which would also turn the base's dropout on.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
     before = [layer.__dict__.get("forward") for layer in layers]  # accelerate's device hooks replace it, too
     for layer in layers:
@@ -247,7 +250,7 @@ class _Fit:
         self.taught: dict[int, Tensor] = {}  # by id of an example what the teachers answered, for all epochs
 
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
-        last = max(len(job.batches) for job in self.jobs)
+        last, total = max(len(job.batches) for job in self.jobs), sum(len(job.batches) for job in self.jobs)
         losses = torch.zeros(last, len(self.jobs), device=self.device)
         failed: dict[int, int] = {}  # the step at which a client's loss was not finite
         with activation_checkpointing(self.model):
@@ -257,8 +260,12 @@ class _Fit:
                     break
                 self._step(step, active, losses[step])
                 # Looking at losses makes a GPU wait, so it looks seldom: no client feels another's NaN.
+                loss = None
                 if self.device.type == "cpu" or step % 10 == 9 or step + 1 == last:
                     failed = self._failures(losses, step)
+                    found = losses[step].tolist()
+                    loss = fmean([found[k] for k in active if k not in failed] or [math.nan])
+                signs.step(step + 1, last, len(active), total, loss)
         return [self._result(k, losses[:, k].tolist(), failed.get(k)) for k in range(len(self.jobs))], self.work
 
     def _step(self, step: int, active: list[int], losses: Tensor) -> None:
@@ -359,6 +366,8 @@ class _Fit:
 
 def within_memory(run: Callable[[int], Result], budget: int) -> Result:
     """`run(budget)`, again with half the budget as long as the device's memory does not suffice."""
+    from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
     while True:
         try:
             return run(budget)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from llm_fed import signs
 from llm_fed.cohort import Request
 from llm_fed.config import LocalConfig
 from llm_fed.errors import ClientError, require
@@ -44,6 +45,7 @@ class VisionEngine:
         self.work = Work()
         self.adapters = ImageAdapterEngine(base, local)
         self._models: dict[Structure, FlatModel] = {}
+        self.kind_of = self.adapters.kind_of
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of equal kind and key."""
@@ -85,6 +87,8 @@ class VisionEngine:
                 if self.local.clip is not None:
                     nn.utils.clip_grad_norm_(parameters, self.local.clip)
                 optimizer.step()
+                on_cpu = loss.device.type == "cpu"  # reading a GPU's loss would wait for it
+                signs.step(step + 1, len(job.batches), loss=float(losses[-1]) if on_cpu else None)
         values = torch.stack(losses).tolist()  # read but once: every reading waits for the device
         for step, value in enumerate(values, 1):
             if not math.isfinite(value):
@@ -112,8 +116,12 @@ class VisionEngine:
         state, pictures = payload
         self._loaded(structure, state)
         with torch.no_grad():
-            chunks = [pictures[at : at + CHUNK] for at in range(0, len(pictures), CHUNK)]
-            return Answer.joined([self._answer(structure, chunk).map(Tensor.cpu) for chunk in chunks]).map(full)
+            found = []
+            for at in range(0, len(pictures), CHUNK):
+                chunk = pictures[at : at + CHUNK]
+                found.append(self._answer(structure, chunk).map(Tensor.cpu))
+                signs.answered(len(chunk))
+            return Answer.joined(found).map(full)
 
     def head(self, structure: Structure, job: HeadJob) -> State:
         """The linear head (weight, bias) that classifies the pictures' features best; the body stays as it is."""

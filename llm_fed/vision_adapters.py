@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed import gradients
+from llm_fed import gradients, signs
 from llm_fed.config import LocalConfig
 from llm_fed.fused import FusedEngine, Requests
 from llm_fed.inference import autocast, similarity_weights
@@ -92,6 +92,7 @@ class ImageAdapterEngine(FusedEngine):
             inputs = self.base.prepare(pixels_of(pictures[at : at + size]))
             with within(slice(at, at + size)), autocast(self.base):
                 found.append(respond(self.base.model, inputs, self.base.head))
+            signs.answered(len(inputs))
         return Answer.joined(found).map(Tensor.cpu).map(full)
 
 

@@ -58,6 +58,14 @@ def unpack(data: bytes) -> Any:
         raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {error}") from error
 
 
+def entries(message: Message) -> int:
+    """The number of parameters in a message: those of its states; other tensors (logits, statistics) are none."""
+    if isinstance(message, State):
+        return message.layout.size
+    children: Any = message.values() if isinstance(message, dict) else message if isinstance(message, list) else ()
+    return sum(entries(child) for child in children)
+
+
 def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None) -> Any:
     if node is None or isinstance(node, bool | int | float | str):
         return node

@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llm_fed import datapath
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError, lookup
 from llm_fed.tasks import commonsense, files, flan, images, rolebench, server, synthetic, xnli, xquad
 from llm_fed.tasks.common import ClientData, TaskData, hold_out
+from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     row = lookup("task.name", config.name, TASKS)
     if not row.images and (config.noise or config.image_size is not None):
         raise UserError(f"task.noise and task.image_size are for images, but {config.name} is text; leave them out")
+    datapath.check("task.path", config.path, config.name)
+    datapath.check("task.server.path", config.server.path, config.server.name)
     data = row.load(config, seed)
     natural = data.clients
     if not row.images:  # whose loader has left the others out before it decoded any picture

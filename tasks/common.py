@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from jinja2 import TemplateError
 
 from llm_fed.errors import UserError, lookup
 from llm_fed.rng import derive
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Item = TypeVar("Item")
 
@@ -25,6 +28,34 @@ TEMPLATES: dict[str, str | None] = {
     "plain": "{prompt}\n",
     "chat": None,  # the tokenizer's own chat template
 }
+# LLaMA-3.2's chat template writes today's date unless it is given one; a run must not depend on the day.
+DATE = "26 Jul 2024"
+
+
+@dataclass(frozen=True)
+class Template:
+    """What is put around a prompt."""
+
+    name: str
+    text: str  # with {prompt} in the prompt's place; with a date a chat template
+    date: str | None = None  # that the chat template writes
+
+
+def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
+    """A template by name.
+
+    Raises:
+        UserError: an unknown name, or `chat` with a tokenizer that has no chat template.
+    """
+    text = lookup("task.template", name, TEMPLATES)
+    if text is not None:
+        return Template(name, text)
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"task.template=chat, but the tokenizer of {tokenizer.name_or_path!r} has no chat template; "
+            "use task.template=alpaca-short, or an instruction-tuned base"
+        )
+    return Template(name, tokenizer.get_chat_template(), DATE)
 
 
 @dataclass(frozen=True)
@@ -93,32 +124,39 @@ class Encoded:
         return self.input_ids[:start] if start > 1 else self.input_ids
 
 
-def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase, *, template: str) -> list[int]:
+def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase, *, template: str | Template) -> list[int]:
     """The ids that a response follows; equal in training, generation and option scoring.
 
     Whether they begin with BOS (once) is the tokenizer's own rule: LLaMA's yes, GPT-2's and Qwen's no. An EOS
     that a tokenizer appends to every text is removed. With `chat` all special tokens are the template's.
+
+    Args:
+        template: by name, or itself.
+
+    Raises:
+        UserError: see `template_of`, or a chat template that fails.
     """
-    text = lookup("task.template", template, TEMPLATES)
-    if text is None:
-        if not tokenizer.chat_template:
-            raise UserError(
-                f"task.template=chat, but the tokenizer of {tokenizer.name_or_path!r} has no chat template; "
-                "use task.template=alpaca-short, or an instruction-tuned base"
+    if isinstance(template, str):
+        template = template_of(template, tokenizer)
+    if template.date is not None:
+        try:
+            chat = tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}],
+                chat_template=template.text,
+                add_generation_prompt=True,
+                return_dict=False,
+                date_string=template.date,
             )
-        # LLaMA-3.2's template writes today's date unless it is given one; a run must not depend on the day.
-        chat = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}],
-            add_generation_prompt=True,
-            return_dict=False,
-            date_string="26 Jul 2024",
-        )
+        except TemplateError as error:
+            raise UserError(f"the chat template of {template.name!r} cannot be applied to a prompt: {error}") from error
         return cast(list[int], chat)
-    ids = list(tokenizer(text.format(prompt=prompt))["input_ids"])
-    return ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
+    ids = list(tokenizer(template.text.replace("{prompt}", prompt))["input_ids"])
+    return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
 
 
-def encode_continuation(prompt: str, response: str, tokenizer: PreTrainedTokenizerBase, *, template: str) -> Encoded:
+def encode_continuation(
+    prompt: str, response: str, tokenizer: PreTrainedTokenizerBase, *, template: str | Template
+) -> Encoded:
     """Prompt, response and EOS; the response and the EOS are the target.
 
     Prompt and response are tokenised separately and concatenated, so no token straddles the border and the
@@ -133,7 +171,7 @@ def encode_continuation(prompt: str, response: str, tokenizer: PreTrainedTokeniz
 
 
 def encode(
-    example: Example, tokenizer: PreTrainedTokenizerBase, *, template: str, max_length: int, loss_on: str
+    example: Example, tokenizer: PreTrainedTokenizerBase, *, template: str | Template, max_length: int, loss_on: str
 ) -> Encoded | None:
     """The example and its first answer as training tokens (`encode_continuation`); None if over max_length.
 

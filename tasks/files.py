@@ -5,7 +5,7 @@
 - a folder with one folder per client, each with `train.*` and `test.*`, and `validation.*` if there is one;
 - one file, or a folder that holds `train.*` (and `test.*`, `validation.*`) itself: `task.columns.client`
   names the column that says whose a row is, or `task.partition` makes clients of all rows;
-- a Hub data set id such as `owner/name`, read like the folder above. Not yet run against the Hub.
+- `hf://owner/name`, a Hub data set, read like the folder above. Not yet run against the Hub.
 
 A row of `clinic-a/train.jsonl.gz`:
 {"instruction": "Which ward?", "input": "Fractured wrist.", "output": "surgery"}
@@ -21,6 +21,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from llm_fed import datapath
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.tasks.common import ClientData, Example, TaskData
@@ -42,11 +43,13 @@ SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val",
 def load(config: TaskConfig, seed: int) -> TaskData:
     """The natural clients: one per folder or client id, or one "all" that a partition will divide."""
     if config.path is None:
-        raise UserError("task.path is not set; the task `files` needs a folder, a file, or a Hub data set id")
-    path = Path(config.path).expanduser()
+        raise UserError("task.path is not set; the task `files` needs a folder, a file, or hf://owner/name")
+    if hub := datapath.hub_id("task.path", config.path):
+        return TaskData("files", METRIC, by_column(hub_rows(hub), config, config.path))
+    path = datapath.local("task.path", config.path)
     if path.is_file():
         clients = by_column({"train": read_rows(path)}, config, str(path))
-    elif path.is_dir():
+    else:
         here = split_files(path)
         if here and any(split_files(folder) for folder in client_folders(path)):
             raise UserError(f"{path} holds {next(iter(here.values())).name} and client folders; keep one of the two")
@@ -55,10 +58,6 @@ def load(config: TaskConfig, seed: int) -> TaskData:
             clients = by_column(rows, config, str(path))
         else:
             clients = {folder.name: read_client(folder, folder.name, config) for folder in client_folders(path)}
-    elif re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", config.path) and not config.path.endswith(SUFFIXES):
-        clients = by_column(hub_rows(config.path), config, config.path)
-    else:
-        raise UserError(f"task.path={config.path!r}: there is no such file or folder, seen from {Path.cwd()}")
     if not clients:
         raise UserError(f"{path} holds no client folder and no train file ({', '.join(SUFFIXES)})")
     return TaskData("files", METRIC, clients)

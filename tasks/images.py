@@ -27,10 +27,11 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llm_fed import datapath
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.rng import derive
@@ -39,7 +40,10 @@ from llm_fed.tasks.files import natural_order
 from llm_fed.tasks.partition import SPLITS, kept
 from llm_fed.tasks.pictures import Gallery, read_dataset, read_folder, read_npz
 from llm_fed.tasks.published import chosen
-from llm_fed.tasks.rows import hub_data
+from llm_fed.tasks.rows import folder_data, hub_data
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 METRIC = "accuracy"
 ALL = "all"  # the one client of data without clients
@@ -168,24 +172,21 @@ def _read(config: TaskConfig, source: Source) -> Gallery:
         if source.hub is None:
             raise UserError(f"task.path is not set; the task `{config.name}` needs an npz file or a folder of pictures")
         options = {} if source.configuration is None else {"name": source.configuration}
-        return _from_datasets(source.hub, source, **options)
-    path = Path(config.path).expanduser()
+        return _from_datasets(hub_data(source.hub, **options), source, source.hub)
+    path = datapath.local("task.path", config.path)
     if path.is_file():
         return read_npz(path)
-    if not path.is_dir():
-        raise UserError(f"task.path={config.path!r}: there is no such file or folder, seen from {Path.cwd()}")
     found = sorted(path.glob("*.npz"))
     if len(found) > 1:
         raise UserError(f"{path} holds {found[0].name} and {found[1].name}; name one of them in task.path")
     if found:
         return read_npz(found[0])
     if next(path.rglob("*.parquet"), None):
-        return _from_datasets(str(path), source)
+        return _from_datasets(folder_data(path), source, str(path))
     return read_folder(path)
 
 
-def _from_datasets(where: str, source: Source, **options: str) -> Gallery:
-    data = hub_data(where, **options)
+def _from_datasets(data: Mapping[str, Dataset], source: Source, where: str) -> Gallery:
     parts = [(split, data[name]) for split, names in source.splits.items() for name in names if name in data]
     if not any(split == "train" and len(part) for split, part in parts):
         raise UserError(f"{where} has no training pictures; its splits are {', '.join(data)}")

@@ -43,7 +43,7 @@ def partition(
     Every example goes to exactly one client. Unless the clients are `tested`, a test split is not needed, and the first
     draw counts, even where it gives a client nothing. UserError if there is too little data for so many clients.
     """
-    make = lookup("task.partition.kind", config.kind, _KINDS)
+    make = lookup("task.partition.kind", config.kind, KINDS)
     for name, kind in OWN.items():
         value = getattr(config, name)
         if (value is not None) != (config.kind == kind):
@@ -223,7 +223,7 @@ def _names(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{i:0{len(str(count - 1))}d}" for i in range(count)]
 
 
-_KINDS = {
+KINDS = {
     "natural": _natural,
     "split": _split,
     "dirichlet": _dirichlet,

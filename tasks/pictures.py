@@ -7,16 +7,18 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset, Image, concatenate_datasets
 from PIL import Image as PIL
 
 from llm_fed.errors import UserError
 from llm_fed.tasks.files import SPLIT_NAMES, natural_order
 from llm_fed.tasks.rows import check_column
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LAYOUTS = ((), ("client",), ("split",), ("client", "split"))  # of the folders above a class's
@@ -109,6 +111,8 @@ def _look_up(path: Path, arrays: Mapping[str, np.ndarray], key: str, indices: An
 
 def read_folder(folder: Path) -> Gallery:
     """Image files in CLASS/, CLIENT/CLASS/, train/CLASS/ or CLIENT/train/CLASS/, and test/ and validation/ likewise."""
+    from datasets import Dataset
+
     files = [file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
     places = [file.relative_to(folder).parts for file in files]
     places.sort(key=lambda parts: [natural_order(part) for part in parts])
@@ -137,6 +141,8 @@ def read_folder(folder: Path) -> Gallery:
 
 def read_dataset(parts: Sequence[tuple[str, Dataset]], columns: Mapping[str, str], where: str) -> Gallery:
     """A data set in parts, each with its split; `columns` names those of image, label, and group or client if any."""
+    from datasets import ClassLabel, concatenate_datasets
+
     splits = [split for split, part in parts for _ in range(len(part))]
     try:
         data = concatenate_datasets([part for _, part in parts])
@@ -162,6 +168,8 @@ def read_dataset(parts: Sequence[tuple[str, Dataset]], columns: Mapping[str, str
 
 
 def _decoder(data: Dataset, column: str, where: str) -> Decode:
+    from datasets import Image
+
     data = data.select_columns(column).cast_column(column, Image())
 
     def decode(indices: np.ndarray, size: int | None) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from llm_fed import datapath
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError, require
 from llm_fed.rng import derive
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def local_folder(config: TaskConfig) -> Path:
     """`task.path` as a folder; UserError where it is none."""
-    path = Path(str(config.path)).expanduser()
+    path = datapath.local("task.path", str(config.path))
     if not path.is_dir():
         raise UserError(f"task.path={config.path!r} is no folder; without task.path, {config.name} comes from the Hub")
     return path

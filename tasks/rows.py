@@ -10,16 +10,18 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import pyarrow
 import pyarrow.parquet
-from datasets import Dataset, DatasetDict, load_dataset
-from datasets.exceptions import DatasetsError
 
 from llm_fed.config import ColumnsConfig
 from llm_fed.errors import UserError, did_you_mean
+from llm_fed.tasks import formats
 from llm_fed.tasks.common import Example
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz", ".parquet")
 
@@ -50,10 +52,14 @@ def read_rows(path: Path) -> list[Row]:
             table = pyarrow.parquet.read_table(path)
             return [Row(f"{path}, row {i}", values) for i, values in enumerate(table.to_pylist(), 1)]
         opener: Any = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rb") as file:
+            formats.check_bytes(path, file.read(formats.HEAD))
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             parse = _csv if path.name.endswith((".csv", ".csv.gz")) else _json
             return list(parse(file, path))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pyarrow.ArrowException) as error:
+    except UnicodeDecodeError as error:
+        raise formats.not_utf8(path, error) from error
+    except (OSError, EOFError, zlib.error, pyarrow.ArrowException) as error:
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{path} cannot be read: {first_line}; write it again, or leave it out") from error
 
@@ -67,21 +73,32 @@ def hub_rows(name: str, /, **options: Any) -> dict[str, list[Row]]:
 
 
 def hub_data(name: str, /, **options: Any) -> dict[str, Dataset]:
-    """A Hub data set, or a folder laid out like one, by split; UserError where it cannot be read."""
+    """A Hub data set by split; UserError where it cannot be read."""
+    return _by_split(f"the Hub data set {name!r}", name, **options)
+
+
+def folder_data(folder: Path) -> dict[str, Dataset]:
+    """A folder laid out like a Hub data set, by split; UserError where it cannot be read."""
+    return _by_split(f"the folder {folder}", str(folder.resolve()))  # an absolute path is never asked of the Hub
+
+
+def _by_split(what: str, source: str, **options: Any) -> dict[str, Dataset]:
+    import datasets  # takes seconds to import, and a wrong setting is to be named at once
+    from datasets.exceptions import DatasetsError
+
     try:
-        data = load_dataset(name, **options)
+        data = datasets.load_dataset(source, **options)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         first_line = str(error).partition("\n")[0]
-        what = "the folder" if Path(name).is_dir() else "the Hub data set"
-        note = "" if Path(name).is_dir() else " (no folder here)"
-        raise UserError(f"{what} {name!r}{note} cannot be read: {first_line}") from error
-    splits = data if isinstance(data, DatasetDict) else {"train": data}
-    return {str(split): cast(Dataset, part) for split, part in splits.items()}
+        raise UserError(f"{what} cannot be read: {first_line}") from error
+    splits = data if isinstance(data, datasets.DatasetDict) else {"train": data}
+    return {str(split): cast("Dataset", part) for split, part in splits.items()}
 
 
 def _json(file: IO[str], path: Path) -> Iterator[Row]:
     """One array of objects, or one object a line."""
     text = file.read()
+    formats.check_json(path, text)
     if text.lstrip().startswith("["):
         try:
             records = [(f"{path}, item {i}", record) for i, record in enumerate(json.loads(text), 1)]
@@ -110,6 +127,7 @@ def _malformed(where: str, error: json.JSONDecodeError) -> UserError:
 def _csv(file: IO[str], path: Path) -> Iterator[Row]:
     reader = csv.DictReader(file, strict=True)
     try:
+        formats.check_header(path, list(reader.fieldnames or ()))
         for values in reader:
             where = f"{path}, line {reader.line_num}"
             if None in values or None in values.values():

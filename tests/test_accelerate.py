@@ -151,6 +151,12 @@ def test_options_are_scored_by_all_ranks(tmp_path, small, spread):
     in_one_and_in(3, from_dict(tree), tmp_path, spread)
 
 
+def test_the_base_alone_is_scored_by_all_ranks(small, tmp_path, spread):
+    """With another structure than that of the method's experts."""
+    changes = {**LATE, "rounds": 1, "eval": {"base": True}, "method": {"name": "pfedmoe"}}
+    in_one_and_in(3, from_dict(small.tree(**changes)), tmp_path, spread)
+
+
 def test_more_ranks_than_clients(small, tmp_path, spread):
     """Each client has a rank, two ranks have nothing to do but to build what they may be asked for."""
     channel = in_one_and_in(5, from_dict(small.tree(rounds=1)), tmp_path, spread)

@@ -181,8 +181,8 @@ def test_nan_at_every_client(small, llm_fed, tmp_path, poisoned):
     poisoned("ada", "bob", "cyd", after=1)
     config = small.config(tmp_path / "c.yaml", eval={"every": 0})
     said = llm_fed("run", config, "--out", tmp_path / "a")
-    first, last = said.err.splitlines()
-    assert said.code == 1 and first.startswith("round 1/3")
+    *_, first, last = said.err.splitlines()
+    assert said.code == 1 and " round 1/3: loss" in first
     assert last.startswith("llm-fed: every client of round 2 failed; the first one: client ada: loss is nan")
 
 
@@ -233,7 +233,7 @@ def gone(folder: Path, small: small_run.Small) -> None:
         (truncated, ["adapter_model.safetensors is damaged or cut short"]),
         (corrupt, ["adapter_model.safetensors is damaged or cut short"]),
         (without_weights, ["no adapter_model.safetensors", "safetensors"]),
-        (gone, ["no adapter"]),
+        (gone, ["no personal adapter of bob any more", "--fresh"]),
     ],
 )
 def test_a_damaged_adapter(small, llm_fed, finished, tmp_path, damage, parts):

@@ -22,17 +22,17 @@ from llm_fed.run import read_records
 
 REPOSITORY = Path(__file__).parents[1]
 FLAGS = {
-    "run": ["config", "settings", "--out", "--fresh"],
+    "run": ["config", "settings", "--out", "--fresh", "--dry-run", "--json"],
     "quickstart": ["--out", "--seed"],
     "eval": [
-        "run_dir", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template", "--dtype",
-        "--limit", "--json",
+        "run_dir", "settings", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template",
+        "--dtype", "--limit", "--json",
     ],
     "compare": ["config", "settings", "--methods", "--seeds", "--out", "--json"],
     "merge": [
-        "method", "--fed", "--local", "--out", "--task", "--data", "--client", "--base", "--template", "--dtype",
-        "--space", "--fisher", "--fisher-data", "--samples", "--damping", "--per-factor", "--grid", "--weight",
-        "--json",
+        "method", "--fed", "--local", "--out", "settings", "--task", "--data", "--client", "--base", "--template",
+        "--dtype", "--space", "--fisher", "--fisher-data", "--samples", "--damping", "--per-factor", "--grid",
+        "--weight", "--json",
     ],
     "export": ["run_dir", "out_dir", "--client"],
     "push": ["run_dir", "namespace", "--client", "--private", "--license", "--prefix"],
@@ -41,7 +41,7 @@ FLAGS = {
     "tasks": ["--json"],
     "doctor": ["--json"],
 }  # fmt: skip
-KEYS = ["metric", "clients", "mean", "std", "worst_half"]
+KEYS = ["metric", "clients", "mean", "std", "worst_half", "loss", "losses"]
 
 
 def test_flags_are_frozen():
@@ -226,7 +226,7 @@ def test_help(llm_fed):
 
 
 def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch, recwarn):
-    """And nothing else, such as a warning of the clients whose turn it was not yet."""
+    """And nothing else but the plan, such as a warning of the clients whose turn it was not yet."""
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
@@ -235,7 +235,9 @@ def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch, re
     config = small.config(tmp_path / "c.yaml", clients_per_pass=1)
     said = llm_fed("run", config, "--out", tmp_path / "run")
     assert said.code == 130
-    assert said.err == "llm-fed: interrupted; the same command continues from the last checkpoint\n"
+    plan, message = said.err.rsplit("llm-fed: ", 1)
+    assert message == "interrupted; the same command continues from the last checkpoint\n"
+    assert plan.startswith("method ") and plan.splitlines()[-1].startswith("scores ")
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 

@@ -14,7 +14,7 @@ from llm_fed import tasks
 from llm_fed.config import PartitionConfig, TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import score
-from llm_fed.tasks import commonsense, rows
+from llm_fed.tasks import commonsense
 from llm_fed.tasks.common import Example
 
 CHOICES = {"text": ["ice", "iron", "salt"], "label": ["A", "B", "C"]}
@@ -82,7 +82,7 @@ def hub(monkeypatch):
         sizes = {"train": 4, "test": 2}
         return DatasetDict({s: Dataset.from_list([HUB[key][0]] * sizes[s]) for s in data_files})
 
-    monkeypatch.setattr(rows, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     return asked
 
 

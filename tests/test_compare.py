@@ -90,7 +90,7 @@ def test_the_table_holds_what_the_runs_say(done):
         scores = []
         for seed in ("0", "1"):
             cell = rows[label]["seeds"][seed]
-            summary = json.loads((Path(cell["folder"]) / "summary.json").read_text())
+            summary = json.loads((done / "out" / cell["folder"] / "summary.json").read_text())
             assert cell["clients"] == summary["scores"]["clients"] and cell["average"] == summary["scores"]["mean"]
             assert cell["worst_half"] == summary["scores"]["worst_half"] and cell["round"] == summary["round"]
             scores.append(cell["average"])
@@ -221,9 +221,22 @@ def test_a_section_that_is_none(tmp_path, section, message):
 
 def test_another_configuration_in_a_rows_folder_is_refused(small, tmp_path, llm_fed, trained):
     config = write(small, tmp_path / "c.yaml", {"a": ["method=local"]}, seeds=[0])
-    assert llm_fed("compare", config, "rounds=1", "--out", tmp_path / "out").code == 0
-    llm_fed("compare", config, "--out", tmp_path / "out").assert_refused("another configuration", "rounds: 1 -> 2")
+    assert llm_fed("compare", config, "local.steps=1", "--out", tmp_path / "out").code == 0
+    llm_fed("compare", config, "--out", tmp_path / "out").assert_refused("another configuration", "local.steps: 1 -> ")
     assert trained == ["a-seed0"]
+
+
+def test_more_rounds_extend_a_row_s_run(small, tmp_path, llm_fed, trained):
+    """But not the run that another row has there, under the label that it had before."""
+    config, out = write(small, tmp_path / "c.yaml", {"a": ["method=local"]}, seeds=[0]), tmp_path / "out"
+    assert llm_fed("compare", config, "rounds=1", "--out", out).code == 0
+    assert llm_fed("compare", config, "rounds=2", "--out", out).code == 0
+    assert trained == ["a-seed0", "a-seed0"]
+    assert json.loads((out / "a-seed0/summary.json").read_text())["rounds"] == 2
+    rows = {"b": ["method=local", "rounds=2"], "a": ["method=local", "rounds=3"]}
+    config = write(small, tmp_path / "c.yaml", rows, seeds=[0])
+    llm_fed("compare", config, "--out", out).assert_refused("two different runs would use", "a-seed0", "--out")
+    assert json.loads((out / "a-seed0/summary.json").read_text())["rounds"] == 2
 
 
 def test_a_row_takes_over_what_was_refused_before_its_first_round(small, tmp_path, llm_fed, trained):

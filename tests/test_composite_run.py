@@ -25,7 +25,7 @@ def test_a_client_is_a_folder_per_expert_and_a_gate(composite, small):
     experts = {"fedem": ["expert0", "expert1"], "feddpa": ["global", "local"]}[method]
     for client in ("ada", "bob", "cyd"):
         names = {path.name for path in (folder / "adapters" / client).iterdir()}
-        assert names == {*experts, "gate.safetensors", "README.md"}
+        assert names == {*experts, "gate.safetensors", "prompt.json", "README.md"}
         card = (folder / "adapters" / client / "README.md").read_text()
         assert "load_client" in card and "PeftModel.from_pretrained" not in card
         base = AutoModelForCausalLM.from_pretrained(small.base)

@@ -219,7 +219,9 @@ def test_load_client_answers_as_the_run_did(base, tmp_path):
     for name, structure in (("plain", PLAIN), ("routed", ROUTED), ("mixed", MIXED)):
         one = mixed(base, 0.5, [[3, 4]]) if structure is MIXED else state(base, structure, 1)
         adapters.write(tmp_path / name, one, structure, base, "card")
-        answers = load_client(tmp_path / name, base).generate(["w3 w4 w5", "w7"], max_new_tokens=5)
+        answers = load_client(tmp_path / name, base).generate(
+            ["w3 w4 w5", "w7"], template="alpaca-short", max_new_tokens=5
+        )
         bank = AdapterBank(base.model, structure, 1, torch.float64)
         bank.load(0, one)
         runtime = LocalRuntime(LanguageEngine(base, LocalConfig(), EvalConfig()), 1)

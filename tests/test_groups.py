@@ -9,7 +9,7 @@ from test_task_files import records, write
 from llm_fed import configfile, tasks
 from llm_fed.config import PartitionConfig, TaskConfig
 from llm_fed.errors import UserError
-from llm_fed.tasks import flan, rows
+from llm_fed.tasks import flan
 
 
 def test_groups_choose_and_order_folders_before_the_partition_and_the_limit(tmp_path):
@@ -47,7 +47,7 @@ def hub(monkeypatch):
                 for s in data_files}  # fmt: skip
         return DatasetDict({split: Dataset.from_list(part) for split, part in made.items()})
 
-    monkeypatch.setattr(rows, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
 
 
 def test_flan_in_two_sizes(hub, caplog):

@@ -21,6 +21,8 @@ from transformers import AutoModelForCausalLM
 from llm_fed.card import model_card
 from llm_fed.errors import UserError
 from llm_fed.hub import repository_names
+from llm_fed.prompt import Prompt
+from llm_fed.tasks.common import Template
 
 ROOT = Path(__file__).parents[1]
 ADA, BOB, CYD = (f"ann/run-fedmerge-{client}" for client in ("ada", "bob", "cyd"))
@@ -75,7 +77,7 @@ def test_what_is_pushed_loads_with_stock_peft(hub, llm_fed, finished, small, tmp
 def test_neither_paths_nor_the_token_leave_this_machine(hub, llm_fed, finished, small):
     said = llm_fed("push", finished, "ann")
     pushed = {name: data for repository in hub.repositories.values() for name, data in repository.files.items()}
-    assert pushed.keys() == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert pushed.keys() == {"README.md", "adapter_config.json", "adapter_model.safetensors", "prompt.json"}
     for data in [*pushed.values(), said.out.encode(), said.err.encode()]:
         for secret in (TOKEN, str(small.base.parent), str(finished.parent), str(Path.home()), os.uname().nodename):
             assert secret.encode() not in data
@@ -261,6 +263,7 @@ def test_model_card(base, on_hub):
         paper="FedIT, ICASSP 2024",
         metrics={"rouge1": 41.237},
         config=yaml.safe_dump(settings, sort_keys=False),
+        prompt=Prompt(Template("plain", "{prompt}\n"), (2,), 64),
     )
     header, text = card.removeprefix("---\n").split("\n---\n", 1)
     dataset = {"name": "files, client site: 7", "type": "files", "split": "test"}
@@ -278,7 +281,7 @@ def test_model_card(base, on_hub):
     settings["base"]["name"] = base if on_hub else "some-model"
     settings["task"]["path"], settings["method"]["fed"] = "clinics", "fed"
     assert shown == settings
-    assert ("from_pretrained('someone/some-model')" if on_hub else "from_pretrained('path/to/some-model')") in text
+    assert ("base, folder = 'someone/some-model'," if on_hub else "base, folder = 'path/to/some-model',") in text
 
 
 def test_the_card_of_experts_says_how_to_load_them():
@@ -287,7 +290,7 @@ def test_the_card_of_experts_says_how_to_load_them():
         base="a/b", client="c", method="fedem", paper="-", metrics={}, config=settings, kind="experts",
         recipe={"fed": "/runs/fed"},
     )  # fmt: skip
-    assert "load_client(\"path/to/this/folder\", 'a/b')" in card and "PeftModel" not in card
+    assert "load_client(\"path/to/this/folder\", 'a/b', dtype='float32')" in card and "PeftModel" not in card
     assert "Personal LoRA experts, a folder each, with their gate, of `a/b`, trained by llm_fed" in card
     assert "fed: fed\n" in card and "/runs" not in card
 

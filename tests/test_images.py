@@ -14,7 +14,7 @@ from PIL import Image
 from llm_fed import tasks
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
-from llm_fed.tasks import images, rows
+from llm_fed.tasks import images
 from llm_fed.tasks.common import ClientData, Picture
 
 
@@ -306,7 +306,7 @@ def test_the_hub_is_asked_for_the_data_set_of_the_source(name, monkeypatch):
             parts[split] = table(20, **values).rename_columns(named)
         return datasets.DatasetDict(parts)
 
-    monkeypatch.setattr(rows, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data = load(name, None)
     assert asked == [(source.hub, {"name": source.configuration} if source.configuration else {})]
     assert list(data.clients) == (["0", "1"] if "client" in source.columns else ["all"])

@@ -12,7 +12,7 @@ from llm_fed import tasks
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import score_all
-from llm_fed.tasks import rows, xnli, xquad
+from llm_fed.tasks import xnli, xquad
 from llm_fed.tasks.common import Example
 
 
@@ -40,7 +40,7 @@ def hub_xquad(monkeypatch):
         ]  # fmt: skip
         return DatasetDict(validation=Dataset.from_list(made))
 
-    monkeypatch.setattr(rows, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     return asked
 
 
@@ -99,7 +99,7 @@ def test_xnli_from_the_hub(monkeypatch):
         asked.append((name, split))
         return Dataset.from_list(sentences(name, split.partition("[")[0], 900))
 
-    monkeypatch.setattr(rows, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data = tasks.load(TaskConfig(name="xnli", validation=0.0), 0)
     assert (data.metric, tuple(data.clients)) == ("exact_match", xnli.LANGUAGES)
     assert asked[:2] == [("ar", "train[:10000]"), ("ar", "test")]

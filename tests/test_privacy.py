@@ -351,5 +351,5 @@ def test_impossible_settings_are_refused(settings, word):
 def test_a_missing_accountant_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting.rdp", None)
     config = toy.config(method={"name": "fedit"}, privacy={"clip": 1.0})
-    with pytest.raises(UserError, match=r"dp-accounting.*pip install 'llm-fed\[privacy\]'"):
+    with pytest.raises(UserError, match=r"dp-accounting.*pip install -e '.\[privacy\]'"):
         check(config, FedIT())

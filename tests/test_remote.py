@@ -38,13 +38,18 @@ def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
     settings = tree(small, method={"name": method})
     here = experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
     _, there = federate(tmp_path / "there", small, settings)
-    assert there["round"] == here["round"] and there["scores"] == here["scores"]
+    assert there["round"] == here["round"] and there["scores"].keys() == here["scores"].keys()
+    for key in here["scores"].keys() - {"loss", "losses"}:
+        assert there["scores"][key] == here["scores"][key]
     before = [line for line in lines(tmp_path / "run-here", "client", "score", "merge")]
     after = [line for line in lines(tmp_path / "there", "client", "score", "merge")]
     assert len(before) == len(after) and len(after) >= len(CLIENTS)
     for one, other in zip(before, after, strict=True):
         assert one.keys() == other.keys()
-        for key in one.keys() - {"loss"}:
+        if one["kind"] == "score":  # a client's loss is measured beside others here, and alone there
+            assert set(one["losses"]) == set(CLIENTS) and one["losses"] == pytest.approx(other["losses"], rel=1e-4)
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        for key in one.keys() - {"loss", "losses"}:
             assert one[key] == (pytest.approx(other[key], rel=1e-4) if isinstance(one[key], float) else other[key])
     assert not (tmp_path / "there/run/adapters").exists()
     for client in CLIENTS:
@@ -227,8 +232,27 @@ def test_what_a_node_says_is_believed_only_where_it_can_be():
     for score in (None, "97", float("nan"), -1, 101, [3], {"a": 1}):
         assert Reply({"score": score}).score is None
     assert Reply({"score": 50}).score == 50.0 and Reply({"score": 50, "error": "x"}).score is None
+    for loss in (None, "1", float("nan"), float("inf"), -1, [3], 10**400):
+        assert Reply({"loss": loss}).loss is None
+    assert Reply({"loss": 2}).loss == 2.0 and Reply({"loss": 2, "error": "x"}).loss is None
     assert Reply({"clients": 5}).clients == [] and Reply({"clients": ["a", 5, None]}).clients == ["a"]
     assert Reply({"recipe": "kind"}).recipe == {} and Reply({"error": {"a": 1}}).error == "{'a': 1}"
+
+
+def test_losses_that_cannot_be_believed_are_absent_and_with_privacy_none_is_told(small, tmp_path):
+    """Bob's losses are no numbers, so that no mean is known; under privacy no client tells its loss at all."""
+
+    def spoil(order, reply):
+        mine = order["kind"] in ("evaluate", "finish") and order["client"] == "bob"
+        return Reply({**reply.content, "loss": -float("inf")}, reply.answer) if mine else reply
+
+    federate(tmp_path / "spoilt", small, tree(small, rounds=1), spoil=spoil)
+    for line in lines(tmp_path / "spoilt", "score"):
+        assert line["loss"] is None and line["losses"]["bob"] is None
+        assert line["losses"]["ada"] > 0 and set(line["losses"]) == set(CLIENTS)
+    link, _ = federate(tmp_path / "private", small, tree(small, rounds=1, privacy={"clip": 1.0, "noise": 0.1}))
+    scores = lines(tmp_path / "private", "score")
+    assert len(scores) == 2 and all(line["losses"] == {} and line["loss"] is None for line in scores)
 
 
 def test_nothing_of_a_place_follows_the_server(small, tmp_path):

@@ -52,7 +52,7 @@ def write_run(folder, rounds=20, clients=CLIENTS, final=True, tail=""):
         counts = {"asked": 4, "arrived": 4, "refused": 0, "failed": int(number % 10 == 0)}
         traffic = {"bytes_up": 6000, "bytes_down": 10000, "padding": 0.07}
         lines.append({"kind": "round", "round": number, "lr": 1e-4, "loss": 2.0 / number, **counts, **traffic})
-        weights = {"clients": clients, "values": [[i / 4, 1 - i / 4] for i in range(len(clients))]}
+        weights = {"clients": clients, "values": [[number / 20, 1 - number / 20] for _ in clients]}
         lines.append({"kind": "server", "round": number, "weights": weights})
         if number % 5 == 0:
             lines.append(score_line(number, "validation", clients, 30 + number / 2))
@@ -67,7 +67,9 @@ def write_run(folder, rounds=20, clients=CLIENTS, final=True, tail=""):
 
 
 def score_line(number, split, clients, lowest):
-    summary = summarize("rouge1", {client: lowest + 4.0 * i for i, client in enumerate(clients)})
+    losses = {client: 1 + i / 4 for i, client in enumerate(clients)}
+    losses[clients[1]] = None if number == 5 else 1.25
+    summary = summarize("rouge1", {client: lowest + 4.0 * i for i, client in enumerate(clients)}, losses)
     return {"kind": "score", "round": number, "split": split, **summary.as_json()}
 
 
@@ -106,19 +108,63 @@ def test_full_run(full):
         "run my run · base some/base-3B · seed 3",
         "Finished: 20 of 20 rounds.",
         "rouge1 (0–100) on the test split, models of round 15. Worst half: mean of the lowest 2 of 4",
-        "46.0 ± 4.5",
+        "46.0 ± 4.5 1.375",
         "worst half 42.0",
-        "snli 40.0 0.186 20 300 30 kB 50 kB 2 cola 44.0",  # it failed in round 20: the loss is round 19's
+        "rouge1 test loss training loss rounds",
+        "snli 40.0 1.000 0.186 20 300 30 kB 50 kB 2 cola 44.0 1.250",  # it failed in round 20: the loss is round 19's
         "bytes up 120 kB bytes down 200 kB time 4.0 min padding 7.0 %",
         "uploads refused: 0, clients failed: 2.",
         "client failed , snli, round 10, 20 the loss is not finite at step 3",
         "local 3.8 min 95.0 % server 12.0 s 5.0 %",
         "llm-fed run 'my run/config.yaml' --out 'my run-again'",
-        "method: {name: fedmerge, num_models: 2}",
-        "Merging weights after round 20",
+        "method: name: fedmerge num_models: 2",
+        "Merging weights of round 15",
+        "Training and validation loss by round",
     ):
         assert expected in page.text
     assert "Not finished" not in page.text and "incomplete" not in page.text
+
+
+def drawn(run, name, monkeypatch):
+    """What the report gives to a function of `plots`, once for a light and once for a dark page."""
+    calls, draw = [], getattr(plots, name)
+    monkeypatch.setattr(plots, name, lambda path, **given: calls.append(given) or draw(path, **given))
+    write_report(run)
+    light, dark = calls
+    assert dark == light | {"dark": True}
+    return light
+
+
+def test_the_heat_map_is_that_of_the_round_in_the_table(full, tmp_path, monkeypatch):
+    """The test scores are round 15's, whose weights are 15/20; an unfinished run shows its last scores, round 5's."""
+    assert drawn(full[0], "plot_weights", monkeypatch)["values"] == [[0.75, 0.25]] * 4
+    monkeypatch.undo()
+    unfinished = write_run(tmp_path / "run", rounds=7, final=False)
+    assert drawn(unfinished, "plot_weights", monkeypatch)["values"] == [[0.25, 0.75]] * 4
+
+
+def test_the_validation_loss_is_a_line_among_the_training_losses(full, monkeypatch):
+    """1, 1.25, 1.5 and 1.75 have mean 1.375; in round 5 one client's is not finite, so there is no mean."""
+    given = drawn(full[0], "plot_losses", monkeypatch)
+    assert given["split"] == "validation" and given["scored"] == ([10, 15, 20], [1.375] * 3)
+
+
+def test_a_client_without_a_finite_loss_has_a_dash(tmp_path):
+    page = read(write_run(tmp_path / "run", rounds=7, final=False))
+    assert "rouge1 validation loss training loss" in page.text and "cola 36.5 –" in page.text
+
+
+def test_scores_of_earlier_versions_have_no_loss(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "score":
+            del line["loss"], line["losses"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = read(run)
+    assert "test loss" not in page.text and "snli 40.0 0.186 20" in page.text
+    assert "Training loss by round" in page.text
+    assert drawn(run, "plot_losses", monkeypatch)["scored"] is None
 
 
 def test_drop_outs_are_no_failures(tmp_path):
@@ -133,7 +179,7 @@ def test_drop_outs_are_no_failures(tmp_path):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = read(run)
     assert "arrived: 12, dropped out: 3, uploads refused: 0, clients failed: 0." in page.text
-    assert "down dropped out failures snli 40.0 1.375 3 300 4.5 kB 7.5 kB 3 0 cola" in page.text
+    assert "down dropped out failures snli 40.0 1.000 1.375 3 300 4.5 kB 7.5 kB 3 0 cola" in page.text
 
 
 def test_the_file_needs_nothing_from_outside(full):

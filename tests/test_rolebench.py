@@ -12,7 +12,6 @@ from llm_fed import tasks
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import score
-from llm_fed.tasks import rows
 
 ROLES = [f"Captain {name}" for name in "ABCDEFGH"]
 
@@ -77,7 +76,7 @@ def test_from_the_hub(monkeypatch):
         assert data_files["test"] == "rolebench-eng/instruction-generalization/role_specific/test.jsonl"
         return DatasetDict({split: Dataset.from_list(records(split, 4)) for split in data_files})
 
-    monkeypatch.setattr(rows, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data = tasks.load(TaskConfig(name="rolebench", clients=5, validation=0.0), 0)
     assert [(len(c.train), len(c.test)) for c in data.clients.values()] == [(2, 2)] * 5
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ import toy
 from llm_fed import experiment
 from llm_fed.clients import LocalClients
 from llm_fed.configfile import from_dict
-from llm_fed.eval.scores import summarize
+from llm_fed.eval.scores import Summary, summarize
 from llm_fed.federation import federate
 from llm_fed.methods.fedit import FedIT
+from llm_fed.progress import restore, resume, save
 from llm_fed.run import Run, read_records
 
 SCORES = {1: 5.0, 2: 90.0, 3: 10.0, 4: 20.0, 5: 20.0}
@@ -24,42 +27,94 @@ SCORES = {1: 5.0, 2: 90.0, 3: 10.0, 4: 20.0, 5: 20.0}
     [
         ({"every": 1}, [1, 2, 3, 4, 5], 2),
         ({"every": 1, "of_last": 4}, [1, 2, 3, 4, 5], 2),
-        ({"every": 1, "of_last": 3}, [1, 2, 3, 4, 5], 4),
+        ({"every": 1, "of_last": 3}, [1, 2, 3, 4, 5], 5),
         ({"every": 1, "of_last": 1}, [1, 2, 3, 4, 5], 5),
         ({"every": 1, "of_last": 9}, [1, 2, 3, 4, 5], 2),
         ({"every": 2}, [2, 4, 5], 2),
-        ({"every": 2, "of_last": 2}, [2, 4, 5], 4),
+        ({"every": 2, "of_last": 2}, [2, 4, 5], 5),
         ({"every": 5, "of_last": 1}, [5], 5),
         ({"every": 0, "of_last": 1}, [5], 5),
         ({"every": 3, "of_last": 2, "during": "test"}, [3, 5], 5),
     ],
 )
 def test_the_best_of_the_last_scores(tmp_path, settings, rounds, best):
-    """The last round always counts as one; its checkpoint and the best one's, the first of equals, are kept."""
+    """The last round always counts as one; its checkpoint and the best one's, the last of equals, are kept. So is that
+    of the best round before one that is scored only because it is the last: the run may be extended."""
+    asked, lines, checkpoints, progress = go(tmp_path, 5, settings, lambda round: summary_of(SCORES[round]))
+    before = 3 if settings["every"] == 3 else best
+    assert checkpoints == sorted({before, 5})
+    split = settings.get("during", "validation")
+    assert [(line["round"], line["split"]) for line in lines] == [(round, split) for round in rounds]
+    assert asked == [split] * len(rounds)
+    assert (progress.best_round, progress.best_score) == (best, SCORES[best])
+
+
+def summary_of(score: float, loss: float | None = None) -> Summary:
+    return summarize("accuracy", {"c0": score}, {} if loss is None else {"c0": loss})
+
+
+def go(tmp_path, rounds: int, settings: dict[str, Any], scored: Callable[[int], Summary]) -> Any:
+    """A federation of two closed-form clients with given scores of its rounds: which splits were asked, the lines of
+    scores, which checkpoints remain, and the progress."""
     clients, server, asked = toy.clients(2), toy.server(), []
     server.clients, server.cohort = tuple(clients), 2
 
     runtime = toy.ToyRuntime({"c0": 1.0, "c1": 2.0})
 
-    def evaluate(messages: Any, split: str) -> Any:
+    def evaluate(messages: Any, split: str) -> Summary:
         asked.append(split)
-        return summarize("accuracy", {"c0": SCORES[round_now()]})
+        return scored(server.round)
 
-    def round_now() -> int:
-        return server.round
-
-    with Run(tmp_path / "run", toy.config(rounds=5, eval=settings, checkpoint={"keep": 1})) as run:
+    with Run(tmp_path / "run", toy.config(rounds=rounds, eval=settings, checkpoint={"keep": 1})) as run:
         run.begin()
         progress = federate(
             FedIT(), LocalClients(clients, toy.everyone(clients), runtime), server, runtime, run, evaluate,
-            rounds=5, lr=lambda round: 0.1,
+            rounds=rounds, lr=lambda round: 0.1,
         )  # fmt: skip
-        assert run.checkpoints.rounds() == sorted({best, 5})
+        checkpoints = run.checkpoints.rounds()
     lines = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "score"]
-    split = settings.get("during", "validation")
-    assert [(line["round"], line["split"]) for line in lines] == [(round, split) for round in rounds]
-    assert asked == [split] * len(rounds)
-    assert (progress.best_round, progress.best_score) == (best, SCORES[best])
+    return asked, lines, checkpoints, progress
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    "scores, losses, best",
+    [
+        ([40.0] * 12, [3 - round / 10 for round in range(12)], 12),  # the loss falls, the score stands still
+        ([40.0] * 4, [1.0, 0.5, 0.5, 0.7], 3),  # equal losses, too: the later round
+        ([40.0, 41.0, 40.0], [1.0, 9.0, 0.1], 2),  # the score decides first
+        ([40.0] * 3, [1.0, NAN, INF], 1),  # a loss that is none is the worst
+        ([40.0] * 3, [NAN, None, INF], 3),
+        ([40.0] * 3, [None, 2.0, None], 2),
+    ],
+)
+def test_of_equal_scores_the_loss_decides_and_then_the_later_round(tmp_path, scores, losses, best):
+    _, lines, checkpoints, progress = go(
+        tmp_path, len(scores), {"every": 1}, lambda round: summary_of(scores[round - 1], losses[round - 1])
+    )
+    assert progress.best_round == best and checkpoints == sorted({best, len(scores)})
+    finite = [loss if loss is not None and math.isfinite(loss) else None for loss in losses]
+    assert [line["loss"] for line in lines] == finite
+    assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_loss_and_continues(tmp_path):
+    """Its best loss counts as infinite, so that an equal score with any loss is better."""
+    config = toy.config(rounds=2, eval={"every": 1})
+    clients, server = toy.clients(1), toy.server()
+    server.clients, server.cohort = tuple(clients), 1
+    with Run(tmp_path / "run", config) as run:
+        run.begin()
+        progress = resume(run, FedIT(), clients, server)
+        progress.round, progress.best_round, progress.best_score, progress.best_loss = 1, 1, 40.0, 0.5
+        save(run, progress, clients, server)
+        saved = run.checkpoints.load(1)
+        assert restore(saved, clients, server).best_loss == 0.5
+        del saved.state["best_loss"]
+        again = restore(saved, clients, server)
+    assert (again.best_round, again.best_score, again.best_loss) == (1, 40.0, math.inf)
 
 
 def test_one_model_is_tested_at_the_server(tmp_path):
@@ -78,4 +133,5 @@ def test_one_model_is_tested_at_the_server(tmp_path):
     lines = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "score"]
     assert [(line["round"], line["split"]) for line in lines] == [(2, "test"), (3, "test"), (3, "test")]
     assert summary["round"] == 3 and summary["scores"]["clients"] == {"server": lines[1]["mean"]}
+    assert set(lines[0]["losses"]) == {"server"} and lines[0]["loss"] == lines[0]["losses"]["server"] > 0
     assert set(summary["scores"]["clients"]) == {path.name for path in (tmp_path / "run/adapters").iterdir()}

@@ -16,7 +16,7 @@ from datasets import Dataset, DatasetDict
 from llm_fed import tasks
 from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
 from llm_fed.errors import UserError
-from llm_fed.tasks import flan, rows
+from llm_fed.tasks import flan
 from llm_fed.tasks.common import Example
 
 
@@ -160,7 +160,7 @@ GOOD = '{"instruction": "a", "output": "b"}\n'
             "no column for the prompt among text, label; set task.columns.prompt=COLUMN",
         ),
         ("", "client 'a': .*train.jsonl holds no example; add some, or remove the client"),
-        ("\udcff", "train.jsonl cannot be read: .*can't decode byte 0xff"),
+        ("\udcff", "train.jsonl is not text in UTF-8 .byte 0xff."),
     ],
 )
 def test_bad_content_is_refused_with_file_and_line(tmp_path, train, message):
@@ -254,8 +254,8 @@ def test_hub_data_set(monkeypatch):
         train = Dataset.from_list(records(6, client="a") + records(6, client="b"))
         return DatasetDict(train=train, test=Dataset.from_list(records(2, client="a") + records(2, client="b")))
 
-    monkeypatch.setattr(rows, "load_dataset", load_dataset)
-    data = load("somebody/questions", validation=0.5)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    data = load("hf://somebody/questions", validation=0.5)
     assert asked == [("somebody/questions", {})]
     assert [(len(c.train), len(c.validation), len(c.test)) for c in data.clients.values()] == [(3, 3, 2)] * 2
 
@@ -264,11 +264,9 @@ def test_hub_failure_says_what_the_hub_said(monkeypatch):
     def load_dataset(name, **options):
         raise ConnectionError("Couldn't reach the Hub\nmore")
 
-    monkeypatch.setattr(rows, "load_dataset", load_dataset)
-    with pytest.raises(
-        UserError, match="Hub data set 'some/thing' .no folder here. cannot be read: Couldn't reach the Hub$"
-    ):
-        load("some/thing")
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    with pytest.raises(UserError, match="the Hub data set 'some/thing' cannot be read: Couldn't reach the Hub$"):
+        load("hf://some/thing")
 
 
 def test_eight_clients_of_five_hundred_rows_load_quickly(tmp_path):
@@ -302,7 +300,7 @@ def test_flan_folder_strips_the_prefix_and_keeps_the_order(tmp_path):
     with pytest.raises(UserError, match="two folders for the client 'wic'"):
         load(tmp_path, name="flan")
     with pytest.raises(UserError, match="is no folder; without task.path, flan comes from the Hub"):
-        load(tmp_path / "nowhere", name="flan")
+        load(tmp_path / "client9_snli/train.jsonl", name="flan")
 
 
 def test_flan_from_the_hub_draws_by_seed(monkeypatch):
@@ -316,7 +314,7 @@ def test_flan_from_the_hub_draws_by_seed(monkeypatch):
         }
         return DatasetDict({split: Dataset.from_list(part) for split, part in made.items()})
 
-    monkeypatch.setattr(rows, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data = tasks.load(TaskConfig(name="flan"), 0)
     assert tuple(data.clients) == flan.TASKS
     assert {(len(c.train), len(c.validation), len(c.test)) for c in data.clients.values()} == {(270, 30, 200)}

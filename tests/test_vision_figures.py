@@ -188,15 +188,17 @@ def test_merging_weights_are_drawn_with_the_lines_of_clusters(finished, analysis
     run = finished("fedmerge")
     analysis("weights", run)
     write_report(run)
-    last = [line["weights"] for line in read_records(run / "metrics.jsonl") if line["kind"] == "server"][-1]
+    tested = json.loads((run / "summary.json").read_text())["round"]
+    lines = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "server"]
+    (shown,) = [line["weights"] for line in lines if line["round"] == tested]
     rows = rows_of(run / "analysis" / "weights.csv")
-    assert [[float(row[str(j)]) for j in range(3)] for row in rows] == last["values"]
+    assert [[float(row[str(j)]) for j in range(3)] for row in rows] == shown["values"]
     maps = [figure.axes[0] for figure in figures if figure.axes[0].images]
     assert len(maps) == 3  # the report has one for a light and one for a dark page
     for axes in maps:
         assert [name.get_text() for name in axes.get_yticklabels()] == CLIENTS
         assert [line.get_ydata()[0] for line in axes.lines] == [1.5]
-        assert axes.images[0].get_array().tolist() == last["values"]
+        assert axes.images[0].get_array().tolist() == shown["values"]
     (run / "report.html").unlink()
 
 
@@ -304,7 +306,7 @@ def test_models_of_other_widths_do_not_go_together(analysis):
 
 
 def test_representations_are_embedded(finished, analysis, figures):
-    pytest.importorskip("sklearn", reason="t-SNE needs scikit-learn: pip install 'llm-fed[analysis]'")
+    pytest.importorskip("sklearn", reason="t-SNE needs scikit-learn: pip install -e '.[analysis]'")
     run = finished("fedmoe")
     analysis("representations", run, "--examples", 4)
     rows = rows_of(run / "analysis" / "representations.csv")
@@ -317,7 +319,7 @@ def test_representations_are_embedded(finished, analysis, figures):
 
 def test_far_groups_stay_apart(analysis):
     """The nearest neighbour of every point is of its own group."""
-    pytest.importorskip("sklearn", reason="t-SNE needs scikit-learn: pip install 'llm-fed[analysis]'")
+    pytest.importorskip("sklearn", reason="t-SNE needs scikit-learn: pip install -e '.[analysis]'")
     rng = np.random.default_rng(0)
     groups = np.repeat([0, 1, 2], 15)
     points = rng.normal(size=(45, 20)).astype(np.float32) + 30 * groups[:, None]
@@ -328,7 +330,7 @@ def test_far_groups_stay_apart(analysis):
 
 def test_without_scikit_learn_it_is_named(finished, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    refused("pip install 'llm-fed[analysis]'", "representations", finished("fedmoe"))
+    refused("pip install -e '.[analysis]'", "representations", finished("fedmoe"))
 
 
 # Statistics

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from llm_fed.configfile import check_keys, coerce
-from llm_fed.errors import require
+from llm_fed.errors import UserError, require
 from llm_fed.method import Method
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.fd import FD
@@ -86,6 +86,11 @@ def build(settings: dict[str, Any]) -> Method:
     kind = METHODS[ALIASES.get(name, name)]
     fields = {f.name: f for f in dataclasses.fields(kind)}
     given = {key: value for key, value in settings.items() if key != "name"}
+    for key in given:
+        owners = [other for other, its in METHODS.items() if key in {f.name for f in dataclasses.fields(its)}]
+        if key not in fields and owners:
+            its = ", ".join(fields) or "no settings"
+            raise UserError(f"method.{key} is a setting of {', '.join(owners)}; {name} takes {its}")
     check_keys(given, list(fields), "method.")
     return kind(**{key: coerce(value, fields[key].type, f"method.{key}") for key, value in given.items()})
 

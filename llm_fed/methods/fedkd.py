@@ -50,6 +50,10 @@ class FedKD(Method):
             if not 0 < getattr(self, name) <= 1:
                 raise UserError(f"method.{name} is {getattr(self, name)}; it must be above 0, and at most 1 for all")
 
+    @property
+    def by_rounds(self) -> bool:  # type: ignore[override]
+        return self.energy != self.energy_end
+
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.beside("own", "small", "first")
 

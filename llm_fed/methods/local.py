@@ -17,6 +17,7 @@ class Local(Method):
 
     paper: ClassVar[str] = "Local training (no federation)"
     any_model: ClassVar[bool] = True
+    own_start: ClassVar[bool] = True
 
     def init(self, server: Site) -> Message:
         return None

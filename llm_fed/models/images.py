@@ -19,7 +19,7 @@ from llm_fed.flat import FlatModel
 from llm_fed.lora import Lora
 from llm_fed.models.cnn import CNN, CNNS, SIZE
 from llm_fed.models.joined import Joined
-from llm_fed.models.loading import DTYPES, check_name, explain
+from llm_fed.models.loading import DTYPES, check_name, explain, settle_dtype
 from llm_fed.models.resnet import RESNETS
 from llm_fed.state import Layout, State
 from llm_fed.structure import Full, Structure
@@ -154,6 +154,7 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: 
         UserError: neither an architecture that is built here nor a folder or Hub model, or a setting that is for
             language models alone.
     """
+    config, _ = settle_dtype(config, device)
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if config.quantization or config.activation_checkpointing or config.device_map:
         raise UserError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from transformers import (
@@ -24,6 +24,9 @@ from llm_fed.config import BaseConfig
 from llm_fed.errors import UserError, lookup
 from llm_fed.state import Layout, State
 
+if TYPE_CHECKING:
+    from llm_fed.prompt import Prompt
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits
 
@@ -37,6 +40,8 @@ class Base:
     name: str  # as configured: what exported adapters name as their base
     dtype: torch.dtype  # of the weights; of the products, where the weights are quantized
     autocast: torch.dtype | None  # the autocast dtype of forward passes; None for float32
+    # What an adapter's folder says of its prompts, in the place of `task.template` and of the base's own stop tokens.
+    prompt: Prompt | None = None
     head: ClassVar[str] = ""  # no module is trained whole beside adapters
 
     @property
@@ -52,6 +57,23 @@ class Base:
         return lora.draw(self.model, structure, generator)
 
 
+def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
+    """`base.dtype: auto` as what it means on a device, and a line that says so (empty where a dtype is given).
+
+    A GPU without bfloat16 computes in float32 like a CPU: float16 would be faster there, but the activations of models
+    that were trained in bfloat16 may be too large for it.
+    """
+    if config.dtype != "auto":
+        return config, ""
+    kind = torch.device(device).type
+    dtype, why, other = "float32", "this is a CPU", "=bfloat16"
+    if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        dtype, why, other = "bfloat16", "this GPU has it", "=float32"
+    elif kind != "cpu":
+        why, other = f"this device ({kind}) is not known to have bfloat16", ""
+    return replace(config, dtype=dtype), f"computing in {dtype}, because {why}; base.dtype{other} overrides"
+
+
 def load_base(config: BaseConfig, device: str) -> Base:
     """The base of a run on `device` ("cpu", "cuda:1"). Only safetensors is read; no repository's code is run.
 
@@ -63,6 +85,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
         UserError: unknown dtype or quantization, a device map without a GPU, no such folder or Hub model, or it is no
             complete causal LM.
     """
+    config, _ = settle_dtype(config, device)
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if config.quantization is not None:
         lookup("base.quantization", config.quantization, QUANTIZATIONS)

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import distributed, nn
 
+from llm_fed import signs
 from llm_fed.cohort import Request
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
@@ -83,7 +84,8 @@ class Spread:
             if rank and share:
                 self._ranks.send(rank, self._codec.pack(["execute", [requests[i] for i in share]]))
         try:
-            done = [(shares[0], *perform(self._shared.engine, [requests[i] for i in shares[0]]))]
+            with signs.standing_for(len(requests) / max(1, len(shares[0]))):
+                done = [(shares[0], *perform(self._shared.engine, [requests[i] for i in shares[0]]))]
         except Exception:
             with suppress(UserError, RunError):  # hear the others, who then wait for the next order
                 self._ranks.replies(self._codec)

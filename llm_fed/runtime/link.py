@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,6 +29,14 @@ class Reply:
         if self.error or not isinstance(score, int | float) or not 0 <= score <= 100:  # as NaN is not
             return None
         return float(score)
+
+    @property
+    def loss(self) -> float | None:
+        """None where there is none that could be one."""
+        loss = self.content.get("loss")
+        if self.error or not isinstance(loss, int | float) or not 0 <= loss <= sys.float_info.max:
+            return None
+        return float(loss)
 
     @property
     def clients(self) -> list[str]:

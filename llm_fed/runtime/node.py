@@ -19,13 +19,14 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from llm_fed import experiment, parties
+from llm_fed import experiment, export, parties
 from llm_fed.checkpoint import Checkpoints
 from llm_fed.clients import rounded, sealed, told_examples
 from llm_fed.config import Config, ServerConfig
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import ClientError, RunError, UserError, lookup
 from llm_fed.eval.clients import evaluate
+from llm_fed.eval.scores import Summary
 from llm_fed.experiment import Experiment
 from llm_fed.models.loading import Base
 from llm_fed.needed import needed_config
@@ -69,6 +70,8 @@ class Node:
         try:
             orders = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate, "finish": self._finish}
             settings = from_dict(yaml.safe_load(config))
+            if settings.base.dtype == "auto" and "dtype" in order:  # the server says what this means in its run
+                settings = replace(settings, base=replace(settings.base, dtype=order["dtype"]))
             if "need" in order:
                 settings = needed_config(settings, order["need"])
             reply, answer = lookup("order", order["kind"], orders)(_Work(place, settings, order), content)
@@ -104,7 +107,7 @@ class Node:
 
     def _evaluate(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
         built, site, _ = self._site(work)
-        return {"score": self._score(built, site, unpack(content), work.order["split"])}, b""
+        return self._scores(work, self._score(built, site, unpack(content), work.order["split"])), b""
 
     def _finish(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
         built, site, _ = self._site(work)
@@ -119,12 +122,15 @@ class Node:
             if built.method.needs:
                 raise
             site.memory, failed = before, {"failed": str(error)}
-        score = self._score(built, site, sent["message"], "test")
-        state = _alone(built, site, built.method.personalize(site, sent["message"]))
-        folder = work.place.home / "adapters" / _plain(work.order["name"]) / site.id
-        text = yaml.safe_dump(as_dict(work.config), sort_keys=False)
-        experiment.hand_out(built, site, state, score, folder, text, work.order["spent"])
-        return {"score": score, "recipe": built.method.recipe(site), **failed}, b""
+        summary = self._score(built, site, sent["message"], "test")
+        answered = any(order["after"] for order in (work.order, *work.order["given"].values()))
+        if export.chosen(work.config.export.clients, [site.id], [site.id] if answered else ()):
+            state = _alone(built, site, built.method.personalize(site, sent["message"]))
+            folder = work.place.home / "adapters" / _plain(work.order["name"]) / site.id
+            text = yaml.safe_dump(as_dict(work.config), sort_keys=False)
+            score = summary.mean if summary else None
+            experiment.hand_out(built, site, state, score, folder, text, work.order["spent"])
+        return {**self._scores(work, summary), "recipe": built.method.recipe(site), **failed}, b""
 
     def _needed(self, work: _Work, need: str, message: Message) -> Message:
         """This client's model in a run that the method starts from."""
@@ -132,12 +138,18 @@ class Node:
         built, site, _ = self._site(_Work(work.place, needed_config(work.config, need), there))
         return _alone(built, site, built.method.personalize(site, message))
 
-    def _score(self, built: Experiment, site: Site, message: Message, split: str) -> float | None:
-        summary = evaluate(
+    def _score(self, built: Experiment, site: Site, message: Message, split: str) -> Summary | None:
+        return evaluate(
             lambda site: built.method.personalize(site, message), {site.id: site}, built.runtime,
             split=split, metric=built.metric, limit=built.config.eval.limit,
         )  # fmt: skip
-        return summary.mean if summary else None
+
+    def _scores(self, work: _Work, summary: Summary | None) -> dict[str, Any]:
+        """What the server is told of them; with privacy on no loss, as of training."""
+        if summary is None:
+            return {"score": None}
+        told = summary.losses and work.config.privacy.clip is None
+        return {"score": summary.mean, **({"loss": summary.loss} if told else {})}
 
     def _site(self, work: _Work) -> tuple[Experiment, Site, Checkpoints]:
         """The client that the order is for, with the memory that it says."""

@@ -4,8 +4,8 @@ What a client is ordered to do, as JSON beside a packed message (`node.Node` doe
 
     hello                                                             -> clients, base
     train      run, client, round, lr, after, kept, ask; message      -> examples, loss, steps; upload
-    evaluate   run, client, after, split, ask; message                -> score
-    finish     run, client, after, name, given, spent, ask; messages  -> score, recipe
+    evaluate   run, client, after, split, ask; message                -> score, loss
+    finish     run, client, after, name, given, spent, ask; messages  -> score, loss, recipe
 
 Time is real here: a round ends when everybody whom it asked has answered, or enough have, or at its deadline. What
 comes later counts in the round that it reaches, with its staleness.
@@ -289,7 +289,8 @@ class RemoteClients:
         scores = {name: reply.score for name, reply in replies.items() if reply.score is not None}
         metric = self._config.eval.metric
         assert metric is not None  # the server's driver fills the task's own in
-        return summarize(metric, scores) if scores else None
+        losses = {name: replies[name].loss for name in scores if "loss" in replies[name].content}
+        return summarize(metric, scores, losses) if scores else None
 
     def _wait(self, round: int) -> list[tuple[Asked, Reply]]:
         """What comes before the round ends, of this round's answers and of earlier ones.

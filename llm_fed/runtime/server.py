@@ -8,17 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed import tasks
+from llm_fed import announce, export, extend, signs, start, tasks
 from llm_fed.clients import log_event, messages_for
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, lookup
-from llm_fed.experiment import Experiment, conclude, prepare, selected, spent_in
+from llm_fed.experiment import Experiment, conclude, prepare, same_environment, selected, spent_in
 from llm_fed.federation import federate
+from llm_fed.lora import check_names
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.needed import needed_config
 from llm_fed.progress import Progress, restore
-from llm_fed.run import Run
+from llm_fed.run import Run, holds_results
 from llm_fed.runtime.link import Link
 from llm_fed.runtime.portable import fingerprint
 from llm_fed.runtime.remote import RemoteClients
@@ -53,26 +54,37 @@ def train(
     """
     reporter = reporter or Reporter()
     _check(config)
-    with Run(folder, config, fresh, reporter.record) as run:
-        done = None if fresh else run.recall("summary.json")
+    with reporter.working(), Run(folder, config, fresh, reporter.record) as run:
+        done = run.summary()
         if done is not None and not done.get("unfinished"):
             reporter.note(f"{folder} is complete: {config.rounds} rounds; fresh=true starts again")
             return done
-        built = prepare(config, reporter, base=base, task=_own_data(config))
+        built = prepare(run.config, reporter, base=base, task=_own_data(run.config))
+        run.config = config = built.config
+        if fresh or not holds_results(folder):
+            check_names(built.base.model, config.adapter)
+        if run.before is not None:
+            for note in extend.notes(run.before, config, folder, built.method):
+                reporter.note(note)
         run.begin()
+        same_environment(run, built, reporter)
+        link = _Marked(link, dtype=config.base.dtype)  # all nodes compute alike
         known = run.recall("network.json") or {"token": secrets.token_hex(8), "clients": [], "nodes": {}}
         secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
         asked = replace(config, eval=replace(config.eval, metric=built.metric))
         clients = RemoteClients(link, asked, known["token"], secret, reporter.note)
         model = built.base.model if isinstance(built.base, Base) else None
-        clients.gather(fingerprint((), model), known["clients"], known["nodes"])
+        with signs.part("waiting for the clients"):
+            clients.gather(fingerprint((), model), known["clients"], known["nodes"])
+        export.check_names(config.export.clients, clients.names)
         run.remember("network.json", known | {"clients": list(clients.names), "nodes": clients.owners})
         built.server.clients, built.server.cohort = clients.names, clients.cohort_size
+        reporter.announce(announce.run_plan(built, reached=run.reached, names=clients.names).rows())
         name = name or folder.name
         if built.method.needs:
             return _merge(built, run, clients, link, reporter, name)
         at_server = bool(built.scored)
-        with reporter.tracking(config, folder):
+        with reporter.tracking(config, folder, announce.ahead(built)):
             progress = federate(
                 built.method, clients, built.server, built.runtime, run,
                 built.evaluate if at_server else clients.evaluate,
@@ -102,7 +114,7 @@ def _merge(
         folder, its_config = run.folder / "needs" / need, needed_config(config, need)
         reporter.note(f"{config.method['name']} starts from {need}: {folder}")
         summary = train(
-            its_config, folder, _Marked(link, need), reporter=reporter, base=built.base, name=f"{name}-{need}"
+            its_config, folder, _Marked(link, need=need), reporter=reporter, base=built.base, name=f"{name}-{need}"
         )
         round = method.needed_round(need)
         rounds[need] = summary["round"] if round is None else round
@@ -139,7 +151,8 @@ def _finish(
     """What is done once at the end: at every client, and here."""
     round = round or progress.round
     record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
-    summary, replies = clients.finish(sent, given, name, spent_in(run))
+    with signs.part("finishing at the clients"):
+        summary, replies = clients.finish(sent, given, name, spent_in(run))
     if built.scored:
         messages = messages_for(built.method, progress.state, built.scored, built.config.transport.down)
         summary = built.evaluate(messages, "test")
@@ -162,16 +175,14 @@ def _finish(
 
 
 class _Marked:
-    """A link whose orders say that they belong to the run of a needed method."""
+    """A link whose orders say more: to the run of which needed method they belong, and in which dtype to compute."""
 
-    def __init__(self, link: Link, need: str):
-        self._link, self._need = link, need
+    def __init__(self, link: Link, **marks: str):
+        self._link, self._marks = link, marks
         self.nodes, self.receive = link.nodes, link.receive
 
     def send(self, orders: Any, patience: float) -> list[str | None]:
-        return self._link.send(
-            [(node, {**order, "need": self._need}, content) for node, order, content in orders], patience
-        )
+        return self._link.send([(node, {**order, **self._marks}, content) for node, order, content in orders], patience)
 
 
 def _check(config: Config) -> None:
@@ -179,6 +190,16 @@ def _check(config: Config) -> None:
         raise UserError(
             f"task.name={config.task.name}: clients with images run in one process or under accelerate launch, not "
             "over a network yet"
+        )
+    if config.eval.base:
+        raise UserError(
+            "eval.base=true is for runs in one process or under accelerate launch: over a network clients score only "
+            "what they are sent; set eval.base=false"
+        )
+    if start.place(config):
+        raise UserError(
+            "adapter.start: over a network every machine would need those adapters, which is not supported yet; set "
+            "it to null, or run in one process"
         )
 
 

@@ -92,7 +92,7 @@ def main() -> None:
         columns = [summary.clients for summary in found.values()]
         rows = [(client, *(scores[client] for scores in columns)) for client in columns[0]]
         write_rows(given.run / "analysis" / "batchnorm.csv", ("client", *found), rows)
-        Console().print(show(found))
+        Console(markup=False, emoji=False).print(show(found))
 
 
 if __name__ == "__main__":

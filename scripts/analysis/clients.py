@@ -114,7 +114,7 @@ def main() -> None:
         rows = [(client, *(summary.clients[client] for summary in found.values())) for client in clients]
         folder = write_rows(given.runs[0] / "analysis" / "clients.csv", ("client", *found), rows)
         draw(folder / "clients.png", found)
-    Console().print(table(found))
+    Console(markup=False, emoji=False).print(table(found))
 
 
 if __name__ == "__main__":

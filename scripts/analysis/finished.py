@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_fed.errors import UserError
-from llm_fed.eval.runs import adapter_folders, read_config, reopen
+from llm_fed.eval.runs import finished, read_config, reopen
 from llm_fed.experiment import Experiment
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import Answer
@@ -24,7 +24,7 @@ def told_apart(runs: Sequence[Path]) -> dict[str, Path]:
         UserError: a folder is no finished run, or is there twice.
     """
     for run in runs:
-        adapter_folders(run)
+        finished(run)
     methods = [read_config(run).method["name"] for run in runs]
     for names in (methods, [run.resolve().name for run in runs], list(map(str, runs))):
         if len(set(names)) == len(runs):

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from llm_fed import configfile, tasks
 from llm_fed.errors import UserError
-from llm_fed.eval.plots import BLUE, GREY, INK, MAX_LETTERS, MAX_NAMES, PAGE
+from llm_fed.eval.plots import BLUE, GREY, INK, MAX_LETTERS, MAX_NAMES, PAGE, save
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.files import natural_order
 from llm_fed.tasks.partition import SPLITS
@@ -85,7 +85,7 @@ def draw(path: Path, clients: list[str], labels: list[str], held: np.ndarray) ->
         axes.set_xticks(range(columns), [_short(name) for name in labels], rotation=90, parse_math=False)
     else:
         axes.set_xlabel("label", color=INK[False])
-    figure.savefig(path, dpi=160)
+    save(figure, path)
 
 
 def _circles(axes: Axes, held: np.ndarray) -> None:
@@ -132,7 +132,7 @@ def main() -> None:
         ]
         write_rows(given.out.with_suffix(".csv"), ("client", "label", *SPLITS), counts)
         draw(given.out, list(data.clients), names, held[:, :, 0])
-    Console().print(summary(held))
+    Console(markup=False, emoji=False).print(summary(held))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 
 All clients' features together are one embedding, so they must be equally many. A colour and mark for each class, and
 at each client's pictures of a class the client's number. Distances between groups say little in t-SNE; whether groups
-are apart does. Writes RUN/analysis/representations.csv and .png. Needs scikit-learn: pip install 'llm-fed[analysis]'.
+are apart does. Writes RUN/analysis/representations.csv and .png. Needs scikit-learn: in the clone,
+pip install -e '.[analysis]'.
 
     python scripts/analysis/representations.py RUN --examples 100
 """
@@ -20,7 +21,7 @@ from finished import Tested, tested
 from matplotlib.figure import Figure
 from results import plain_errors, write_rows
 
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, install
 from llm_fed.eval.plots import INK, MARKERS, PAGE, PALETTE, legend, plain_axes, save
 from llm_fed.eval.runs import read_config
 
@@ -48,7 +49,7 @@ def embed(points: np.ndarray, seed: int) -> np.ndarray:
     try:
         from sklearn.manifold import TSNE
     except ImportError as error:
-        raise UserError("t-SNE needs scikit-learn, which is not installed: pip install 'llm-fed[analysis]'") from error
+        raise UserError(f"t-SNE needs scikit-learn, which is not installed; {install('analysis')}") from error
     if len(points) < 4:
         raise UserError(f"{len(points)} pictures are too few for t-SNE; raise --examples")
     return TSNE(perplexity=min(30.0, (len(points) - 1) / 3), init="pca", random_state=seed).fit_transform(points)

@@ -35,7 +35,7 @@ from llm_fed.errors import UserError
 from llm_fed.eval.plots import INK, PAGE, PALETTE, name_rows, plain_axes, save
 from llm_fed.eval.runs import read_config
 from llm_fed.progress import restore
-from llm_fed.run import read_records
+from llm_fed.run import comparable, read_records
 from llm_fed.tracking import Reporter
 
 
@@ -59,7 +59,7 @@ def search(run: Path, target: float) -> Outcome:
     """
     config, lines = read_config(run), read_records(run / "metrics.jsonl")
     curve: dict[int, float] = {}
-    for line in lines:
+    for line in comparable(lines):
         if line["kind"] == "score" and line["split"] == config.eval.during:
             curve.setdefault(line["round"], line["mean"])  # a second score is the final one, after fine-tuning
     if not curve:
@@ -139,7 +139,7 @@ def main() -> None:
         columns = ("run", *(field.name for field in fields(Outcome)))
         folder = write_rows(given.runs[0] / "analysis" / "target.csv", columns, rows)
         draw(folder / "target.png", found, given.target)
-    Console().print(table(found, given.target))
+    Console(markup=False, emoji=False).print(table(found, given.target))
 
 
 if __name__ == "__main__":

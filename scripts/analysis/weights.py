@@ -1,6 +1,7 @@
 """What a run weighs for each client: a server's models when it merges them, or a client's models side by side.
 
-- merging weights, as the metrics have them last (FedMerge, Figure 4): weights.csv and .png;
+- merging weights, those of the round that was scored last, in a finished run the tested one (FedMerge, Figure 4):
+  weights.csv and .png;
 - mixture weights that a client's models have for all pictures alike (FedEM): the same;
 - gates, which weigh for each picture anew: their weights on each client's test pictures, by client and by class
   (FedMoE, Figures 9 and 10). gates.csv has the mean and the population's standard deviation for each model, client and
@@ -26,6 +27,7 @@ from matplotlib.figure import Figure
 from results import plain_errors, write_rows
 
 from llm_fed.errors import UserError
+from llm_fed.eval.merges import weights_after
 from llm_fed.eval.plots import (
     BLUE,
     GREY,
@@ -113,9 +115,10 @@ def main() -> None:
     run = parser.parse_args().run
     with plain_errors(parser):
         lines = read_records(run / "metrics.jsonl")
-        merging = [line["weights"] for line in lines if line["kind"] == "server" and "weights" in line]
+        scored = [line["round"] for line in lines if line["kind"] == "score"]
+        merging = weights_after(lines, scored[-1] if scored else None)
         if merging:
-            clients, values = merging[-1]["clients"], merging[-1]["values"]
+            clients, values = merging["clients"], merging["values"]
             models, words = list(map(str, range(len(values[0])))), {}
         else:
             found, labels = tested(run)

@@ -40,7 +40,9 @@ def main() -> None:
     experiment.quiet()
 
     clients = list(tasks.load(config.task, config.seed).clients)
-    config = replace(config, network=replace(config.network, clients=tuple(clients)))
+    config = replace(
+        config, network=replace(config.network, clients=tuple(clients)), eval=replace(config.eval, base=False)
+    )
     out = arguments.out.resolve()
     experiment.train(config, out / "here")
     flower_app.write(out / "app", config, "loopback")

@@ -44,6 +44,10 @@ class Squad(evaluate.Metric):
             ),
         )
 
+    def can_score(self, reference: str, metric: str) -> bool:
+        """Whether an answer that equals this reference scores above 0: F1 needs a word that counts."""
+        return metric == "squad_em" or bool(words(reference))
+
     def _compute(self, predictions, references):
         pairs = list(zip(predictions, references, strict=True))
         overlap = [max(f1(prediction, text) for text in texts) for prediction, texts in pairs]

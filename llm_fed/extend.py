@@ -1,0 +1,115 @@
+"""What may change when a run is continued, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_fed.config import Config
+from llm_fed.configfile import as_dict, flat
+from llm_fed.errors import UserError
+
+if TYPE_CHECKING:
+    from llm_fed.method import Method
+
+# By which scores are made: those before and after a change cannot be compared.
+SCORED_BY = ("eval.metric", "eval.during", "eval.limit", "eval.max_new_tokens")
+# Which scores there are, and which of them count in the search for the best round.
+COUNTED_BY = ("rounds", "eval.every", "eval.of_last")
+# What else may change in the middle of a run.
+_ALSO = ("eval.batch_size", "eval.select")
+MAY_CHANGE = (*COUNTED_BY, *SCORED_BY, *_ALSO)
+# Of these the results of a finished run depend, whatever it has stored of its rounds.
+_DECIDES_RESULT = ("rounds", "eval.select", "eval.of_last")
+
+Changes = Mapping[str, tuple[Any, Any]]  # by dotted key, the values before and now
+
+
+def search(config: Config) -> dict[str, Any]:
+    """The settings with which the best round is sought, by dotted key; a checkpoint remembers them."""
+    values = flat(as_dict(config))
+    return {key: values[key] for key in (*COUNTED_BY, *SCORED_BY)}
+
+
+def lr(config: Config, round: int) -> float:
+    """The learning rate of a round: linear from `local.lr` in the first to `local.lr_end` in the last."""
+    local, last = config.local, max(1, config.rounds - 1)
+    return local.lr + (local.lr_end - local.lr) * (round - 1) / last
+
+
+def rounds_done(folder: Path) -> int:
+    """The newest round of which a run folder, or that of a run that it needs, has a checkpoint; 0: none."""
+    return max((int(path.name.partition("-")[2]) for path in folder.rglob("checkpoints/round-*")), default=0)
+
+
+def reopens(changes: Changes) -> bool:
+    """Whether a finished run with these changes is no longer finished."""
+    return any(key in changes for key in _DECIDES_RESULT)
+
+
+def check(folder: Path, changes: Changes) -> None:
+    """Refuse to continue a run with such changes as no continued run could have.
+
+    Raises:
+        UserError: what does not work, and what does.
+    """
+    done = rounds_done(folder)
+    if "rounds" in changes and changes["rounds"][1] < done:
+        now = changes["rounds"][1]
+        raise UserError(
+            f"{folder} has trained {done} rounds, and rounds={now} is fewer: a run cannot go back. Give rounds={done} "
+            f"or more, or train {now} rounds into another --out."
+        )
+    other = [f"{key}: {changes[key][0]!r} -> {changes[key][1]!r}" for key in SCORED_BY if key in changes]
+    if other and (folder / "summary.json").exists() and not reopens(changes):
+        raise UserError(
+            f"{folder} is complete, so nothing would be trained or selected with {'; '.join(other)}. `llm-fed eval "
+            f"{folder}` scores its adapters anew and leaves the run alone; with more rounds the run goes on so."
+        )
+
+
+def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str]:
+    """What a user should know of a run that is continued with another configuration, a sentence or two each.
+
+    Args:
+        folder: the run's, as the earlier command left it.
+    """
+    found, done = [], rounds_done(folder)
+    if before.rounds != now.rounds:
+        had = f"this run had {before.rounds} rounds" + ("" if done >= before.rounds else f", of which {done} are done,")
+        found.append(f"{had} and goes on to {now.rounds}")
+        found += _unlike(before, now, done, method)
+        if now.eval.of_last is not None and now.eval.of_last == before.eval.of_last:
+            found.append(
+                f"eval.of_last={now.eval.of_last} counts back from round {now.rounds} now; if the best round of those "
+                "that still count has no checkpoint, the run goes back to an earlier one and trains from there again"
+            )
+    old, new = search(before), search(now)
+    changed = [f"{key}: {old[key]!r} -> {new[key]!r}" for key in SCORED_BY if old[key] != new[key]]
+    if changed:
+        found.append(
+            f"scores are made in another way now ({'; '.join(changed)}): the search for the best round starts anew, "
+            "and earlier scores stay in metrics.jsonl alone"
+        )
+    return found
+
+
+def _unlike(before: Config, now: Config, done: int, method: Method) -> list[str]:
+    """Why a run with another number of rounds is not what it would have been with this number from the start."""
+    if method.needs:  # the runs that it starts from say it
+        return []
+    found = []
+    if now.local.lr != now.local.lr_end and 0 < done < now.rounds:
+        old, new = lr(before, done), lr(now, done + 1)
+        found.append(
+            f"local.lr_end={now.local.lr_end:g} is reached in round {now.rounds} now: the learning rate goes "
+            f"{'up' if new > old else 'down'} from {old:.3g} in round {done} to {new:.3g} in round {done + 1}. A run "
+            f"of {now.rounds} rounds from the start would have had other rates until here, so its results would differ"
+        )
+    if method.by_rounds and 0 < done < now.rounds:
+        found.append(
+            f"what {now.method['name']} does in a round depends on how many there are: until here it did it for "
+            f"{before.rounds}, so the results of a run of {now.rounds} rounds from the start would differ"
+        )
+    return found

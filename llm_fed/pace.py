@@ -1,0 +1,208 @@
+"""Pace: where a run is, and how long it will take, from the times that this session measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from llm_fed import signs
+
+_REMEMBERED = 10  # rounds whose mean duration is expected of those to come
+
+_WORDS = {  # parts of a round, and what is said of them
+    "broadcast": "preparing the messages",
+    "local": "training at the clients",
+    "collect": "collecting the answers",
+    "server": "the server's step",
+    "evaluate": "scoring",
+    "checkpoint": "writing the checkpoint",
+    "test": "testing",
+}
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a run will do.
+
+    Attributes:
+        steps: client steps expected in a round; 0 where nobody knows them before they are done.
+        scored: the rounds that end with scores of `during`'s split.
+        answers: by split, how many prompts or pictures are answered when it is scored.
+    """
+
+    rounds: int = 0
+    steps: Callable[[int], float] = lambda round: 0.0
+    scored: Callable[[int], bool] = lambda round: False
+    during: str = "validation"
+    answers: Mapping[str, int] = field(default_factory=dict)
+
+
+class Pace:
+    """Listens to a run. Other threads may read it at any time.
+
+    The time of a round, its scores apart, is expected to be the mean of the last ones; in the first round of a session
+    it follows from the steps that are done. The time of scoring is proportional to the number of answers.
+    """
+
+    def __init__(self, ahead: Ahead | None = None, clock: Callable[[], float] = time.monotonic):
+        self.ahead, self._clock = ahead or Ahead(), clock
+        self.number = 0  # of the round: 0 before the first
+        self.loss: float | None = None  # the last one that is known
+        self._parts: tuple[str, ...] = ()  # tuples, as they may be read while they are changed
+        self._inside = False  # a round
+        self._began = clock()  # the round, or before the first this session
+        self._rounds: tuple[float, ...] = ()  # seconds of the last rounds, without their scores
+        self._steps = self._expected = 0.0  # client steps of this round, done and in all
+        self._pass: tuple[int, int, float] | None = None  # step, of, client steps of the whole pass
+        self._scoring = 0.0  # seconds in this round that went to scores
+        self._scored_seconds = self._scored_answers = 0.0  # of all scores so far
+        self._scored = False  # this round
+        self._tested = False
+        self._part_began = clock()
+        self._answers = 0.0  # of the scores that are being made
+
+    # What is told.
+
+    def round(self, number: int) -> None:
+        self.number, self._began, self._inside = number, self._clock(), True
+        self._steps, self._scoring, self._scored, self._pass = 0.0, 0.0, False, None
+        self._expected = self.ahead.steps(number)  # asked here alone: a schedule must not be asked by two threads
+
+    def round_ended(self) -> None:
+        self._rounds = (*self._rounds, self._clock() - self._began - self._scoring)[-_REMEMBERED:]
+        self._inside = False
+
+    def begin(self, part: str) -> None:
+        self._parts = (*self._parts, part)
+        self._part_began, self._answers, self._pass = self._clock(), 0.0, None
+
+    def end(self, part: str) -> None:
+        self._parts = self._parts[:-1]
+        self._pass = None
+        if part in signs.SCORING:
+            seconds, answers = self._clock() - self._part_began, self._expected_answers(part)
+            self._scoring += seconds
+            if answers:
+                self._scored_seconds += seconds
+                self._scored_answers += answers
+            self._scored = self._scored or part == "evaluate"
+            self._tested = self._tested or part == "test"
+        self._part_began = self._clock()
+
+    def step(self, number: int, of: int, amount: float, total: float, loss: float | None) -> None:
+        self._pass = number, of, total
+        self._steps += amount
+        if loss is not None:
+            self.loss = loss
+
+    def answered(self, amount: float) -> None:
+        self._answers += amount
+
+    # What is known.
+
+    @property
+    def begun(self) -> bool:
+        """Whether any of the work has been done from which a time can be estimated."""
+        return bool(self._rounds or self._steps or self._scored_answers)
+
+    @property
+    def over(self) -> bool:
+        """Whether all rounds and the test are done."""
+        return self._tested and not self._part
+
+    @property
+    def done(self) -> float:
+        """Rounds that are done, with the part of the current one that is."""
+        if not self._inside:
+            return float(self.number)
+        return self.number - 1 + (1.0 if self._part in ("server", *signs.SCORING, "checkpoint") else self._fraction())
+
+    def where(self) -> str:
+        """What is being done, in words."""
+        part, latest = self._part, self._pass
+        words = [f"round {self.number} of {self.ahead.rounds}"] if self._inside else []
+        if latest is not None and part not in signs.SCORING:
+            words += [] if part in ("", "local") else [_WORDS.get(part, part)]
+            words.append(self._steps_done(*latest))
+            words += [] if self.loss is None else [f"loss {self.loss:.3f}"]
+        elif part:
+            words.append(_WORDS.get(part, part) + self._answers_done())
+        return ", ".join(words)
+
+    def left(self) -> str:
+        """How long it will take, in words: `about 14 min left`; empty where nothing is known yet."""
+        if self.over or not self.ahead.rounds or (seconds := self.seconds_left) is None:
+            return ""
+        unknown = self._answers_left() > 0 and self._per_answer() is None
+        return f"about {duration(seconds)} left" + (", scores not counted" if unknown else "")
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the whole run, scores as far as their pace is known; None where nothing is known yet."""
+        now = self._clock()
+        elapsed = now - self._began - self._scoring
+        if self._part in signs.SCORING:
+            elapsed -= now - self._part_began
+        after = self.ahead.rounds - self.number
+        if self._rounds:
+            usual = sum(self._rounds) / len(self._rounds)
+            left = usual * after + (max(0.0, usual - elapsed) if self._inside else 0.0)
+        elif self._inside and (fraction := self._fraction()):
+            left = elapsed / fraction * after + elapsed / fraction - elapsed
+        elif after == 0 and not self._inside and self._per_answer() is not None:
+            left = 0.0
+        else:
+            return None
+        return left + self._answers_left() * (self._per_answer() or 0.0)
+
+    @property
+    def _part(self) -> str:
+        parts = self._parts
+        return parts[-1] if parts else ""
+
+    def _fraction(self) -> float:
+        """Of the round's steps, those that are done."""
+        return min(1.0, self._steps / self._expected) if self._expected else 0.0
+
+    def _steps_done(self, number: int, of: int, total: float) -> str:
+        expected = self._expected if self._part == "local" else 0.0
+        if total >= expected:  # all clients train in this pass
+            return f"step {number} of {of}"
+        return f"{self._steps:.0f} of {max(expected, self._steps):.0f} client steps"
+
+    def _answers_done(self) -> str:
+        if self._part not in signs.SCORING or not self._answers:
+            return ""
+        expected = self._expected_answers(self._part)
+        return f" {min(self._answers, expected):.0f} of {expected} answers"
+
+    def _expected_answers(self, part: str) -> int:
+        return self.ahead.answers.get("test" if part == "test" else self.ahead.during, 0)
+
+    def _per_answer(self) -> float | None:
+        seconds, answers = self._scored_seconds, self._scored_answers
+        if self._part in signs.SCORING and self._answers:
+            seconds, answers = seconds + self._clock() - self._part_began, answers + self._answers
+        return seconds / answers if answers else None
+
+    def _answers_left(self) -> float:
+        ahead = self.ahead
+        first = self.number + (1 if not self._inside or self._scored else 0)
+        rounds = sum(ahead.scored(round) for round in range(max(1, first), ahead.rounds + 1))
+        left = rounds * ahead.answers.get(ahead.during, 0)
+        left += 0 if self._tested else ahead.answers.get("test", 0)
+        return max(0.0, left - (self._answers if self._part in signs.SCORING else 0.0))
+
+
+def duration(seconds: float) -> str:
+    """In words, with the precision of an estimate: `40 s`, `14 min`, `3.5 h`, `2.1 days`."""
+    if seconds < 9.5:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90:
+        return f"{10 * round(seconds / 10)} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    if seconds < 36 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"

@@ -1,0 +1,121 @@
+"""The `compare` section of a configuration file, and the checks that need nothing that takes seconds to import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from llm_fed import configfile, datapath
+from llm_fed.config import Config
+from llm_fed.errors import UserError, did_you_mean, require
+from llm_fed.eval.scores import METRICS
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is compared: rows times seeds."""
+
+    file: Config  # without the words of any row
+    rows: dict[str, list[str]]  # by label: the words of the row alone
+    seeds: list[int]
+    cells: dict[tuple[str, int], Config]  # by label and seed
+
+    def check(self) -> None:
+        """`check` of every row; its errors say in which row they were made."""
+        for label in self.rows:
+            with in_row(label):
+                check(self.cells[label, self.seeds[0]])
+
+
+def check(config: Config, *, data: bool = True) -> None:
+    """Refuse wrong names, settings of the method and paths of data, the quickest checks first.
+
+    Args:
+        data: whether this machine is where the clients' data lies.
+
+    Raises:
+        UserError: the first mistake.
+    """
+    if config.eval.metric is not None:
+        require("eval.metric", config.eval.metric, METRICS)
+    if data:
+        datapath.check("task.path", config.task.path, config.task.name)
+        datapath.check("task.server.path", config.task.server.path, config.task.server.name)
+    from llm_fed import methods, tasks  # with torch, but not with transformers or datasets
+
+    methods.build(config.method)
+    for key, name in (("task.name", config.task.name), ("task.server.name", config.task.server.name)):
+        if name is not None:
+            require(key, name, tasks.TASKS)
+    require("task.partition.kind", config.task.partition.kind, tasks.KINDS)
+
+
+def read_rows(path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int]) -> Rows:
+    """The rows that `chosen` names (default: all of the file) with `words` laid over each.
+
+    Args:
+        chosen: labels of rows, or names of methods as plain rows.
+        seeds: instead of those of the file.
+
+    Raises:
+        UserError: the file or a row has a mistake; it says in which row.
+    """
+    for word in words:
+        if word.partition("=")[0] in ("method", "method.name", "seed"):
+            raise UserError(f"{word} would make all rows alike; give --methods and --seeds instead")
+    of_file, own_seeds = read_section(path)
+    if not (of_file or chosen):
+        raise UserError(f"{path} has no compare section; say what to compare, e.g. --methods local,fedit,fedmerge")
+    file = configfile.load(path, list(words))
+    seeds = list(dict.fromkeys(seeds or own_seeds or [file.seed]))
+    rows = {name: of_file.get(name, [f"method={name}"]) for name in chosen or of_file}
+    cells = {}
+    for seed in seeds:
+        for label, own in rows.items():
+            with in_row(label):
+                cells[label, seed] = configfile.load(path, [*own, *words, f"seed={seed}"])
+    if others := [name for name in chosen if name not in of_file]:
+        from llm_fed import methods
+
+        known = [*of_file, *methods.METHODS, *methods.ALIASES]
+        for name in others:
+            if name not in known:
+                raise UserError(f"--methods: there is no row or method {name!r}{did_you_mean(name, known)}")
+    return Rows(file, rows, seeds, cells)
+
+
+def read_section(path: str | Path) -> tuple[dict[str, list[str]], list[int]]:
+    """The rows (label -> words) and the seeds in a file's `compare` section; both empty without one.
+
+    Raises:
+        UserError: the file cannot be read, or the section is not as it should be.
+    """
+    section: Any = configfile.read(path).get("compare", {})
+    section = OmegaConf.to_container(section) if OmegaConf.is_config(section) else section
+    example = "compare: {seeds: [0, 1], rows: {some label: [method=fedit, adapter.rank=16]}}"
+    if not isinstance(section, dict):
+        raise UserError(f"{path}: compare is {section!r}; it takes a mapping, e.g. {example}")
+    configfile.check_keys(section, ["seeds", "rows"], "compare.")
+    rows, seeds = section.get("rows", {}), section.get("seeds", [])
+    if not isinstance(rows, dict):
+        raise UserError(f"{path}: compare.rows is {rows!r}; it takes labels with lists of words, e.g. {example}")
+    for label, words in rows.items():
+        if not (isinstance(words, list) and all(isinstance(word, str) and "=" in word for word in words)):
+            raise UserError(f"{path}: row {label!r} is {words!r}; it takes a list of words such as local.lr=1e-4")
+    if not (isinstance(seeds, list) and all(type(seed) is int for seed in seeds)):
+        raise UserError(f"{path}: compare.seeds is {seeds!r}; it takes a list of whole numbers")
+    return {str(label): words for label, words in rows.items()}, seeds
+
+
+@contextmanager
+def in_row(label: str) -> Iterator[None]:
+    """Mistakes in what happens here say in which row they were made."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"row {label!r}: {error}") from error

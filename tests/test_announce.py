@@ -1,0 +1,214 @@
+"""What a run says before its first round, and what a dry run says of it and leaves behind: nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import tiny_images
+from rich.console import Console
+
+from llm_fed import announce, experiment
+from llm_fed.configfile import from_dict
+from llm_fed.run import read_records
+from llm_fed.tasks.common import TaskData
+from llm_fed.tracking import Reporter
+
+
+def planned(tree, folder: Path, **how):
+    return experiment.dry_run(from_dict(tree), folder, reporter=Reporter(Console(quiet=True)), **how)
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def without_reports(monkeypatch):
+    """Their pictures take most of the time."""
+    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+
+
+def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path, without_reports):
+    """Of bob's six training examples one is made too long. A rank-2 adapter on two layers' q_proj (24 -> 24) and v_proj
+    (24 -> 12) has 2 * (2 * 48 + 2 * 36) = 336 parameters; the base 10,800."""
+    data = tmp_path / "data"
+    for path, content in listing(small.data).items():
+        (data / path).parent.mkdir(parents=True, exist_ok=True)
+        (data / path).write_bytes(content)
+    with open(data / "bob/train.jsonl", "a") as file:
+        file.write(json.dumps({"instruction": "w20 " * 40, "output": "w7"}) + "\n")
+    config = small.config(tmp_path / "c.yaml", task={"path": str(data)}, rounds=2, participation=0.6)
+    said = llm_fed("run", config, "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    found = dict(line.split(None, 1) for line in said.err.splitlines() if line[:1].islower())
+    assert found["method"].startswith("fedit: FedIT (Zhang et al. 2024)") and found["method"].endswith(", 2 rounds")
+    assert found["clients"] == "3, 2 of them asked in each round"
+    assert found["examples"] == (
+        "18 for training (6 per client), 6 for validation (2 per client), 9 for the test (3 per client); "
+        "too long and left out: 1 training"
+    )
+    assert found["base"] == f"{small.base}, 10,800 parameters, float32, on cpu"
+    assert found["training"] == (
+        "a LoRA adapter of rank 2 on q_proj, v_proj: 336 parameters per client, all of which are sent"
+    )
+    assert found["each"] == "round 2 steps of 2 examples, learning rate 0.05, falling to 0.02 in the last"
+    assert found["scores"] == "rouge1 on the clients' validation examples after every round; the best of them is tested"
+    before_rounds = said.err.index("scores ")
+    assert said.err.index("method ") < before_rounds < said.err.index("round 1/2: loss")
+
+
+def test_the_plan_of_whole_image_models_that_differ(tmp_path):
+    unlike = {"name": "cnn", "clients": ["cnn", "resnet-9"]}
+    tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), method={"name": "fml"}, base=unlike)
+    plan = planned(tree, tmp_path / "run")
+    rows = plan.rows()
+    assert rows["training"].startswith("2 whole models side by side (own, small): 94,856 to 125,040 parameters")
+    assert rows["training"].endswith("of which 47,428 are sent")
+    assert rows["base"] == "cnn (shared), 47,428 parameters, float32, on cpu"
+    # 36 pictures for three clients, a fifth of them held out: 9 or 10 each, hence 2 batches of 8.
+    assert rows["each round"] == "1 epoch, 2 steps of 8 examples, learning rate 0.003, falling to 0.001 in the last"
+    assert plan.costs.activations > 0 and plan.costs.base > 4 * 47_428
+
+
+def test_a_merging_method_names_the_runs_that_it_trains_first(small, tmp_path, without_reports):
+    tree, said = small.tree(rounds=1, method={"name": "potara"}), io.StringIO()
+    plan = planned(tree, tmp_path / "run")
+    assert plan.rows()["method"].endswith("trains fedit and local first and merges their results")
+    fedit, local = plan.parents
+    assert (fedit.method, local.method) == ("fedit", "local")
+    assert plan.costs.down_run == fedit.costs.down_run + local.costs.down_run > fedit.costs.down_run
+    experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(file=said, soft_wrap=True)))
+    starts = [line.split(":")[0].split()[1] for line in said.getvalue().splitlines() if line.startswith("method ")]
+    assert starts == ["potara", "fedit", "local"]
+    assert said.getvalue().count("\nbase  ") == 1  # what is as in the run before is not said again
+    moved = [read_records(tmp_path / f"run/needs/{need}/metrics.jsonl") for need in ("fedit", "local")]
+    up = sum(line["bytes_up"] for lines in moved for line in lines if line["kind"] == "round")
+    assert plan.costs.up_run == up
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": {"name": "fedit"}, "transport": {"up": "int8", "down": "bfloat16"}},
+        {"method": {"name": "fedmerge", "num_models": 2}, "delay": {"sigma": 1.0, "drop_out": 0.4}},
+        {"method": {"name": "fedsa"}, "participation": 0.4},
+        {"method": {"name": "fedalt"}, "privacy": {"clip": 1.0, "where": "client"}},
+        {"method": {"name": "local"}},
+    ],
+    ids=lambda changes: changes["method"]["name"],
+)
+def test_bytes_are_those_of_the_run(small, tmp_path, without_reports, changes):
+    """Of round 1, and, where every client moves the same in every round, of all rounds."""
+    tree = small.tree(eval={"every": 0}, **changes)
+    costs = planned(tree, tmp_path / "run").costs
+    experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+    lines = read_records(tmp_path / "run/metrics.jsonl")
+    rounds = [line for line in lines if line["kind"] == "round"]
+    assert (costs.down_first, costs.up_first) == (rounds[0]["bytes_down"], rounds[0]["bytes_up"])
+    assert costs.down_run == sum(line["bytes_down"] for line in rounds)
+    assert costs.up_run == sum(line["bytes_up"] for line in rounds)
+    clients = [line for line in lines if line["kind"] == "client"]
+    assert {line["bytes_up"] for line in clients} == {costs.up.least} and costs.exact
+
+
+def test_whether_bytes_depend_on_what_is_learned_is_said(tmp_path):
+    """FedKD keeps as many singular values as the update needs."""
+    tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), method={"name": "fedkd"})
+    plan = planned(tree, tmp_path / "run")
+    assert not plan.costs.exact and "answers with about" in plan.cost_rows()["messages"]
+
+
+def test_a_dry_run_leaves_nothing(small, llm_fed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = small.config(tmp_path / "c.yaml")
+    said = llm_fed("run", config, "--dry-run")
+    assert said.code == 0, said.err
+    labels = [line[:11].strip() for line in said.out.splitlines()]
+    assert labels == [
+        "run", "method", "clients", "examples", "base", "training", "each round", "scores", "messages", "memory",
+        "disk", "free",
+    ]  # fmt: skip
+    assert "runs/c-fedit-seed0 would be begun" in said.out and "round 1" not in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+    llm_fed("run", config, "--dry-run", "adapter.target_modules=[nothing]").assert_refused("matches no layer")
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+def test_a_dry_run_says_where_a_run_goes_on(small, llm_fed, tmp_path, monkeypatch, without_reports):
+    config = small.config(tmp_path / "c.yaml")
+
+    def interrupted(self, line):
+        if line["kind"] == "round" and line["round"] == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reporter, "record", interrupted)
+        assert llm_fed("run", config, "--out", tmp_path / "run").code == 130
+    before = listing(tmp_path / "run")
+    said = llm_fed("run", config, "--out", tmp_path / "run", "--dry-run")
+    assert said.code == 0 and "would be continued at round 3 of 3" in said.out
+    assert "would be begun" in llm_fed("run", config, "--out", tmp_path / "run", "--dry-run", "--fresh").out
+    other = llm_fed("run", config, "local.steps=1", "--out", tmp_path / "run", "--dry-run")
+    other.assert_refused("another configuration")
+    assert listing(tmp_path / "run") == before
+    went_on = llm_fed("run", config, "--out", tmp_path / "run")
+    assert went_on.code == 0 and "continuing at round 3" in went_on.err
+    assert "\nclients " not in went_on.err and "method " in went_on.err  # shorter: it was said before
+    before = listing(tmp_path / "run")
+    assert "is complete" in llm_fed("run", config, "--out", tmp_path / "run", "--dry-run").out
+    assert listing(tmp_path / "run") == before
+
+
+def test_the_plan_as_json(small, tmp_path):
+    found = json.loads(json.dumps(planned(small.tree(), tmp_path / "run").as_json()))
+    assert found["examples"]["training"] == {"total": 18, "least": 6, "most": 6}
+    assert found["costs"]["down_first"] == 3 * found["costs"]["down"]["least"]
+    assert (found["dtype"], found["device"], found["parameters"]["most"]) == ("float32", "cpu", 336)
+
+
+def test_activations_are_those_that_a_step_keeps(small, tmp_path):
+    """The estimate is extrapolated from 16 and 32 tokens; here it is compared with what autograd saves in a real step
+    of three clients with two examples of nine tokens each, 54 tokens."""
+    import torch
+
+    from llm_fed import training
+
+    kept: dict[int, int] = {}
+    real = training._Fit._step
+
+    def measured(self, step, active, losses):
+        ignored = {t.untyped_storage().data_ptr() for t in [*self.model.parameters(), self.bank.rows]}
+        tensors = []
+
+        def pack(tensor):
+            if tensor.untyped_storage().data_ptr() not in ignored:
+                tensors.append(tensor)
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            real(self, step, active, losses)
+
+    tree = small.tree(rounds=1, local={"steps": 1}, eval={"every": 0})
+    expected = planned(tree, tmp_path / "run").costs.activations
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training._Fit, "_step", measured)
+        patch.setattr(experiment, "write_report", lambda folder: None)
+        experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+    assert sum(kept.values()) / 2 < expected < 2 * sum(kept.values())
+
+
+def test_a_server_over_a_network_says_what_it_knows(small):
+    """It has no client's data, so no numbers of examples; who takes part it learns from the nodes."""
+    config = from_dict(small.tree(local={"steps": None, "epochs": 2}))
+    nobodys = TaskData("files", "rouge1", {})
+    built = experiment.prepare(config, Reporter(Console(quiet=True)), task=nobodys)
+    built.server.clients, built.server.cohort = ("ada", "bob"), 2
+    rows = announce.run_plan(built, names=("ada", "bob")).rows()
+    assert (rows["clients"], rows["examples"]) == ("2, all of them asked in each round", "known to the clients alone")
+    assert rows["training"].endswith("336 parameters per client, all of which are sent")
+    assert rows["each round"].startswith("2 epochs in steps of 2 examples")
+    assert rows["scores"].endswith("validation examples after every round; the best of them is tested")

@@ -1,0 +1,203 @@
+"""`base.dtype: auto`: what it means where, that a run keeps what it began with, and that equal runs are equal."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from network import NetworkInProcess, federate, tree
+from safetensors.torch import load_file
+
+from llm_fed import doctor, experiment, load_client
+from llm_fed.config import BaseConfig
+from llm_fed.configfile import from_dict
+from llm_fed.eval.runs import evaluate_run
+from llm_fed.models.loading import settle_dtype
+from llm_fed.plan import Plan
+from llm_fed.run import Run, saved_config
+from llm_fed.runtime.node import Node
+
+AUTO = {"dtype": "auto"}
+
+
+def adapters(run: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.parent.name: load_file(path) for path in sorted(run.glob("adapters/*/*.safetensors"))}
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    mine, theirs = adapters(one), adapters(other)
+    assert mine.keys() == theirs.keys() and mine
+    assert all(torch.equal(mine[id][name], theirs[id][name]) for id in mine for name in mine[id])
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Trains until the first round is saved."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    def call(config, folder):
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "log_timing", stop)
+            with pytest.raises(KeyboardInterrupt):
+                experiment.train(config, folder)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "device, has_it, dtype, line",
+    [
+        ("cpu", False, "float32", "computing in float32, because this is a CPU; base.dtype=bfloat16 overrides"),
+        ("cuda:1", True, "bfloat16", "computing in bfloat16, because this GPU has it; base.dtype=float32 overrides"),
+        ("cuda", False, "float32",
+         "computing in float32, because this device (cuda) is not known to have bfloat16; base.dtype overrides"),
+        ("mps", True, "float32",
+         "computing in float32, because this device (mps) is not known to have bfloat16; base.dtype overrides"),
+    ],
+)  # fmt: skip
+def test_what_auto_means_on_a_device(monkeypatch, device, has_it, dtype, line):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it and not including_emulation)
+    assert settle_dtype(BaseConfig("x"), device) == (BaseConfig("x", dtype=dtype), line)
+    assert settle_dtype(BaseConfig("x", dtype="float16"), device) == (BaseConfig("x", dtype="float16"), "")
+
+
+def test_it_is_the_default_is_said_and_lies_in_the_environment(small, llm_fed, tmp_path):
+    """Given by its name it is the same run, another dtype is another one."""
+    settings = small.tree(rounds=1)
+    del settings["base"]["dtype"]
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
+    run = ("run", tmp_path / "c.yaml", "--out", tmp_path / "run")
+    said = llm_fed(*run)
+    assert said.code == 0 and said.err.count("computing in float32, because this is a CPU") == 1
+    assert json.loads((tmp_path / "run/environment.json").read_text())["dtype"] == "float32"
+    assert "dtype: float32" in (tmp_path / "run/adapters/ada/README.md").read_text()  # a card says what was done
+    for words in ([], ["base.dtype=float32"]):
+        again = llm_fed(*run, *words)
+        assert again.code == 0 and "is complete" in again.err
+    refused = "another configuration (base.dtype: 'float32' -> 'bfloat16')"
+    llm_fed(*run, "base.dtype=bfloat16").assert_refused(refused)
+
+
+def test_an_old_run_continues_in_the_dtype_that_was_the_default_then(small, tmp_path, interrupted, capsys):
+    """Its configuration names bfloat16, its environment.json no dtype, and the same command today `auto`."""
+    before, now = (from_dict(small.tree(rounds=2, base={"dtype": dtype})) for dtype in ("bfloat16", "auto"))
+    experiment.train(before, tmp_path / "whole")
+    interrupted(before, tmp_path / "run")
+    environment = tmp_path / "run/environment.json"
+    recorded = json.loads(environment.read_text())
+    environment.write_text(json.dumps({key: value for key, value in recorded.items() if key != "dtype"}))
+    experiment.train(now, tmp_path / "run")
+    assert "computing in bfloat16, as when this run began" in capsys.readouterr().err
+    assert_equal(tmp_path / "run", tmp_path / "whole")
+    experiment.train(now, tmp_path / "new")
+    assert (tmp_path / "new/metrics.jsonl").read_bytes() != (tmp_path / "whole/metrics.jsonl").read_bytes()
+
+
+def test_a_run_keeps_its_dtype_on_another_machine(small, tmp_path, interrupted, monkeypatch):
+    config = from_dict(small.tree(rounds=2, base=AUTO))
+    experiment.train(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "run")
+
+    def elsewhere(base, device):
+        return (replace(base, dtype="bfloat16"), "a GPU") if base.dtype == "auto" else (base, "")
+
+    monkeypatch.setattr(experiment, "settle_dtype", elsewhere)
+    experiment.train(config, tmp_path / "run")
+    assert_equal(tmp_path / "run", tmp_path / "whole")
+    scores = json.loads((tmp_path / "run/summary.json").read_text())["scores"]
+    assert evaluate_run(tmp_path / "run").as_json()["mean"] == scores["mean"]  # in the run's own dtype
+
+
+def test_a_run_without_results_begins_anew_in_what_suits_the_machine(small, tmp_path):
+    """Whoever gave up on a slow first round gets the faster dtype by the same command."""
+    with Run(tmp_path / "run", from_dict(small.tree(base={"dtype": "bfloat16"}))) as run:
+        run.begin()
+    experiment.train(from_dict(small.tree(rounds=1, base=AUTO)), tmp_path / "run")
+    assert saved_config(tmp_path / "run")["base"]["dtype"] == "float32"
+
+
+def test_a_saved_configuration_without_a_dtype_was_made_when_bfloat16_was_the_default(tmp_path):
+    (tmp_path / "config.yaml").write_text("base: {name: some/base}\nrounds: 3\n")
+    assert saved_config(tmp_path)["base"]["dtype"] == "bfloat16"
+    (tmp_path / "config.yaml").write_text("rounds: 3\n")
+    assert saved_config(tmp_path)["base"]["dtype"] == "bfloat16"
+    assert from_dict({}).base.dtype == "auto"
+
+
+def plan(small, folder: Path, rows: dict[str, list[str]], words: list[str]) -> Plan:
+    folder.mkdir(exist_ok=True)
+    settings = small.tree(rounds=1, base=AUTO) | {"compare": {"rows": rows}}
+    (folder / "c.yaml").write_text(yaml.safe_dump(settings))
+    return Plan(folder / "c.yaml", words, [], [], folder / "out")
+
+
+def test_in_a_comparison_auto_and_what_it_means_are_one_run(small, tmp_path):
+    made = plan(small, tmp_path, {"a": ["method=fedit"], "b": ["method=fedit", "base.dtype=float32"]}, [])
+    assert len(list(made.jobs())) == 1 and made.file.base.dtype == "float32"
+    assert made.notes == ["computing in float32, because this is a CPU; base.dtype=bfloat16 overrides"]
+
+
+def test_a_comparison_that_was_begun_goes_on_in_its_dtype(small, tmp_path):
+    """Also a row that is still to be trained, and what a row needs; but a row that names a dtype has its own."""
+    rows = {"a": ["method=local"], "b": ["method=potara"], "own": ["method=local", "base.dtype=float32"]}
+    old = plan(small, tmp_path, rows, ["base.dtype=bfloat16"])
+    begun = next(job for job in old.jobs() if job.method.__class__.__name__ == "FedIT")  # needed by b
+    experiment.train(begun.config, begun.folder)
+    now = plan(small, tmp_path, rows, [])
+    dtypes = {label: job.config.base.dtype for (label, _), job in now.cells.items()}
+    assert dtypes == {"a": "bfloat16", "b": "bfloat16", "own": "float32"}
+    assert now.cells["b", 0].needs["fedit"].folder == begun.folder and now.cells["b", 0].needs["fedit"].outcome
+    assert now.notes == ["computing in bfloat16, as in the runs that are there"]
+
+    explicit = plan(small, tmp_path / "other", {"x": ["method=local", "base.dtype=bfloat16"]}, [])
+    (job,) = explicit.jobs()
+    experiment.train(job.config, job.folder)
+    both = {"x": ["method=local", "base.dtype=bfloat16"], "y": ["method=local"]}
+    assert plan(small, tmp_path / "other", both, []).cells["y", 0].config.base.dtype == "float32"
+
+
+@pytest.mark.usefixtures("quick")
+def test_over_a_network_the_server_decides_for_all(small, tmp_path):
+    link, _ = federate(tmp_path, small, tree(small, rounds=1, base=AUTO, method={"name": "potara"}))
+    assert {order["dtype"] for order in link.orders} == {"float32"}
+    assert json.loads((tmp_path / "run/environment.json").read_text())["dtype"] == "float32"
+    node = Node()
+    there = NetworkInProcess(tmp_path, small, tree(small, base=AUTO)).places[1]
+    text = yaml.safe_dump(small.tree(base=AUTO))
+    for dtype in ("bfloat16", "float32"):
+        reply, _ = node.answer(there, text, {"kind": "hello", "dtype": dtype}, b"")
+        assert "error" not in reply
+        assert {str(p.dtype) for p in node._bases._base.model.parameters()} == {f"torch.{dtype}"}
+
+
+def test_the_ranks_of_a_launch_are_told(small, tmp_path, monkeypatch):
+    class Told(Exception):
+        pass
+
+    def spread(ranks, config, shared):
+        raise Told(config.base.dtype)
+
+    monkeypatch.setattr(experiment, "other_ranks", lambda: object())
+    monkeypatch.setattr(experiment, "Spread", spread)
+    with pytest.raises(Told, match="float32"):
+        experiment.train(from_dict(small.tree(base=AUTO)), tmp_path / "run")
+
+
+def test_a_library_call_takes_auto_too(small, finished):
+    personal = load_client(finished / "adapters/ada", str(small.base), dtype="auto")
+    assert personal.base.dtype == torch.float32 and personal.base.autocast is None
+
+
+def test_the_doctor_measures_it_quickly():
+    begun = time.monotonic()
+    said = doctor._dtypes()
+    assert "times as long as float32; base.dtype=auto means float32 here" in said
+    assert time.monotonic() - begun < 10  # two seconds on an idle machine

@@ -1,0 +1,386 @@
+"""A run that is continued with more rounds, or with other settings of the search for its best round."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import network
+import pytest
+import toy
+
+from llm_fed import configfile, experiment
+from llm_fed.checkpoint import Checkpoints
+from llm_fed.clients import LocalClients
+from llm_fed.errors import UserError
+from llm_fed.eval import report
+from llm_fed.eval.scores import summarize
+from llm_fed.federation import federate
+from llm_fed.methods.fedbuff import FedBuff
+from llm_fed.methods.fedit import FedIT
+from llm_fed.methods.fedmerge import FedMerge
+from llm_fed.methods.fedsa import FedSA
+from llm_fed.run import Run, read_records
+from llm_fed.runtime import server
+from llm_fed.schedule import Delayed
+from llm_fed.wire import pack
+
+CONSTANT = {"steps": 1, "lr": 0.05, "lr_end": 0.05}
+SCORES = {1: 30.0, 2: 90.0, 3: 60.0, 4: 50.0, 5: 70.0, 6: 10.0, 7: 80.0, 8: 20.0}
+# Rounds that it has one after another, the method, the configuration's sections, and how late client i answers.
+TOYS: dict[str, tuple[list[int], Any, dict[str, Any]]] = {
+    "every round is scored": ([4, 8], FedIT(), {"eval": {"every": 1}}),
+    "eval.every divides the old rounds": ([4, 8], FedIT(), {"eval": {"every": 2}}),
+    "eval.every does not divide them": ([5, 8], FedIT(), {"eval": {"every": 3}}),
+    "the round that was the last was the best": ([2, 8], FedIT(), {"eval": {"every": 3}}),
+    "again and again": ([1, 2, 5, 7, 8], FedIT(), {"eval": {"every": 3}}),
+    "only the last round is scored": ([4, 8], FedIT(), {"eval": {"every": 0}}),
+    "tested during training": ([4, 8], FedIT(), {"eval": {"every": 3, "during": "test"}}),
+    "the last is selected": ([4, 8], FedIT(), {"eval": {"every": 3, "select": "last"}}),
+    "few checkpoints": ([4, 8], FedIT(), {"eval": {"every": 3}, "checkpoint": {"every": 3, "keep": 1}}),
+    "state of the server": ([4, 8], FedMerge(num_models=3), {"eval": {"every": 3}}),
+    "state of the clients": ([4, 8], FedSA(), {"eval": {"every": 3}}),
+    "a late step": ([4, 8], FedBuff(buffer=2), {"eval": {"every": 3}}),
+} | {
+    f"the best of the last {number}, scored every {every}": (
+        [3, 4, 5, 8], FedIT(), {"eval": {"every": every, "of_last": number}, "checkpoint": {"keep": 1}}
+    )
+    for number in (1, 2, 3, 4, 5)
+    for every in (1, 2, 3)
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "fedlora": {"eval": {"every": 3}, "method": {"name": "fedlora", "personal_steps": 1}},
+    "fedsa": {"eval": {"every": 3}, "method": {"name": "fedsa"}, "participation": 0.5, "delay": {"sigma": 1.0}},
+}
+SHORT, LONG = 2, 4
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch) -> None:
+    """The report's pictures take longer than the runs here."""
+    monkeypatch.setattr(report, "_pictures", lambda *shown: [])
+
+
+class Said(experiment.Reporter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def train(small, folder: Path, rounds: int, **changes: Any) -> list[str]:
+    """Trains, or continues, and returns what was said."""
+    said = Said()
+    settings = {"local": CONSTANT, **changes}
+    path = folder.parent / f"{folder.name}.yaml"
+    experiment.train(configfile.load(small.config(path, rounds=rounds, **settings)), folder, reporter=said)
+    return said.notes
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """What equal runs have alike: every file but times, checkpoints and the page that shows the times."""
+    skipped = ("checkpoints/", "timing.jsonl", "report.html", ".lock", "needs/")
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in sorted(paths.items()) if not name.startswith(skipped)}
+
+
+def checkpoint(folder: Path) -> tuple[bytes, dict[str, Any]]:
+    """The newest one: the state without the settings of the search, and the rows that it refers to."""
+    saved = Checkpoints(folder / "checkpoints").latest()
+    assert saved is not None
+    manifest = json.loads((folder / f"checkpoints/round-{saved.round:04d}/manifest.json").read_text())
+    return pack(saved.state), manifest["rows"]
+
+
+def score_rounds(folder: Path) -> list[tuple[int, str]]:
+    return [(x["round"], x["split"]) for x in read_records(folder / "metrics.jsonl") if x["kind"] == "score"]
+
+
+def toy_run(folder: Path, rounds: int, method: Any, **settings: Any) -> Any:
+    """The progress at the end of a run without a language model. Its scores are those of SCORES."""
+    clients, server = toy.clients(4), toy.server()
+    server.clients, server.cohort = tuple(clients), 2
+    runtime = toy.ToyRuntime({name: float(place) for place, name in enumerate(clients)})
+    schedule = Delayed(tuple(clients), 0.5, seed=1, sigma=2.0, drop_out=0.1)
+
+    def evaluate(messages: Any, split: str) -> Any:
+        return summarize("accuracy", {"c0": SCORES[read_records(folder / "metrics.jsonl")[-1]["round"]]})
+
+    with Run(folder, toy.config(rounds=rounds, **settings)) as run:
+        run.begin()
+        return federate(
+            method, LocalClients(clients, schedule, runtime), server, runtime, run, evaluate,
+            rounds=rounds, lr=lambda round: 0.1,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOYS)
+def test_extended_rounds_equal_those_of_the_longer_run(tmp_path, case):
+    """Bit for bit: metrics.jsonl, the checkpoint, answers on their way, and which round is the best. What the short run
+    scored only because it was its end leaves no trace."""
+    chain, method, settings = TOYS[case]
+    long = toy_run(tmp_path / "long", chain[-1], method, **settings)
+    for rounds in chain:
+        short = toy_run(tmp_path / "short", rounds, method, **settings)
+        assert score_rounds(tmp_path / "short")[-1][0] == rounds
+        assert short.in_flight or rounds != 4  # the first run ends before these arrive
+    assert (short.best_round, short.best_score) == (long.best_round, long.best_score)
+    assert long.best_round in (Checkpoints(tmp_path / "short/checkpoints").rounds())
+    assert (tmp_path / "short/metrics.jsonl").read_bytes() == (tmp_path / "long/metrics.jsonl").read_bytes()
+    assert checkpoint(tmp_path / "short") == checkpoint(tmp_path / "long")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_extended_run_equals_the_longer_one(small, tmp_path, case):
+    """Bit for bit: adapters, cards, scores, metrics.jsonl, summary and the last checkpoint."""
+    settings = CASES[case]
+    train(small, tmp_path / "long", LONG, **settings)
+    train(small, tmp_path / "short", SHORT, **settings)
+    assert score_rounds(tmp_path / "short")[-2:] == [(SHORT, settings["eval"].get("during", "validation"))] + [
+        (json.loads((tmp_path / "short/summary.json").read_text())["round"], "test")
+    ]
+    said = train(small, tmp_path / "short", LONG, **settings)
+    assert f"this run had {SHORT} rounds and goes on to {LONG}" in said
+    assert not any("learning rate" in note for note in said)
+    assert results(tmp_path / "short") == results(tmp_path / "long")
+    assert checkpoint(tmp_path / "short") == checkpoint(tmp_path / "long")
+
+
+def test_the_search_among_the_last_goes_back_where_it_must(tmp_path):
+    """Of 4 rounds the last three counted, and 2 was the best of them. Of 5 rounds 3 to 5 count: 3 is the best so far
+    and has no checkpoint, so training goes on from round 2."""
+    settings = {"eval": {"every": 1, "of_last": 3}, "checkpoint": {"keep": 1}}
+    toy_run(tmp_path, 4, FedIT(), **settings)
+    assert Checkpoints(tmp_path / "checkpoints").rounds() == [2, 4]
+    toy_run(tmp_path, 5, FedIT(), **settings)
+    assert [x["round"] for x in read_records(tmp_path / "timing.jsonl")] == [1, 2, 3, 4, 3, 4, 5]
+
+
+def test_an_unfinished_run_is_extended_or_cut_short(small, tmp_path, monkeypatch):
+    """Broken off after round 3 of 6, a run is to have 4, then 7."""
+    settings = {"eval": {"every": 2}}
+    with monkeypatch.context() as broken:
+        broken.setattr(experiment, "federate", _breaks_off(3))
+        with pytest.raises(KeyboardInterrupt):
+            train(small, tmp_path / "run", 6, **settings)
+    said = train(small, tmp_path / "run", 4, **settings)
+    assert "this run had 6 rounds, of which 3 are done, and goes on to 4" in said
+    for rounds in (4, 7):
+        train(small, tmp_path / "run", rounds, **settings)
+        train(small, tmp_path / str(rounds), rounds, **settings)
+        assert results(tmp_path / "run") == results(tmp_path / str(rounds))
+
+
+def _breaks_off(after: int) -> Any:
+    federate = experiment.federate
+
+    def broken(*args: Any, **options: Any) -> Any:
+        rate = options["lr"]
+
+        def lr(round: int) -> float:
+            if round > after:
+                raise KeyboardInterrupt
+            return rate(round)
+
+        return federate(*args, **{**options, "lr": lr})
+
+    return broken
+
+
+# What the way from a finished short run to an extended one does to the disk, each of which may be the last thing done.
+STEPS = [
+    ("pathlib:Path.unlink", "summary.json"),
+    ("pathlib:Path.unlink", "report.html"),
+    ("shutil:rmtree", "adapters"),
+    ("os:replace", "config.yaml"),
+    ("os:truncate", "metrics.jsonl"),
+    ("llm_fed.run:Run.log", ""),
+    ("os:replace", "round-0003"),
+    ("llm_fed.run:Run.log_timing", ""),
+    ("llm_fed.experiment:write_report", ""),
+    ("os:replace", "summary.json"),
+]
+
+
+@pytest.fixture(scope="module")
+def pair(small, tmp_path_factory) -> Path:
+    """A finished short run and the longer one, with a falling score at the end of neither."""
+    folder = tmp_path_factory.mktemp("pair")
+    train(small, folder / "short", 2, eval={"every": 3})
+    train(small, folder / "long", 4, eval={"every": 3})
+    return folder
+
+
+def test_stopped_anywhere_on_the_way_it_continues_with_the_same_command(small, pair, tmp_path, monkeypatch):
+    """It never passes for complete in between, and no file is half one run's and half the other's."""
+    run = tmp_path / "run"
+    shutil.copytree(pair / "short", run)
+    for place, (function, match) in enumerate(STEPS):
+        with monkeypatch.context() as patch:
+            _stop_at(patch, function, match)
+            with pytest.raises(KeyboardInterrupt):
+                train(small, run, 4, eval={"every": 3})
+        assert (run / "summary.json").exists() == (place == 0)
+    train(small, run, 4, eval={"every": 3})
+    assert results(run) == results(pair / "long")
+
+
+def _stop_at(patch: Any, function: str, match: str) -> None:
+    """Ctrl-C in the place of a call whose arguments name a path of a test with `match` in it."""
+    module, _, path = function.partition(":")
+    owner: Any = __import__(module, fromlist=["x"])
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    real = getattr(owner, name)
+
+    def stopping(*args: Any, **options: Any) -> Any:
+        named = " ".join(map(str, args))
+        if not match or (match in named and "pytest" in named):
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    patch.setattr(owner, name, stopping)
+
+
+def test_fewer_rounds_than_are_done_are_refused(small, pair, llm_fed):
+    before = results(pair / "long")
+    config = small.config(pair / "c.yaml", rounds=3, local=CONSTANT, eval={"every": 3})
+    llm_fed("run", config, "--out", pair / "long").assert_refused("has trained 4 rounds", "rounds=4 or more", "--out")
+    assert results(pair / "long") == before
+
+
+def test_with_a_falling_rate_it_says_what_the_rate_does(small, tmp_path):
+    falling = {"lr": 0.05, "lr_end": 0.01}
+    train(small, tmp_path / "run", 3, local=falling)
+    (said,) = (note for note in train(small, tmp_path / "run", 5, local=falling) if "learning rate" in note)
+    assert "local.lr_end=0.01 is reached in round 5 now: the learning rate goes up from 0.01 in round 3 to 0.02" in said
+    rates = [x["lr"] for x in read_records(tmp_path / "run/metrics.jsonl") if x["kind"] == "round"]
+    assert rates == pytest.approx([0.05, 0.03, 0.01, 0.02, 0.01])
+
+
+def test_a_finished_run_stays_complete_where_only_what_comes_during_training_changed(small, pair):
+    before = results(pair / "long")
+    for settings in ({"every": 2}, {"every": 3, "batch_size": 2}):
+        assert [note for note in train(small, pair / "long", 4, eval=settings) if "is complete" in note]
+        assert results(pair / "long") == before
+
+
+def test_another_metric_of_a_finished_run_is_refused_unless_it_goes_on(small, pair, tmp_path, llm_fed):
+    """Its exported adapters are those of a round that another metric chose; `eval` scores them without a change."""
+    run = tmp_path / "run"
+    shutil.copytree(pair / "short", run)
+    config = small.config(tmp_path / "c.yaml", rounds=2, local=CONSTANT, eval={"every": 3, "metric": "rougeL"})
+    llm_fed("run", config, "--out", run).assert_refused(
+        "is complete", "eval.metric: 'rouge1' -> 'rougeL'", "llm-fed eval"
+    )
+    assert results(run) == results(pair / "short")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"metric": "rougeL"}, {"limit": 1}, {"max_new_tokens": 2}, {"during": "test"}], ids=str
+)
+def test_scores_of_another_kind_start_the_search_anew(small, tmp_path, changed, monkeypatch):
+    """Round 2 had the best score, 99; no later one comes near, but it was another kind of score."""
+    first = {"every": 1}
+    with monkeypatch.context() as patch:
+        _scores(patch, {1: 10.0, 2: 99.0, 3: 20.0})
+        train(small, tmp_path / "run", 3, eval=first)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 2
+    _scores(monkeypatch, {3: 5.0, 4: 8.0, 5: 7.0})
+    said = train(small, tmp_path / "run", 5, eval=first | changed)
+    assert any("the search for the best round starts anew" in note for note in said)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 4
+    lines = read_records(tmp_path / "run/metrics.jsonl")
+    (anew,) = (place for place, line in enumerate(lines) if line["kind"] == "search anew")
+    scored = [(line["round"], line["mean"]) for line in lines[:anew] if line["kind"] == "score"]
+    assert scored == [(1, 10.0), (2, 99.0), (3, 20.0)]  # they stay
+    split = changed.get("during", "validation")
+    scored = [(x["round"], x["split"], x["mean"]) for x in lines[anew:] if x["kind"] == "score"]
+    assert scored[:-1] == [(3, split, 5.0), (4, split, 8.0), (5, split, 7.0)] and scored[-1][:2] == (4, "test")
+
+
+def _scores(patch: Any, means: dict[int, float]) -> None:
+    """What is scored during training has these means, by round."""
+    plain = experiment.evaluate
+    scored: list[int] = []
+
+    def evaluate(personal: Any, clients: Any, runtime: Any, *, split: str, **options: Any) -> Any:
+        found = plain(personal, clients, runtime, split=split, **options)
+        left = [round for round in means if round not in scored]
+        if not left:
+            return found
+        scored.append(left[0])
+        return type(found)(**{**vars(found), "mean": means[left[0]]})
+
+    patch.setattr(experiment, "evaluate", evaluate)
+
+
+def test_a_checkpoint_of_an_older_version_says_how_its_best_round_was_found(small, tmp_path, monkeypatch):
+    """It has no settings of the search, and config.yaml no longer the old ones when the extended run is stopped."""
+    with monkeypatch.context() as patch:
+        _scores(patch, {1: 99.0, 2: 20.0})
+        train(small, tmp_path / "run", 2, eval={"every": 1})
+    checkpoints = Checkpoints(tmp_path / "run/checkpoints")
+    for round in checkpoints.rounds():
+        saved = checkpoints.load(round)
+        del saved.state["search"]
+        checkpoints.save(round, saved.state, saved.rows)
+    with monkeypatch.context() as patch:
+        _stop_at(patch, "os:truncate", "metrics.jsonl")
+        with pytest.raises(KeyboardInterrupt):
+            train(small, tmp_path / "run", 3, eval={"every": 1, "limit": 1})
+    _scores(monkeypatch, {2: 5.0, 3: 8.0})
+    train(small, tmp_path / "run", 3, eval={"every": 1, "limit": 1})
+    assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 3
+
+
+def test_another_selection_of_a_finished_run_is_made_without_training(small, tmp_path, monkeypatch):
+    _scores(monkeypatch, {1: 99.0, 2: 20.0, 3: 30.0})
+    train(small, tmp_path / "best", 3, eval={"every": 1})
+    _scores(monkeypatch, {1: 99.0, 2: 20.0, 3: 30.0})
+    train(small, tmp_path / "last", 3, eval={"every": 1, "select": "last"})
+    assert json.loads((tmp_path / "best/summary.json").read_text())["round"] == 1
+    trained = (tmp_path / "best/timing.jsonl").read_bytes()
+    train(small, tmp_path / "best", 3, eval={"every": 1, "select": "last"})
+    assert results(tmp_path / "best") == results(tmp_path / "last")
+    assert (tmp_path / "best/timing.jsonl").read_bytes() == trained
+
+
+def test_what_starts_from_other_runs_extends_these_and_merges_anew(small, tmp_path):
+    settings = {"method": {"name": "potara", "samples": 2}, "eval": {"every": 3}}
+    train(small, tmp_path / "long", 4, **settings)
+    train(small, tmp_path / "short", 2, **settings)
+    with pytest.raises(UserError, match="has trained 2 rounds"):
+        train(small, tmp_path / "short", 1, **settings)
+    assert (tmp_path / "short/summary.json").exists()
+    train(small, tmp_path / "short", 4, **settings)
+    for part in ("", "needs/local", "needs/fedit"):
+        assert results(tmp_path / "short" / part) == results(tmp_path / "long" / part)
+
+
+def test_what_may_not_change_is_still_refused(small, pair, llm_fed):
+    config = small.config(pair / "c.yaml", rounds=9, local={**CONSTANT, "steps": 3}, eval={"every": 3})
+    llm_fed("run", config, "--out", pair / "long").assert_refused(
+        "another configuration (local.steps: 1 -> 3)", "rounds, eval.every", "--fresh"
+    )
+
+
+def test_a_run_over_a_network_is_extended_alike(small, tmp_path, quick):
+    """The nodes take the configuration of the app that is started again; memories are those of the checkpoint."""
+    lines = {}
+    for name, chain in {"long": [3], "short": [2, 3]}.items():
+        (tmp_path / name).mkdir()
+        for rounds in chain:
+            settings = network.tree(small, rounds=rounds, local=CONSTANT, eval={"every": 3}, method={"name": "fedsa"})
+            link = network.NetworkInProcess(tmp_path / name, small, settings)
+            server.train(configfile.from_dict(settings), tmp_path / name / "run", link)
+        lines[name] = [
+            {key: value for key, value in line.items() if not key.startswith("bytes")}
+            for line in read_records(tmp_path / name / "run/metrics.jsonl")
+        ]
+    assert lines["short"] == lines["long"]

@@ -1,0 +1,266 @@
+"""Where a run is and how long it will take: words, estimates on a clock of our own, and lines that come in time."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import threading
+import time
+
+import pytest
+import tiny_images
+from rich.console import Console
+
+from llm_fed import experiment, signs, training
+from llm_fed.configfile import from_dict
+from llm_fed.errors import RunError
+from llm_fed.pace import Ahead, Pace, duration
+from llm_fed.run import read_records
+from llm_fed.tracking import Reporter
+
+STAMPED = re.compile(r"\d\d:\d\d:\d\d ")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ahead(rounds: int = 10, every: int = 5) -> Ahead:
+    """Four clients of five steps each in every round; scores are 40 answers, the test 80."""
+    due = lambda round: round == rounds or round % every == 0  # noqa: E731
+    return Ahead(rounds, lambda round: 20.0, due, "validation", {"validation": 40, "test": 80})
+
+
+def simulated(clock: Clock, rounds: int, step: float, answer: float, every: int = 5, side_by_side: int = 4, jitter=()):
+    """Play a run in which a client step takes `step` seconds and an answer `answer`; yields (event, pace) after
+    each of them."""
+    pace = Pace(ahead(rounds, every), clock)
+    factors = list(jitter) or [1.0]
+    for round in range(1, rounds + 1):
+        slow = factors[round % len(factors)]
+        pace.round(round)
+        pace.begin("local")
+        for _ in range(4 // side_by_side):
+            for number in range(1, 6):
+                clock.now += step * side_by_side * slow
+                pace.step(number, 5, side_by_side, 5 * side_by_side, 1.25)
+                yield "step", pace
+        pace.end("local")
+        if pace.ahead.scored(round):
+            yield from scored(clock, pace, "evaluate", 40, answer)
+        pace.round_ended()
+        yield "round", pace
+    yield from scored(clock, pace, "test", 80, answer)
+
+
+def scored(clock: Clock, pace: Pace, part: str, answers: int, answer: float):
+    pace.begin(part)
+    for _ in range(answers // 10):
+        clock.now += 10 * answer
+        pace.answered(10)
+        yield "answers", pace
+    pace.end(part)
+
+
+@pytest.mark.parametrize("side_by_side", [4, 1])
+@pytest.mark.parametrize("jitter", [(), (0.5, 1.5)])
+def test_the_estimate_is_right_within_a_factor(side_by_side, jitter):
+    """Ten rounds of 20 client steps at 3 s are 600 s, two scores and the test, 160 answers at 2 s, 320 s. Until the
+    first score the time of answers is unknown, and that is said."""
+    clock = Clock()
+    seen = [
+        (clock.now, event, pace.seconds_left, pace.left())
+        for event, pace in simulated(clock, 10, 3.0, 2.0, side_by_side=side_by_side, jitter=jitter)
+    ]
+    end, unknown = clock.now, 0
+    assert end - 1000 == pytest.approx(920)
+    for now, event, left, words in seen:
+        actual = end - now
+        if "scores not counted" in words:
+            unknown += 1
+            actual -= 320
+        if jitter:  # a round takes half as long as the mean, or half as long again
+            assert actual / 2 - 60 <= left <= 2 * actual + 60, (now, event)
+        else:
+            assert left == pytest.approx(actual, abs=1e-6), (now, event)
+    assert 0 < unknown < len(seen) / 2 and seen[0][3].startswith("about ")
+
+
+def test_a_run_that_goes_on_counts_this_sessions_time_alone():
+    clock = Clock()
+    pace = Pace(ahead(), clock)
+    pace.number = 7  # as `Reporter.resumed` says
+    assert pace.seconds_left is None and pace.left() == ""
+    clock.now += 500  # loading the base
+    pace.round(8)
+    pace.begin("local")
+    assert pace.left() == ""
+    clock.now += 10
+    pace.step(1, 5, 4, 20, None)
+    assert pace.seconds_left == pytest.approx(10 * 5 * 3 - 10)
+
+
+def test_words_for_where_a_run_is():
+    clock = Clock()
+    said = {}
+    for event, pace in simulated(clock, 10, 1.0, 1.0):
+        said.setdefault((event, pace.number), pace.where())
+        assert 0 <= pace.done <= 10
+    assert said["step", 3] == "round 3 of 10, step 1 of 5, loss 1.250"
+    assert said["answers", 5] == "round 5 of 10, scoring 10 of 40 answers"
+    assert said["answers", 10] == "round 10 of 10, scoring 10 of 40 answers"
+    one_by_one = [pace.where() for event, pace in simulated(Clock(), 1, 1.0, 1.0, side_by_side=1) if event == "step"]
+    assert one_by_one[6] == "round 1 of 1, 7 of 20 client steps, loss 1.250"
+    assert [duration(s) for s in (0.2, 42, 119, 14 * 60, 3.5 * 3600, 50 * 3600)] == [
+        "1 s", "40 s", "2 min", "14 min", "3.5 h", "2.1 days",
+    ]  # fmt: skip
+
+
+def slowed(monkeypatch, seconds: float, fail_at: int | None = None) -> list[float]:
+    """Make each fused step take so long; the times of the steps."""
+    real, steps = training._Fit._step, []
+
+    def step(self, number, active, losses):
+        if len(steps) == fail_at:
+            raise fail_at_error
+        steps.append(time.monotonic())
+        time.sleep(seconds)
+        real(self, number, active, losses)
+
+    fail_at_error = KeyboardInterrupt()
+    monkeypatch.setattr(training._Fit, "_step", step)
+    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    return steps
+
+
+class Log(io.StringIO):
+    """A log file that knows when each line came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[tuple[float, str]] = []
+
+    def write(self, text: str) -> int:
+        self.writes.append((time.monotonic(), text))
+        return super().write(text)
+
+
+def test_a_slow_run_is_never_silent_for_long(small, tmp_path, monkeypatch):
+    """Steps of 0.4 s, of which a round has five, under an interval of 0.3 s, in the place of the 30 s of a real run."""
+    steps = slowed(monkeypatch, 0.4)
+    log = Log()
+    tree = small.tree(rounds=2, local={"steps": 5}, eval={"every": 0})
+    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.3)
+    experiment.train(from_dict(tree), tmp_path / "run", reporter=reporter)
+    lines = log.getvalue().splitlines()
+    beats = [line for line in lines if "round 2 of 2, step" in line]
+    assert beats and all(STAMPED.match(line) for line in beats)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d round 2 of 2, step \d of 5, loss \d\.\d{3}, about \d s left.*", beats[-1])
+    assert any(STAMPED.match(line) and "round 1/2: loss" in line and "left" in line for line in lines)
+    times = [steps[0], *(when for when, _ in log.writes if steps[0] < when < steps[-1]), steps[-1]]
+    assert max(b - a for a, b in zip(times, times[1:], strict=False)) < 1.5  # the machine may be busy
+    assert all(text.endswith("\n") for _, text in log.writes)  # no half lines
+    metrics = (tmp_path / "run/metrics.jsonl").read_text()
+    assert "left" not in metrics and "second" not in metrics
+
+
+@pytest.mark.parametrize("ending", ["normal", "ctrl-c", "error"])
+def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, ending):
+    slowed(monkeypatch, 0.2, fail_at=2 if ending == "ctrl-c" else None)
+    if ending == "error":
+        monkeypatch.setattr(experiment, "federate", lambda *_, **__: (_ for _ in ()).throw(RunError("told to fail")))
+    log = Log()
+    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.1)
+    tree = small.tree(rounds=1, local={"steps": 3}, eval={"every": 0})
+    with contextlib.suppress(KeyboardInterrupt, RunError):
+        experiment.train(from_dict(tree), tmp_path / "run", reporter=reporter)
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+    written = len(log.writes)
+    time.sleep(0.4)
+    assert len(log.writes) == written
+    assert signs._listener.get() is None
+
+
+def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monkeypatch):
+    from llm_fed import parties
+    from llm_fed.eval import generation
+
+    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    load, answers = parties.load, generation._answers
+    monkeypatch.setattr(parties, "load", lambda *given: (time.sleep(0.5), load(*given))[1])
+    monkeypatch.setattr(generation, "_answers", lambda *given: (time.sleep(0.3), answers(*given))[1])
+    log = Log()
+    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.2)
+    tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1})
+    experiment.train(from_dict(tree), tmp_path / "run", reporter=reporter)
+    assert f"loading the base {small.base}" in log.getvalue()
+    assert re.search(r"round 1 of 1, scoring \d of 6 answers, about \d s left", log.getvalue())
+    assert re.search(r"testing \d of 9 answers, about \d s left", log.getvalue())
+
+
+def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
+    slowed(monkeypatch, 0.3)
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=True, width=150)
+    tree = small.tree(rounds=2, local={"steps": 4}, eval={"every": 0})
+    experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(console))
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.getvalue())
+    assert "loading the base" in shown or "preparing" in shown
+    assert re.search(r"━ 0:00:\d\d round 2 of 2, step [123] of 4, loss \d.\d+, about \d s left", shown)
+    assert re.search(r"━ 0:00:\d\d 2 rounds, loss \d.\d+\s*$", shown)
+    assert not STAMPED.search(shown)
+
+
+def test_signs_change_no_number_and_are_few(small, tmp_path, monkeypatch):
+    """The same run with a silent reporter and with one that listens; a sign for each fused step and for each batch of
+    answers: 3 rounds of 2 steps, and four batches of scores (one in each round and the test)."""
+    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    told: list[str] = []
+    for name in ("step", "answered"):
+        real = getattr(Pace, name)
+        monkeypatch.setattr(Pace, name, lambda *given, name=name, real=real: (told.append(name), real(*given)))
+    for folder, quiet in (("silent", True), ("told", False)):
+        console = Console(file=io.StringIO(), quiet=quiet)
+        experiment.train(from_dict(small.tree()), tmp_path / folder, reporter=Reporter(console))
+        assert (told == []) is quiet
+    assert (told.count("step"), told.count("answered")) == (3 * 2, 4)
+    one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("silent", "told"))
+    assert one == other
+
+
+def test_a_sign_costs_next_to_nothing():
+    """A step of a small model takes milliseconds."""
+    with signs.heard_by(Pace(ahead())):  # type: ignore[arg-type]
+        start = time.perf_counter()
+        for _ in range(10_000):
+            signs.step(1, 5, 4, 20, 0.5)
+        assert (time.perf_counter() - start) / 10_000 < 1e-4
+    signs.step(1, 5)  # nobody listens
+
+
+def test_a_share_of_the_work_stands_for_all_of_it():
+    """Under a launch rank 0 sees its own share alone."""
+    pace = Pace(ahead(), Clock())
+    with signs.heard_by(pace):
+        signs.round(1)
+        with signs.part("local"), signs.standing_for(2.0):
+            signs.step(1, 5, 2, 10, 0.5)
+            assert pace.where() == "round 1 of 10, step 1 of 5, loss 0.500" and pace.done == pytest.approx(4 / 20)
+
+
+def test_whole_models_are_counted_in_client_steps(tmp_path, monkeypatch):
+    """36 pictures for three clients, a fifth held out: two batches each, one client after another."""
+    seen = []
+    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    real = Pace.step
+    monkeypatch.setattr(Pace, "step", lambda self, *given: (real(self, *given), seen.append(self.where())))
+    tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), rounds=1, method={"name": "fedavg"})
+    experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
+    assert [words.split(", ")[1] for words in seen] == [f"{n} of 6 client steps" for n in range(1, 7)]
+    assert [line["steps"] for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "client"] == [
+        2
+    ] * 3

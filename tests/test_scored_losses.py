@@ -1,0 +1,149 @@
+"""The loss beside each score: of the same examples under the same personal model, whatever a client's model is."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+import small_run
+import tiny_images
+import torch
+from rich.console import Console
+from torch import nn
+
+from llm_fed import experiment, inference
+from llm_fed.bank import AdapterBank
+from llm_fed.configfile import from_dict
+from llm_fed.eval import runs
+from llm_fed.run import read_records
+from llm_fed.tracking import Reporter
+
+
+def score_lines(folder: Path) -> list[dict]:
+    return [line for line in read_records(folder / "metrics.jsonl") if line["kind"] == "score"]
+
+
+def loss_of_text(built, site, state, queries) -> float:
+    """One example at a time, each with the mixing weights of its own prompt: the mean over all target tokens."""
+    total, count = 0.0, 0
+    bank = AdapterBank(built.base.model, site.structure, 1, state.row.dtype)
+    bank.load(0, state)
+    for query in queries:
+        ids, target = torch.tensor(query.example.input_ids), torch.tensor(query.example.target)
+        mixed = site.structure.gate == "mix"
+        mix = inference.mixing_weights(built.base, [(state, query.prompt)]) if mixed else None
+        with bank.attached(torch.tensor([0]), mix=mix), torch.no_grad():
+            logits = built.base.model(input_ids=ids[None]).logits[0, :-1]
+        losses = nn.functional.cross_entropy(logits.double(), ids[1:], reduction="none")[target[1:]]
+        total, count = total + float(losses.sum()), count + len(losses)
+    return total / count
+
+
+@pytest.mark.parametrize(
+    "method, loss_on, during, limit",
+    [
+        ("fedit", "response", "validation", None),
+        ("fedit", "all", "test", 2),
+        ("fedmerge", "response", "validation", None),
+        ("pfedmoe", "response", "validation", None),
+        ("fedem", "response", "test", None),
+        ("feddpa", "response", "test", 2),
+        ("feddpa", "all", "validation", None),
+    ],
+)
+def test_loss_of_text(small, tmp_path, method, loss_on, during, limit):
+    """Of plain adapters, routed experts, mixtures, and experts whose weights depend on the prompt."""
+    evaluation = {"during": during, "limit": limit, "select": "last"}
+    config = from_dict(small.tree(method={"name": method}, task={"loss_on": loss_on}, eval=evaluation))
+    summary = experiment.train(config, tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+    built, states = runs.reopen(tmp_path / "run", config)
+    expected = {
+        id: loss_of_text(built, site, states[id], site.queries["test"][:limit]) for id, site in built.scored.items()
+    }
+    assert {len(site.queries["test"]) for site in built.scored.values()} == {limit or small_run.SIZES["test"]}
+    assert summary["scores"]["losses"] == pytest.approx(expected, rel=1e-4)
+    assert summary["scores"]["loss"] == pytest.approx(sum(expected.values()) / 3, rel=1e-4)
+    lines = score_lines(tmp_path / "run")
+    assert [line["split"] for line in lines] == [during] * 3 + ["test"]
+    if during == "test":
+        assert lines[-2]["losses"] == pytest.approx(expected, rel=1e-4)
+    again = runs.evaluate_run(tmp_path / "run", limit=limit)
+    assert again.losses == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmoe", "fml", "fedapen", "fedem"])
+def test_loss_of_pictures(tmp_path, method):
+    """Of one whole model and of several side by side: what they say together."""
+    path = tiny_images.npz(tmp_path / "a.npz")
+    config = from_dict(tiny_images.tree(path, rounds=1, method={"name": method}, eval={"select": "last"}))
+    summary = experiment.train(config, tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+    built, states = runs.reopen(tmp_path / "run", config)
+    expected = {}
+    for id, site in built.scored.items():
+        pictures = site.queries["test"]
+        (answer,) = built.runtime.run({id: site.answers(states[id], pictures)}).values()
+        chances = answer.logits.double().softmax(1)[range(len(pictures)), [p.label for p in pictures]]
+        expected[id] = -float(chances.log().mean())
+    assert summary["scores"]["losses"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_answers_that_training_would_not_see_have_no_loss(small, tmp_path):
+    """With max_length 6 a prompt of two words fits, also with two more words and the end of the text, but not with six
+    more: one of ada's answers counts and none of bob's, so he has no loss and the mean is that of the others."""
+    data = small_run.write_data(tmp_path / "data")
+    long = {"instruction": "w20 w21", "output": "w4 w5 w6 w7 w8 w9"}
+    for client, count in (("ada", 2), ("bob", 3)):
+        file = data / client / "test.jsonl"
+        rows = [long] * count + [json.loads(line) for line in file.read_text().splitlines()][count:]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = from_dict(small.tree(rounds=1, task={"path": str(data), "max_length": 6}))
+    scores = experiment.train(config, tmp_path / "run")["scores"]
+    assert set(scores["clients"]) == {"ada", "bob", "cyd"} and set(scores["losses"]) == {"ada", "cyd"}
+    assert scores["loss"] == pytest.approx((scores["losses"]["ada"] + scores["losses"]["cyd"]) / 2)
+
+
+def test_the_terminal_and_the_trackers_have_the_loss():
+    shown, tracked = io.StringIO(), {}
+    reporter = Reporter(Console(file=shown, soft_wrap=True))
+    reporter._track = lambda values, round: tracked.update(values)  # type: ignore[method-assign]
+    line = {"kind": "score", "round": 3, "split": "validation", "metric": "rouge1", "clients": {"a": 5.0, "b": 7.0},
+            "mean": 6.0, "std": 1.0, "worst_half": 5.0, "loss": 1.25, "losses": {"a": 1.0, "b": 1.5}}  # fmt: skip
+    reporter.record(line)
+    assert "validation rouge1 6.00 (std 1.00 over clients, worst half 5.00), loss 1.2500" in shown.getvalue()
+    assert tracked["validation/loss"] == 1.25 and tracked["validation/client_losses/b"] == 1.5
+    tracked.clear()
+    reporter.record(line | {"loss": None, "losses": {"a": 1.0, "b": None}})
+    assert shown.getvalue().splitlines()[1].endswith("worst half 5.00)")
+    assert "validation/loss" not in tracked and set(tracked) & {"validation/client_losses/b"} == set()
+    assert all(math.isfinite(value) for value in tracked.values())
+
+
+def test_eval_prints_the_losses_as_json(finished, llm_fed):
+    said = llm_fed("eval", finished, "--json")
+    found = json.loads(said.out)
+    recorded = score_lines(finished)[-1]
+    assert found["losses"] == pytest.approx(recorded["losses"], rel=1e-4)
+    assert found["loss"] == pytest.approx(recorded["loss"], rel=1e-4)
+
+
+def test_the_quickstart_draws_the_weights_of_the_round_that_it_scores(tmp_path, monkeypatch):
+    from llm_fed import quickstart
+
+    def train(config, folder, **_):
+        folder.mkdir(parents=True)
+        lines = [
+            {"kind": "server", "round": n, "weights": {"clients": ["a-1"], "values": [[n / 4, 1 - n / 4]]}}
+            for n in (1, 2, 3)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return {"round": 2, "scores": {}}
+
+    drawn = []
+    monkeypatch.setattr(quickstart.experiment, "train", train)
+    monkeypatch.setattr(quickstart.synthetic, "group", lambda client: 0)
+    monkeypatch.setattr(quickstart, "plot_weights", lambda path, clients, values, **_: drawn.append(values))
+    quickstart.run(tmp_path, 0)
+    assert drawn == [[[0.5, 0.5]]]

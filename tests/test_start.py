@@ -1,0 +1,188 @@
+"""A run that starts from the adapters of another: `adapter.start`, `llm-fed run --from`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from network import NetworkInProcess, tree
+
+from llm_fed import configfile, experiment, needed
+from llm_fed.configfile import from_dict
+from llm_fed.errors import UserError
+from llm_fed.eval import report, runs
+from llm_fed.methods import METHODS
+from llm_fed.models.loading import Base
+from llm_fed.run import read_records
+from llm_fed.runtime import server
+from llm_fed.state import State
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch) -> None:
+    monkeypatch.setattr(report, "_pictures", lambda *shown: [])
+
+
+@pytest.fixture(scope="module")
+def origins(small, tmp_path_factory) -> dict[str, Path]:
+    """Finished runs: one adapter for all, one per client, and two experts per client."""
+    folder = tmp_path_factory.mktemp("origins")
+    for name in ("fedit", "local", "pfedmoe"):
+        path = small.config(folder / f"{name}.yaml", rounds=1, method={"name": name}, local={"steps": 1})
+        experiment.train(configfile.load(path), folder / name)
+    return {path.name: path for path in folder.iterdir() if path.is_dir()}
+
+
+def prepared(small, origin: Any, method: str | dict[str, Any], **changes: Any) -> experiment.Experiment:
+    settings = {"name": method} if isinstance(method, str) else method
+    adapter = {"start": str(origin), **changes.pop("adapter", {})}
+    config = from_dict(small.tree(method=settings, adapter=adapter, **changes))
+    return experiment.prepare(config, experiment.Reporter())
+
+
+def exported(folder: Path, made: experiment.Experiment) -> dict[str, State]:
+    assert isinstance(made.base, Base)
+    return {
+        name: needed.export.read(folder / "adapters" / name, site.structure, made.base)
+        for name, site in made.clients.items()
+    }
+
+
+def test_equal_adapters_are_the_start_bit_for_bit(small, origins):
+    made = prepared(small, origins["fedit"], "fedit")
+    adapter = exported(origins["fedit"], made)["ada"]
+    assert adapter["model.layers.0.self_attn.q_proj.lora_B"].any()
+    assert all(site.initial().equal(adapter) for site in [*made.clients.values(), made.server])
+    assert made.method.init(made.server).equal(adapter)
+
+
+@pytest.mark.parametrize("method", ["fedit", "ffa", "fedsa", "fedbuff", "local"])
+def test_a_client_starts_from_its_own_adapter_only_where_nothing_is_shared(small, origins, method, tmp_path):
+    """The mean has the numbers of training examples as weights; of clients that the origin does not know it is all
+    that there is."""
+    origin = tmp_path / "origin"
+    shutil.copytree(origins["local"], origin)
+    lines = read_records(origin / "metrics.jsonl")
+    sizes = {"ada": 1, "bob": 2, "cyd": 5}
+    for line in lines:
+        if line["kind"] == "client":
+            line["examples"] = sizes[line["client"]]
+    (origin / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = prepared(small, origin, method)
+    own = exported(origin, made)
+    mean = sum(size * own[name].row.double() for name, size in sizes.items()) / 8
+    torch.testing.assert_close(made.server.initial().row.double(), mean, rtol=0, atol=1e-7)
+    for name, site in made.clients.items():
+        assert site.initial().equal(own[name] if method == "local" else made.server.initial())
+
+
+def test_folders_without_metrics_weigh_alike_and_one_folder_is_all(small, origins):
+    made = prepared(small, origins["local"] / "adapters", "fedit")
+    own = exported(origins["local"], made)
+    mean = sum(state.row.double() for state in own.values()) / 3
+    torch.testing.assert_close(made.server.initial().row.double(), mean, rtol=0, atol=1e-7)
+    made = prepared(small, origins["local"] / "adapters" / "bob", "fedit")
+    assert all(site.initial().equal(own["bob"]) for site in [*made.clients.values(), made.server])
+
+
+def test_every_method_starts_there_or_says_why_not(small, origins):
+    """What starts has the adapter at every site: its server's, and what a client that was never asked makes of the
+    first message."""
+    refused = {}
+    for name, kind in METHODS.items():
+        if kind.whole_models or kind.needs:
+            continue
+        for origin in ("fedit", "pfedmoe"):
+            try:
+                made = prepared(small, origins[origin], name, task={"server": {"examples": 1}})
+            except UserError as error:
+                refused[name, origin] = str(error)
+                continue
+            start = made.server.initial()
+            assert all(site.initial().equal(start) for site in made.clients.values())
+            if made.server.structure.plain:
+                state = made.method.init(made.server)
+                work = {
+                    id: made.method.personalize(site, made.method.broadcast(state, id))
+                    for id, site in made.clients.items()
+                }
+                assert all(found.equal(start) for found in made.runtime.run(work).values()), name
+    several = {name for (name, origin), reason in refused.items() if "several models that differ" in reason}
+    assert several == {"fedmerge", "fedmerge-fixed", "ifca"}
+    experts = {name for (name, origin), reason in refused.items() if origin == "fedit" and "one adapter, but" in reason}
+    assert experts == {"feddpa", "fedalt", "pfedmoe", "fedem"}
+    assert "several experts, but fedit gives" in refused["fedit", "pfedmoe"]
+    assert ("pfedmoe", "pfedmoe") not in refused and not any("Traceback" in reason for reason in refused.values())
+
+
+def test_a_run_from_another_goes_on_and_is_repeated_from_its_own_configuration(small, origins, tmp_path, llm_fed):
+    """The first round's start is the old adapter: with a rate of nearly nothing it is what comes out."""
+    quiet = {"steps": 1, "lr": 1e-12, "lr_end": 1e-12}
+    config = small.config(tmp_path / "c.yaml", rounds=1, local=quiet)
+    said = llm_fed("run", config, "--from", origins["fedit"], "--out", tmp_path / "new")
+    assert said.code == 0 and "starting from the 3 adapters in" in said.err
+    saved = tmp_path / "new/config.yaml"
+    assert yaml.safe_load(saved.read_text())["adapter"]["start"] == str(origins["fedit"])
+    made = prepared(small, origins["fedit"], "fedit")
+    old, new = (exported(folder, made)["ada"].row for folder in (origins["fedit"], tmp_path / "new"))
+    torch.testing.assert_close(new, old, rtol=0, atol=1e-6)
+    assert llm_fed("run", saved, "--out", tmp_path / "again").code == 0
+    assert (tmp_path / "again/metrics.jsonl").read_bytes() == (tmp_path / "new/metrics.jsonl").read_bytes()
+    llm_fed("run", config, "--out", tmp_path / "new").assert_refused("adapter.start", "--out")
+
+
+def test_a_start_that_changed_is_refused_but_what_was_exported_is_still_scored(small, origins, tmp_path):
+    origin, run = tmp_path / "origin", tmp_path / "run"
+    shutil.copytree(origins["fedit"], origin)
+    config = from_dict(small.tree(rounds=1, adapter={"start": str(origin)}, local={"steps": 1}))
+    experiment.train(config, run)
+    shutil.rmtree(origin / "adapters")
+    shutil.copytree(origins["local"] / "adapters", origin / "adapters")
+    longer = from_dict(small.tree(rounds=2, adapter={"start": str(origin)}, local={"steps": 1, "lr_end": 0.05}))
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match=r"another configuration \(local.lr_end"):
+        experiment.train(longer, run)
+    longer = from_dict(small.tree(rounds=2, adapter={"start": str(origin)}, local={"steps": 1}))
+    with pytest.raises(UserError, match="have changed since"):
+        experiment.train(longer, run)
+    assert (run / "config.yaml").read_bytes() == before and (run / "summary.json").exists()
+    shutil.rmtree(origin)
+    assert runs.evaluate_run(run).clients.keys() == {"ada", "bob", "cyd"}
+
+
+@pytest.mark.parametrize(
+    "changes, part",
+    [
+        ({"adapter": {"rank": 4}}, "has rank 2 and alpha 8"),
+        ({"adapter": {"alpha": 4}}, "has rank 2 and alpha 8"),
+        ({"adapter": {"target_modules": ["q_proj"]}}, "adapter.target_modules must be those"),
+        ({"privacy": {"clip": 1.0}}, "epsilon would not cover"),
+        ({"adapter": {"start": "nowhere"}}, "adapter.start=nowhere holds no adapter"),
+    ],
+)
+def test_what_does_not_fit_is_refused(small, origins, changes, part):
+    with pytest.raises(UserError, match=part):
+        prepared(small, origins["fedit"], "fedit", **changes)
+
+
+def test_an_unfinished_origin_and_the_run_itself_are_refused(small, origins, tmp_path, llm_fed):
+    origin = tmp_path / "origin"
+    shutil.copytree(origins["fedit"], origin)
+    config = small.config(tmp_path / "c.yaml")
+    llm_fed("run", config, "--from", origin, "--out", origin, "--fresh").assert_refused("the folder of this run itself")
+    assert (origin / "adapters").is_dir()
+    (origin / "summary.json").unlink()
+    llm_fed("run", config, "--from", origin, "--out", tmp_path / "new").assert_refused("is not finished")
+    assert not (tmp_path / "new").exists()
+
+
+def test_over_a_network_it_is_refused(small, origins, tmp_path):
+    settings = tree(small, adapter={"start": str(origins["fedit"])})
+    network = NetworkInProcess(tmp_path, small, settings)
+    with pytest.raises(UserError, match=r"adapter\.start: over a network"):
+        server.train(from_dict(settings), tmp_path / "run", network)

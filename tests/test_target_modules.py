@@ -1,0 +1,130 @@
+"""Names in a configuration's `adapter.target_modules` match, or are named with the closest layers of that base."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny
+import tiny_base
+import tiny_images
+import torch
+import yaml
+from torch import nn
+
+from llm_fed import adapters, compare, experiment
+from llm_fed.config import AdapterConfig
+from llm_fed.configfile import from_dict
+from llm_fed.errors import UserError
+from llm_fed.lora import Lora, check_names, layout, targets
+from llm_fed.run import read_records
+from llm_fed.state import State
+
+
+def names_of(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_modules() if name.endswith("_proj")]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "vit"])
+def test_every_ending_of_a_layers_name_is_right_and_with_two_letters_swapped_wrong(kind):
+    """Generated: each layer's name with all numbers of last parts; the error suggests what was meant, as dotted."""
+    model = tiny.build(kind)
+    for name in names_of(model):
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            right = ".".join(parts[-count:])
+            check_names(model, AdapterConfig(target_modules=("q_proj", right)))
+            wrong = right.replace("proj", "porj")
+            with pytest.raises(UserError) as caught:
+                check_names(model, AdapterConfig(target_modules=("q_proj", wrong)))
+            assert f"names {wrong!r}, which" in str(caught.value)
+            assert right in str(caught.value).partition("linear layers named ")[2].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "parts"),
+    [
+        ("llama", ("q_proj", "vproj"), ["'vproj'", "LlamaForCausalLM", "v_proj"]),
+        ("llama", ("q_proj", "vproj", "kproj"), ["'vproj' and 'kproj'", "v_proj", "k_proj"]),
+        ("llama", ("q_proj", "self_attn.vproj"), ["'self_attn.vproj'", "self_attn.v_proj"]),
+        ("gpt2", ("c_attn", "c_porj"), ["'c_porj'", "GPT2LMHeadModel", "c_proj"]),
+        ("gpt2", ("attn.c_attn", "mlp.cproj"), ["'mlp.cproj'", "mlp.c_proj"]),
+        ("vit", ("query", "q_proj"), ["'query'", "ViTForImageClassification"]),
+        ("llama", ("q_proj", "proj"), ["'proj'"]),  # last parts are whole words
+    ],
+)
+def test_the_unmatched_names_and_the_closest_layers(kind, names, parts):
+    with pytest.raises(UserError) as caught:
+        check_names(tiny.build(kind), AdapterConfig(target_modules=names))
+    for part in parts:
+        assert part in str(caught.value)
+    assert f"{names[0]!r} and" not in str(caught.value)
+
+
+def test_none_matches_names_the_closest_of_each():
+    with pytest.raises(UserError, match="q_proj.*v_proj|v_proj.*q_proj"):
+        targets(tiny.build("llama"), Lora(1, 1, 0, ("qproj", "vproj")))
+
+
+def test_a_module_that_is_no_linear_layer_has_its_own_message():
+    with pytest.raises(UserError, match="matches model.layers.0.self_attn, a LlamaAttention.*q_proj.*within it"):
+        targets(tiny.build("llama"), Lora(1, 1, 0, ("q_proj", "self_attn")))
+    with pytest.raises(UserError, match="a LlamaRMSNorm; only linear layers can be adapted$"):
+        targets(tiny.build("llama"), Lora(1, 1, 0, ("q_proj", "input_layernorm")))
+
+
+@pytest.mark.parametrize("chosen", [".*(q_proj|vproj)", "all-linear"])
+def test_a_regular_expression_has_no_names(chosen):
+    check_names(tiny.build("llama"), AdapterConfig(target_modules=chosen))
+
+
+def test_a_run_is_refused_before_it_begins(small, llm_fed, tmp_path):
+    config = small.config(tmp_path / "c.yaml", rounds=1)
+    words = ("adapter.target_modules=[q_proj,vproj]", "--out", tmp_path / "run")
+    llm_fed("run", config, *words).assert_refused("'vproj'", "v_proj")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_row_of_a_comparison_is_refused_before_any_is_trained(small, tmp_path):
+    rows = {"good": ["method=local"], "bad": ["method=fedit", "adapter.target_modules=[q_proj,vproj]"]}
+    tree = small.tree(rounds=1, compare={"seeds": [0], "rows": rows})
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(UserError, match="row 'bad'.*'vproj'"):
+        compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
+    assert not list(tmp_path.glob("out/*/metrics.jsonl"))
+
+
+def test_an_image_model_is_checked_too(tmp_path):
+    path = tiny_images.npz(tmp_path / "a.npz", train=24, test=12)
+    tiny_images.save(tiny_images.vit(torch.float32), tmp_path / "vit")
+    tree = tiny_images.tree(
+        path, base={"name": str(tmp_path / "vit")}, method={"name": "fedit"},
+        adapter={"rank": 2, "alpha": 4, "dropout": 0.0, "target_modules": ["q_proj", "vproj"]},
+    )  # fmt: skip
+    with pytest.raises(UserError, match="'vproj'"):
+        experiment.train(from_dict(tree), tmp_path / "run")
+
+
+def test_a_run_from_before_the_check_goes_on(small, tmp_path, monkeypatch):
+    """One was begun with such a name when nobody looked: the same command continues it."""
+    tree = small.tree(rounds=2, adapter={"target_modules": ["q_proj", "vproj"]})
+    with monkeypatch.context() as before:
+        before.setattr(experiment, "check_names", lambda model, adapter: None)
+        experiment.train(from_dict(tree), tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()  # as if it had been killed at the end
+    assert experiment.train(from_dict(tree), tmp_path / "run")["rounds"] == 2
+    assert max(line.get("round", 0) for line in read_records(tmp_path / "run/metrics.jsonl")) == 2
+    with pytest.raises(UserError, match="'vproj'"):
+        experiment.train(from_dict(tree), tmp_path / "run", fresh=True)
+
+
+def test_a_strangers_folder_may_name_more(tmp_path):
+    base = tiny_base.around(tiny.build("llama"))
+    structure = Lora(2, 4, 0.0, ("q_proj", "v_proj"))
+    places = layout(base.model, structure)
+    adapters.write(tmp_path / "a", State(places, torch.ones(places.size)), structure, base, "card")
+    path = tmp_path / "a" / adapters.CONFIG
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"target_modules": ["q_proj", "v_proj", "query_key_value"]}))
+    state, _ = adapters.read(tmp_path / "a", base)
+    assert state.layout == places

@@ -1,0 +1,138 @@
+"""What the terminal shows: help with all of its words, brackets that are text, one JSON object, what to do next."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperArgument
+
+from llm_fed import cli, compare, methods, quickstart
+from llm_fed.errors import UserError, closest, did_you_mean
+from llm_fed.eval.tables import Table as Comparison
+from llm_fed.tracking import Reporter
+
+COMMANDS = vars(typer.main.get_command(cli.app))["commands"]
+NAMES = ["[north]", "[/]", "[bold]south[/bold]", ":cat:", "[red", "\\[x]"]
+
+
+def help_of(llm_fed, monkeypatch, *words: str) -> str:
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("TERMINAL_WIDTH", "250")
+    said = llm_fed(*words, "--help")
+    assert said.code == 0
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", said.out).split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_describes_every_argument_and_option(llm_fed, monkeypatch, command):
+    shown = help_of(llm_fed, monkeypatch, command)
+    for parameter in COMMANDS[command].params:
+        assert len(parameter.help or "") > 8, parameter.name
+        assert re.sub(r"\\\[", "[", parameter.help) in shown, parameter.name
+    doc = COMMANDS[command].callback.__doc__
+    assert " ".join(doc.split()) in shown
+
+
+def test_help_keeps_brackets(llm_fed, monkeypatch):
+    assert "pip install -e '.[flower]'" in help_of(llm_fed, monkeypatch, "flower")
+    assert "pip install -e '.[flower]'" in help_of(llm_fed, monkeypatch)
+    assert any(isinstance(p, TyperArgument) for p in COMMANDS["run"].params)
+
+
+def test_names_in_brackets_are_text(capfd):
+    cli._print_scores({"[fedit]": {"metric": "rouge1", "clients": dict.fromkeys(NAMES, 1.0)} | dict.fromkeys(
+        ("mean", "std", "worst_half"), 1.0)})  # fmt: skip
+    cli.out.print("adapters are in runs/[a]/:cat:")
+    Reporter().note("[north]: loss :cat: [/]")
+    shown = capfd.readouterr()
+    for name in [*NAMES, "[fedit]", "runs/[a]/:cat:"]:
+        assert name in shown.out
+    assert shown.err == "[north]: loss :cat: [/]\n"
+
+
+def test_every_console_of_the_package_takes_brackets_as_text(capfd):
+    """Tables, too, whose cells are strings."""
+    table = Table("client")
+    for name in NAMES:
+        table.add_row(name)
+    for console in (cli.out, Reporter().console):
+        assert isinstance(console, Console)
+        console.print(table)
+        shown = capfd.readouterr()
+        assert all(name in shown.out + shown.err for name in NAMES)
+
+
+def test_version(llm_fed):
+    said = llm_fed("--version")
+    assert said.code == 0 and re.fullmatch(r"llm-fed \d+\.\d+\.\d+\S*\n", said.out) and said.err == ""
+
+
+def test_run_prints_one_json_object(small, llm_fed, tmp_path):
+    config = small.config(tmp_path / "c.yaml", rounds=1)
+    said = llm_fed("run", config, "--out", tmp_path / "a", "--json")
+    assert said.code == 0 and "round 1/1" in said.err
+    assert json.loads(said.out) == json.loads((tmp_path / "a/summary.json").read_text())
+    again = llm_fed("run", config, "--out", tmp_path / "a", "--json")
+    assert again.out == said.out and "is complete" in again.err
+
+
+def test_compare_counts_its_pictures(small, llm_fed, tmp_path):
+    config = small.config(tmp_path / "c.yaml", rounds=1)
+    for methods_, count in (("local,fedit", "3 pictures"),):
+        said = llm_fed("compare", config, "--methods", methods_, "--out", tmp_path / "out")
+        assert said.code == 0 and f"{count} and the runs are in {tmp_path / 'out'}" in " ".join(said.out.split())
+        assert len(list((tmp_path / "out").glob("*.png"))) == int(count[0])
+
+
+def test_a_comparison_without_scores_draws_nothing(tmp_path):
+    assert compare._draw(Comparison("rouge1", [0], 1, []), tmp_path) == [] == list(tmp_path.iterdir())
+
+
+def test_the_quickstart_ends_with_what_to_do_next(small, llm_fed, finished, tmp_path, monkeypatch):
+    """The report is there, and the commands work as they stand."""
+    out = tmp_path / "my runs"
+    out.mkdir()
+    (out / "fedmerge").symlink_to(finished)
+    score = json.loads((finished / "summary.json").read_text())
+    monkeypatch.setattr(quickstart, "run", lambda folder, seed: {"fedmerge": score})
+    monkeypatch.chdir(tmp_path)
+    said = llm_fed("quickstart", "--out", "my runs")
+    assert "the report is my runs/fedmerge/report.html" in said.out and (out / "fedmerge/report.html").is_file()
+    commands = [shlex.split(line, comments=True) for line in said.out.splitlines() if line.startswith("  ")]
+    commands = [words for words in commands if words and words[0].endswith("llm-fed")]
+    assert len(commands) == 3
+    for program, *words in commands:
+        assert program.endswith("llm-fed")
+        assert llm_fed(*words).code == 0, words
+
+
+def test_only_what_is_close_is_suggested():
+    valid = ["local", "fedit", "fedmerge", "rounds"]
+    assert [closest(name, valid) for name in ("fedmrge", "ROUNDS", "round", "FedIT")] == [
+        "fedmerge", "rounds", "rounds", "fedit",
+    ]  # fmt: skip
+    for far in ("num_models", "xyz", "", "lr", "temperature"):
+        assert closest(far, valid) is None and did_you_mean(far, valid) == ""
+
+
+@pytest.mark.parametrize(
+    "name, key, parts",
+    [
+        ("fedit", "num_models", ["method.num_models is a setting of", "fedmerge", "fedit takes wait"]),
+        ("local", "num_models", ["fedmerge", "local takes no settings"]),
+        ("fedmerge", "personal_steps", ["fedlora"]),
+        ("fedmerge", "num_model", ["the closest is 'num_models'"]),
+        ("local", "zzz", ["unknown key method.zzz; known: none"]),
+    ],
+)
+def test_a_setting_of_another_method_is_named_as_such(name, key, parts):
+    with pytest.raises(UserError) as caught:
+        methods.build({"name": name, key: 1})
+    assert all(part in str(caught.value) for part in parts), caught.value
+    assert ("closest" in str(caught.value)) == (key == "num_model")
