@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from llm_fed.clients import rounded
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import Summary, score, summarize, without_credit
-from llm_fed.site import Query, Site
+from llm_fed.requests import Query
+from llm_fed.runs.folder import rounded
+from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, labels_of
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed.cohort import Request, drive
-from llm_fed.eval.runs import finished
+from llm_fed.engine.drive import drive
+from llm_fed.messages.wire import entries
 from llm_fed.method import Method, Upload
-from llm_fed.run import read_records
+from llm_fed.requests import Fitted, Request
+from llm_fed.runs.folder import finished, read_records
 from llm_fed.site import Site
 from llm_fed.state import Layout
-from llm_fed.training import Fitted
-from llm_fed.wire import entries
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.eval import atlas, merges, plots
 from llm_fed.files import write_file
 from llm_fed.paths import public
-from llm_fed.run import comparable
+from llm_fed.runs.folder import comparable
 
 Line = dict[str, Any]
 KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy")

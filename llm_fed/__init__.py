@@ -7,7 +7,7 @@ __all__ = ["load_client", "load_image_model"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # imports torch and transformers, which most commands of the command line need not
-        from llm_fed import personal
+        from llm_fed.export import load
 
-        return getattr(personal, name)
+        return getattr(load, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -71,13 +71,13 @@ def _other_ranks() -> Iterator[None]:
     if "LOCAL_RANK" not in os.environ:  # no launcher; what follows takes seconds to import
         yield
         return
-    from llm_fed import experiment
+    from llm_fed.experiment.run import serve
     from llm_fed.runtime.launch import connect, other_ranks
 
     channel = connect()
     if channel and channel.rank:
         try:
-            experiment.serve()
+            serve()
         except (KeyboardInterrupt, RunError) as error:  # rank 0 says what there is to say
             raise SystemExit(1) from error
         raise SystemExit(0)
@@ -157,7 +157,8 @@ def train_command(
     as_json: bool = False,
 ) -> None:
     """What `llm-fed run` and `scripts/train.py` do."""
-    from llm_fed import configfile, section
+    from llm_fed import configfile
+    from llm_fed.commands import section
 
     resolved = configfile.load(config, settings)
     if start is not None:
@@ -165,7 +166,7 @@ def train_command(
             raise UserError(f"--from {start}: only adapters can be started from, but adapter is null; set adapter.rank")
         resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(start.resolve())))
     section.check(resolved)
-    from llm_fed import experiment  # takes seconds, so mistakes are named first
+    from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
 
     folder = out_dir or Path("runs") / f"{config.stem}-{resolved.method['name']}-seed{resolved.seed}"
     experiment.quiet()
@@ -192,7 +193,7 @@ def quickstart(
 ) -> None:
     """Train local, FedIT and FedMerge on a small planted federation with the tiny base that llm_fed ships; no
     download."""
-    from llm_fed import quickstart as demo
+    from llm_fed.commands import quickstart as demo
 
     results = demo.run(out_dir, seed)
     _print_scores(_beside_base(results))
@@ -226,7 +227,7 @@ def compare(
 ) -> None:
     """Train methods with several seeds, or continue, and put them into one table: the same command goes on where it
     stopped."""
-    from llm_fed import section
+    from llm_fed.commands import section
 
     try:
         numbers = [int(seed) for seed in seeds.split(",") if seed]
@@ -234,11 +235,11 @@ def compare(
         raise UserError(f"--seeds is {seeds!r}; it takes whole numbers with commas between, e.g. 0,1,2") from error
     names = [name.strip() for name in methods.split(",") if name.strip()]
     section.read_rows(config, settings or [], names, numbers).check()
-    from llm_fed import compare as comparison  # takes seconds, so mistakes are named first
-    from llm_fed import experiment
+    from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
+    from llm_fed.experiment.run import quiet
 
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
-    experiment.quiet()
+    quiet()
     table = comparison.compare(config, settings or [], chosen=names, seeds=numbers, out=folder)
     if as_json:
         print(json.dumps(table.as_json()))
@@ -283,10 +284,11 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Merge a federated and a local adapter: POTARA's closed form, Fisher merging, a mean, or the best of a grid."""
-    from llm_fed import experiment, posthoc
+    from llm_fed.commands import merge as posthoc
     from llm_fed.eval.merges import for_terminal
+    from llm_fed.experiment.run import quiet
 
-    experiment.quiet()
+    quiet()
     asked = {
         "space": space, "fisher": fisher, "fisher_data": fisher_data, "samples": samples, "damping": damping,
         "weight": weight, "per_factor": per_factor or None, "grid": grid or None,
@@ -333,10 +335,10 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score the personal adapters of a run, or a base with one adapter or none on a task or file. Scores are 0-100."""
-    from llm_fed import experiment
-    from llm_fed.eval import runs
+    from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run
+    from llm_fed.experiment.run import quiet
 
-    experiment.quiet()
+    quiet()
     words = settings or []
     if run_dir is not None and "=" in str(run_dir) and not run_dir.exists():  # no folder, but the first setting
         run_dir, words = None, [str(run_dir), *words]
@@ -347,9 +349,9 @@ def evaluate(
         if given := [option for option, value in alone.items() if value is not None]:
             raise UserError(f"{given[0]} is for --base; a run has its own, over which settings such as "
                             "task.path=FOLDER or task.template=chat are laid")  # fmt: skip
-        summary = runs.evaluate_run(run_dir, split=split, metric=metric, limit=limit, settings=words)
+        summary = evaluate_run(run_dir, split=split, metric=metric, limit=limit, settings=words)
     else:
-        summary = runs.evaluate_adapter(
+        summary = evaluate_adapter(
             str(base),
             adapter,
             task=task,
@@ -374,7 +376,7 @@ def export(
     client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
 ) -> None:
     """Copy the personal adapters of a run: PEFT folders that `PeftModel.from_pretrained` loads."""
-    from llm_fed.eval import runs
+    from llm_fed.commands import evaluate as runs
 
     for folder in runs.export(run_dir, out_dir, client or []):
         out.print(str(folder))
@@ -394,8 +396,8 @@ def push(
     ] = None,
 ) -> None:
     """Push the personal adapters of a run to the Hub, one PEFT repository per client. Again: only what changed."""
-    from llm_fed import hub
-    from llm_fed.experiment import quiet
+    from llm_fed.experiment.run import quiet
+    from llm_fed.export import hub
 
     quiet()
     hub.quiet()
@@ -415,8 +417,9 @@ def flower(
 ) -> None:
     """Write a Flower app: the same federation with its clients on other machines (which need Flower: in
     the clone, pip install -e '.[flower]')."""
-    from llm_fed import configfile, section
-    from llm_fed.runtime import flower_app
+    from llm_fed import configfile
+    from llm_fed.commands import section
+    from llm_fed.network import flower_app
 
     loaded = configfile.load(config, settings or [])
     section.check(loaded, data=False)
@@ -445,8 +448,8 @@ def tasks(as_json: Json = False) -> None:
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Say what this machine has, and check that the pieces work: a fused training step, a 4-bit layer, the metrics."""
-    from llm_fed.doctor import examine
-    from llm_fed.experiment import quiet
+    from llm_fed.commands.doctor import examine
+    from llm_fed.experiment.run import quiet
 
     quiet()
 

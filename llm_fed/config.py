@@ -134,7 +134,7 @@ class TransportConfig:
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """Differential privacy at the client level; off without `clip`. See `privacy.py`."""
+    """Differential privacy at the client level; off without `clip`. See `federation/privacy.py`."""
 
     clip: float | None = None  # C: the largest Euclidean norm of an upload; longer ones are scaled down to it
     noise: float = 0.0  # noise multiplier: Gaussian noise of standard deviation noise * clip on every number

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llm_fed.merge import mean
-from llm_fed.wire import Message
+from llm_fed.messages.wire import Message
+from llm_fed.rng import derive
 
 if TYPE_CHECKING:
+    from llm_fed.models.structure import Structure
     from llm_fed.site import Site
-    from llm_fed.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,12 @@ class Method:
     def report(self, state: Message) -> dict[str, Any]:
         """What of the server's state belongs into metrics.jsonl after each round, as JSON values."""
         return {}
+
+
+def by_arrival(server: Site, uploads: list[Upload]) -> list[Upload]:
+    """The uploads of one round in the order in which they came in, for methods to which it matters.
+
+    Virtual time is in rounds, so the order within one is drawn, from (seed, round, client) alone: in client order the
+    same clients would always be first.
+    """
+    return sorted(uploads, key=lambda upload: derive(server.seed, "arrival", server.round, upload.client))

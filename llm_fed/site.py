@@ -9,29 +9,16 @@ from typing import Any
 
 import torch
 
-from llm_fed.cohort import Request
 from llm_fed.config import LocalConfig
 from llm_fed.errors import ClientError, UserError
-from llm_fed.gradients import GradientJob
 from llm_fed.merge.moments import Evidence
+from llm_fed.messages.wire import Message
 from llm_fed.models.joined import Answer
+from llm_fed.models.structure import Structure
+from llm_fed.requests import Fitted, GradientJob, GradientOf, HeadJob, Job, Loss, Query, Request
 from llm_fed.rng import derive, generator
 from llm_fed.state import Layout, State
-from llm_fed.structure import Structure
-from llm_fed.tasks.common import Encoded, Picture
-from llm_fed.training import Fitted, GradientOf, HeadJob, Job, Loss
-from llm_fed.wire import Message
-
-
-@dataclass(frozen=True)
-class Query:
-    """One example to be answered in an evaluation."""
-
-    prompt: list[int]  # token ids after the template
-    answers: tuple[str, ...]  # references
-    options: tuple[list[int], ...] = ()  # token ids of each option, for scoring without generation
-    correct: int = -1  # which option is right
-    example: Encoded | None = None  # with its first answer, as training would see it; None where it is too long
+from llm_fed.tasks.common import Picture
 
 
 @dataclass

@@ -14,12 +14,12 @@ import tiny_rounds
 import torch
 
 from llm_fed.config import EvalConfig, LocalConfig
-from llm_fed.language import LanguageEngine
-from llm_fed.lora import Lora, draw
+from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.language import LanguageEngine
 from llm_fed.models.loading import Base
-from llm_fed.structure import Full, Structure
+from llm_fed.models.lora import Lora, draw
+from llm_fed.models.structure import Full, Structure
 from llm_fed.tasks.common import Encoded, Picture
-from llm_fed.vision import VisionEngine
 
 OF_PICTURES = " of pictures"  # ends the names of federations of whole image models
 STRUCTURE = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj"))

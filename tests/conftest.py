@@ -12,8 +12,9 @@ from types import ModuleType
 import pytest
 import small_run
 
-from llm_fed import cli, configfile, experiment
-from llm_fed.runtime import remote
+from llm_fed import cli, configfile
+from llm_fed.experiment import run
+from llm_fed.network import clients
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +58,7 @@ def finished(small, tmp_path_factory) -> Path:
     """The folder of a finished run of fedmerge; it must not be changed."""
     folder = tmp_path_factory.mktemp("finished")
     config = small.config(folder / "small.yaml", method={"name": "fedmerge", "num_models": 2}, local={"steps": 8})
-    experiment.train(configfile.load(config), folder / "run")
+    run.train(configfile.load(config), folder / "run")
     return folder / "run"
 
 
@@ -79,4 +80,4 @@ def analysis(monkeypatch) -> Callable[..., ModuleType]:
 @pytest.fixture
 def quick(monkeypatch) -> None:
     """A server that looks for its clients' answers all the time."""
-    monkeypatch.setattr(remote, "_PAUSE", 0.01)
+    monkeypatch.setattr(clients, "_PAUSE", 0.01)

@@ -12,10 +12,10 @@ import yaml
 from small_run import CLIENTS, Small
 
 from llm_fed.configfile import as_dict, from_dict
-from llm_fed.run import read_records
-from llm_fed.runtime import server
-from llm_fed.runtime.link import Reply
-from llm_fed.runtime.node import Node, Place
+from llm_fed.network import server
+from llm_fed.network.link import Reply
+from llm_fed.network.node import Node, Place
+from llm_fed.runs.folder import read_records
 
 NETWORK = {"clients": sorted(CLIENTS), "deadline": 0.3, "patience": 0.5}
 Spoil = Callable[[Mapping[str, Any], Reply], Reply | None]  # (order, reply) -> what comes instead; None: nothing yet

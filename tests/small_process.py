@@ -18,7 +18,7 @@ import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["llm_fed.cli", "llm_fed.experiment", "peft", "evaluate", "rouge_score.rouge_scorer", "matplotlib.figure"]
+    ["llm_fed.cli", "llm_fed.experiment.run", "peft", "evaluate", "rouge_score.rouge_scorer", "matplotlib.figure"]
 )
 
 

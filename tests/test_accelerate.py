@@ -21,22 +21,24 @@ from rich.console import Console
 from safetensors.torch import load_file
 from test_vision_run import RUNS, configured
 
-from llm_fed import compare, experiment, methods
-from llm_fed.cohort import Request
+from llm_fed import methods
+from llm_fed.commands import compare
 from llm_fed.configfile import from_dict
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.lora import Lora
-from llm_fed.run import read_records
+from llm_fed.experiment import finish, run
+from llm_fed.experiment.build import prepare
+from llm_fed.models.lora import Lora
+from llm_fed.requests import GradientOf, Job, Query, Request
+from llm_fed.runs.folder import read_records
+from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, Spread, Worker
 from llm_fed.runtime.launch import Ranks
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.runtime.portable import Codec, fingerprint
 from llm_fed.runtime.shares import cost, split
-from llm_fed.site import Query, Site
+from llm_fed.site import Site
 from llm_fed.state import State, stack
 from llm_fed.tasks.common import Encoded, Picture
-from llm_fed.tracking import Reporter
-from llm_fed.training import GradientOf, Job
 
 LATE = {"delay": {"sigma": 0.8}, "rounds": 2, "local": {"steps": 2, "lr": 0.02, "lr_end": 0.02}}
 SERVED = {"task": {"server": {"examples": 1, "each": True}}}
@@ -48,7 +50,7 @@ LORA_METHODS = [name for name, kind in methods.METHODS.items() if name != "cente
 class Loopback:
     """Ranks above 0 in this process; what they are sent and answer are bytes."""
 
-    def __init__(self, size: int, build: Callable[[], Build] = experiment.builder):
+    def __init__(self, size: int, build: Callable[[], Build] = run.builder):
         self.size, self.sent = size, dict.fromkeys(range(1, size), 0)
         self.workers = {rank: Worker(build(), rank) for rank in self.sent}
         self._replies: dict[int, list[bytes]] = {rank: [] for rank in self.sent}
@@ -76,11 +78,11 @@ def pictures(tmp_path_factory) -> Path:
 @pytest.fixture
 def spread(monkeypatch) -> Callable[..., Loopback]:
     """From now on there are so many ranks."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)  # its pictures take most of the time
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)  # its pictures take most of the time
 
     def ranks(channel: Loopback | None) -> Loopback | None:
         found = Ranks(channel) if channel else None
-        monkeypatch.setattr(experiment, "other_ranks", lambda: found)
+        monkeypatch.setattr(run, "other_ranks", lambda: found)
         return channel
 
     return ranks
@@ -118,9 +120,9 @@ def some(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
 def in_one_and_in(size: int, config: Any, folder: Path, spread: Callable[..., Any]) -> Loopback:
     """Both runs, and that they are the same."""
     spread(None)
-    experiment.train(config, folder / "one")
+    run.train(config, folder / "one")
     channel = spread(Loopback(size))
-    experiment.train(config, folder / "several")
+    run.train(config, folder / "several")
     assert_same(folder / "one", folder / "several")
     return channel
 
@@ -181,7 +183,7 @@ def test_two_experiments_take_turns(small, spread):
     ranks, found = Ranks(Loopback(3)), {}
     for optimizer in ("adamw", "sgd"):
         config = from_dict(small.tree(local={"optimizer": optimizer}))
-        prepared = experiment.prepare(config, Reporter(Console(quiet=True)))
+        prepared = prepare(config, Reporter(Console(quiet=True)))
         for name, engine in (("local", None), ("spread", Spread(ranks, config, prepared.shared()))):
             runtime = LocalRuntime(engine or prepared.runtime.engine, 3)
             found[optimizer, name] = partial(trained, prepared.clients, runtime)
@@ -219,7 +221,7 @@ class Failing:
 
 
 def failing_at(client: str, error: Exception | None = None) -> Build:
-    build = experiment.builder()
+    build = run.builder()
 
     def built(config: Any) -> Shared:
         shared = build(config)
@@ -230,7 +232,7 @@ def failing_at(client: str, error: Exception | None = None) -> Build:
 
 def test_a_client_that_fails_at_another_rank_fails_alone(small, tmp_path, spread):
     spread(Loopback(3, lambda: failing_at("bob")))
-    experiment.train(from_dict(small.tree(rounds=2, method={"name": "local"})), tmp_path)
+    run.train(from_dict(small.tree(rounds=2, method={"name": "local"})), tmp_path)
     lines = read_records(tmp_path / "metrics.jsonl")
     events = [(line["round"], line["client"], line["reason"]) for line in lines if line["kind"] == "event"]
     assert events == [(round, "bob", "ClientError: client bob: no luck") for round in (1, 2)]
@@ -250,16 +252,16 @@ def test_what_ends_a_run_at_another_rank_ends_it_at_rank_0(small, tmp_path, spre
     channel = spread(Loopback(2, lambda: failing_at("bob", error)))
     config = from_dict(small.tree(rounds=1))
     with pytest.raises(kind, match=text):
-        experiment.train(config, tmp_path / "run")
+        run.train(config, tmp_path / "run")
     assert ("Traceback" in capfd.readouterr().err) == isinstance(error, ZeroDivisionError)
-    channel.workers[1] = Worker(experiment.builder(), 1)
-    experiment.train(config, tmp_path / "run")
+    channel.workers[1] = Worker(run.builder(), 1)
+    run.train(config, tmp_path / "run")
 
 
 def test_a_failure_at_rank_0_leaves_the_others_in_step(small, spread):
     spread(None)
     config, ranks = from_dict(small.tree()), Ranks(Loopback(3))
-    prepared = experiment.prepare(config, Reporter(Console(quiet=True)))
+    prepared = prepare(config, Reporter(Console(quiet=True)))
     shared = prepared.shared()
     broken = replace(shared, engine=Failing(shared.engine, "ada", RunError("not here")))
     for engine in (Spread(ranks, config, broken), Spread(ranks, config, shared)):
@@ -269,12 +271,12 @@ def test_a_failure_at_rank_0_leaves_the_others_in_step(small, spread):
 
 def test_other_data_at_another_rank_is_refused_before_anything_is_written(small, tmp_path, spread):
     def elsewhere() -> Build:
-        build = experiment.builder()
+        build = run.builder()
         return lambda config: build(replace(config, task=replace(config.task, max_length=31, template="alpaca-short")))
 
     spread(Loopback(2, elsewhere))
     with pytest.raises(UserError, match="rank 1 on .* has other examples or another base"):
-        experiment.train(from_dict(small.tree()), tmp_path / "run")
+        run.train(from_dict(small.tree()), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

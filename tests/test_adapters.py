@@ -15,10 +15,11 @@ import tiny_base
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_fed import adapters, files
-from llm_fed.bank import AdapterBank
+from llm_fed import files
+from llm_fed.engine.bank import AdapterBank
 from llm_fed.errors import RunError, UserError
-from llm_fed.lora import Lora, layout
+from llm_fed.export import peft_folders
+from llm_fed.models.lora import Lora, layout
 from llm_fed.rng import generator
 from llm_fed.state import State
 
@@ -73,7 +74,7 @@ def test_stock_peft_loads_what_is_written(tmp_path, kind, by):
     targets = {"names": None, "regex": REGEX[kind], "all-linear": "all-linear"}[by]
     base, structure, state = make(kind, targets)
     folder = tmp_path / "runs" / "adapter"
-    adapters.write(folder, state, structure, base, "a card")
+    peft_folders.write(folder, state, structure, base, "a card")
     assert (folder / "README.md").read_text() == "a card"
     assert {path.name for path in folder.parent.iterdir()} == {"adapter"}
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -91,7 +92,7 @@ def test_stock_peft_loads_what_is_written(tmp_path, kind, by):
         logits = loaded(**tiny.inputs(kind, 2)).logits
         assert (logits - base.model(**tiny.inputs(kind, 2)).logits).abs().max() > 1e-2
     torch.testing.assert_close(bank_logits(base, structure, state, kind), logits, rtol=0, atol=1e-5)
-    again, found = adapters.read(folder, base, structure)
+    again, found = peft_folders.read(folder, base, structure)
     assert again.equal(state)
     assert (found.rank, found.alpha, found.dropout) == (3, 5.0, 0.1)
 
@@ -101,9 +102,9 @@ def test_dtypes(tmp_path, dtype):
     """A file keeps the state's dtype; what is read is at least float32."""
     base, structure, state = make()
     state = State(state.layout, state.row.to(dtype))
-    adapters.write(tmp_path / "a", state, structure, base, "")
-    assert load_file(tmp_path / "a" / adapters.WEIGHTS).popitem()[1].dtype == dtype
-    row = adapters.read(tmp_path / "a", base)[0].row
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
+    assert load_file(tmp_path / "a" / peft_folders.WEIGHTS).popitem()[1].dtype == dtype
+    row = peft_folders.read(tmp_path / "a", base)[0].row
     assert row.dtype == torch.promote_types(dtype, torch.float32)
     assert torch.equal(row, state.row.to(row.dtype))
 
@@ -122,7 +123,7 @@ def test_dtypes(tmp_path, dtype):
 def test_what_stock_peft_saved_is_read(tmp_path, settings):
     base, _, _ = make()
     wrapped = stock_folder(tmp_path, base, **settings)
-    state, structure = adapters.read(tmp_path, base)
+    state, structure = peft_folders.read(tmp_path, base)
     assert structure.alpha == (5 * math.sqrt(3) if "use_rslora" in settings else 5)
     with torch.no_grad():
         expected = wrapped.eval()(**tiny.inputs("llama", 2)).logits
@@ -145,7 +146,7 @@ def test_features_that_are_not_plain_lora_are_named(tmp_path, settings, feature)
     base, _, _ = make()
     stock_folder(tmp_path, base, **settings)
     with pytest.raises(UserError, match=f"{feature}.*not supported"):
-        adapters.read(tmp_path, base)
+        peft_folders.read(tmp_path, base)
 
 
 def edited(folder, **values):
@@ -155,29 +156,29 @@ def edited(folder, **values):
 
 def test_settings_of_later_peft_versions_are_refused_only_if_they_are_on(tmp_path):
     base, structure, state = make()
-    adapters.write(tmp_path / "a", state, structure, base, "")
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
     edited(tmp_path / "a", use_invented=False, invented_options=None)
-    assert adapters.read(tmp_path / "a", base)[0].equal(state)
+    assert peft_folders.read(tmp_path / "a", base)[0].equal(state)
     edited(tmp_path / "a", use_invented=True)
     with pytest.raises(UserError, match="use_invented=True is not supported"):
-        adapters.read(tmp_path / "a", base)
+        peft_folders.read(tmp_path / "a", base)
 
 
 def test_another_base_by_name_warns_and_by_shape_is_refused(tmp_path):
     base, structure, state = make()
-    adapters.write(tmp_path / "a", state, structure, base, "")
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
     base.name = "other"
-    with pytest.warns(adapters.AdapterWarning, match="made for 'tiny', the base here is 'other'"):
-        assert adapters.read(tmp_path / "a", base)[0].equal(state)
+    with pytest.warns(peft_folders.AdapterWarning, match="made for 'tiny', the base here is 'other'"):
+        assert peft_folders.read(tmp_path / "a", base)[0].equal(state)
     wider = tiny_base.around(tiny.build("llama", hidden_size=32), "wider")
     with pytest.raises(UserError, match=r"lora_A.weight is \(3, 24\) in the file and \(3, 32\) in the base; it was"):
-        adapters.read(tmp_path / "a", wider)
+        peft_folders.read(tmp_path / "a", wider)
     deeper = tiny_base.around(tiny.build("llama", num_hidden_layers=3), "deeper")
     with pytest.raises(UserError, match=r"layers.2.*absent in the file"):
-        adapters.read(tmp_path / "a", deeper)
+        peft_folders.read(tmp_path / "a", deeper)
     gpt2 = tiny_base.around(tiny.build("gpt2"), "gpt2")
     with pytest.raises(UserError, match="matches no layer of GPT2LMHeadModel.*made for 'tiny'"):
-        adapters.read(tmp_path / "a", gpt2)
+        peft_folders.read(tmp_path / "a", gpt2)
 
 
 @pytest.mark.parametrize(
@@ -191,9 +192,9 @@ def test_another_base_by_name_warns_and_by_shape_is_refused(tmp_path):
 )
 def test_another_structure_than_expected_is_refused(tmp_path, expected, message):
     base, structure, state = make()
-    adapters.write(tmp_path / "a", state, structure, base, "")
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
     with pytest.raises(UserError, match=message):
-        adapters.read(tmp_path / "a", base, expected)
+        peft_folders.read(tmp_path / "a", base, expected)
 
 
 def rewrite(folder, name, change):
@@ -202,31 +203,31 @@ def rewrite(folder, name, change):
 
 
 def pickled(folder):
-    torch.save(load_file(folder / adapters.WEIGHTS), folder / "adapter_model.bin")
-    (folder / adapters.WEIGHTS).unlink()
+    torch.save(load_file(folder / peft_folders.WEIGHTS), folder / "adapter_model.bin")
+    (folder / peft_folders.WEIGHTS).unlink()
 
 
 def with_nan(folder):
-    tensors = load_file(folder / adapters.WEIGHTS)
+    tensors = load_file(folder / peft_folders.WEIGHTS)
     next(iter(tensors.values()))[0, 0] = math.nan
-    save_file(tensors, folder / adapters.WEIGHTS)
+    save_file(tensors, folder / peft_folders.WEIGHTS)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / adapters.CONFIG).unlink(), "is no adapter folder"),
-        (lambda folder: (folder / adapters.WEIGHTS).unlink(), "only safetensors is read"),
+        (lambda folder: (folder / peft_folders.CONFIG).unlink(), "is no adapter folder"),
+        (lambda folder: (folder / peft_folders.WEIGHTS).unlink(), "only safetensors is read"),
         (pickled, "only safetensors is read"),
         (with_nan, "NaN"),
-        (lambda folder: rewrite(folder, adapters.WEIGHTS, lambda data: data[:-7]), "damaged or cut short"),
-        (lambda folder: rewrite(folder, adapters.WEIGHTS, lambda data: data[:5]), "damaged or cut short"),
-        (lambda folder: rewrite(folder, adapters.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
+        (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: data[:-7]), "damaged or cut short"),
+        (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: data[:5]), "damaged or cut short"),
+        (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
         (
-            lambda folder: rewrite(folder, adapters.CONFIG, lambda data: data[:-7]),
+            lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: data[:-7]),
             "no configuration of a LoRA",
         ),
-        (lambda folder: rewrite(folder, adapters.CONFIG, lambda data: b"[1]"), "no configuration of a LoRA"),
+        (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "no configuration of a LoRA"),
         (lambda folder: edited(folder, r="three"), "no configuration of a LoRA"),
         (lambda folder: edited(folder, r=0), "no configuration of a LoRA.*rank is 0"),
         (lambda folder: edited(folder, target_modules=None), "target_modules is empty"),
@@ -235,37 +236,37 @@ def with_nan(folder):
 )
 def test_damaged_folders(tmp_path, damage, message):
     base, structure, state = make()
-    adapters.write(tmp_path / "a", state, structure, base, "")
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
     damage(tmp_path / "a")
     with pytest.raises(UserError, match=message) as caught:
-        adapters.read(tmp_path / "a", base)
+        peft_folders.read(tmp_path / "a", base)
     assert str(tmp_path / "a") in str(caught.value)
     with pytest.raises(UserError, match="is no adapter folder"):
-        adapters.read(tmp_path / "nowhere", base)
+        peft_folders.read(tmp_path / "nowhere", base)
 
 
 def test_a_failed_write_leaves_the_old_adapter_and_nothing_else(tmp_path, monkeypatch):
     base, structure, state = make()
-    adapters.write(tmp_path / "a", state, structure, base, "old")
+    peft_folders.write(tmp_path / "a", state, structure, base, "old")
     write_file = files.write_file
 
     def full_disk(path, data):
-        if path.name == adapters.WEIGHTS:
+        if path.name == peft_folders.WEIGHTS:
             raise OSError(errno.ENOSPC, "No space left on device")
         write_file(path, data)
 
     monkeypatch.setattr(files, "write_file", full_disk)
     for name in ("a", "b"):
         with pytest.raises(RunError, match=f"cannot write an adapter to .*{name}: No space left on device"):
-            adapters.write(tmp_path / name, state * 2, structure, base, "new")
+            peft_folders.write(tmp_path / name, state * 2, structure, base, "new")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / "README.md").read_text() == "old"
-    assert adapters.read(tmp_path / "a", base)[0].equal(state)
+    assert peft_folders.read(tmp_path / "a", base)[0].equal(state)
     monkeypatch.undo()
-    adapters.write(tmp_path / "a", state * 2, structure, base, "new")
+    peft_folders.write(tmp_path / "a", state * 2, structure, base, "new")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / "README.md").read_text() == "new"
-    assert adapters.read(tmp_path / "a", base)[0].equal(state * 2)
+    assert peft_folders.read(tmp_path / "a", base)[0].equal(state * 2)
 
 
 def test_a_folder_with_other_files_is_not_replaced(tmp_path):
@@ -273,5 +274,5 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     for folder in (tmp_path, tmp_path / "thesis.tex"):
         with pytest.raises(UserError, match="is not replaced"):
-            adapters.write(folder, state, structure, base, "")
+            peft_folders.write(folder, state, structure, base, "")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"

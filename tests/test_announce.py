@@ -10,15 +10,15 @@ import pytest
 import tiny_images
 from rich.console import Console
 
-from llm_fed import announce, experiment
 from llm_fed.configfile import from_dict
-from llm_fed.run import read_records
+from llm_fed.experiment import announce, build, finish, run
+from llm_fed.runs.folder import read_records
+from llm_fed.runs.tracking import Reporter
 from llm_fed.tasks.common import TaskData
-from llm_fed.tracking import Reporter
 
 
 def planned(tree, folder: Path, **how):
-    return experiment.dry_run(from_dict(tree), folder, reporter=Reporter(Console(quiet=True)), **how)
+    return run.dry_run(from_dict(tree), folder, reporter=Reporter(Console(quiet=True)), **how)
 
 
 def listing(folder: Path) -> dict[str, bytes]:
@@ -28,7 +28,7 @@ def listing(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def without_reports(monkeypatch):
     """Their pictures take most of the time."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
 
 
 def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path, without_reports):
@@ -80,7 +80,7 @@ def test_a_merging_method_names_the_runs_that_it_trains_first(small, tmp_path, w
     fedit, local = plan.parents
     assert (fedit.method, local.method) == ("fedit", "local")
     assert plan.costs.down_run == fedit.costs.down_run + local.costs.down_run > fedit.costs.down_run
-    experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(file=said, soft_wrap=True)))
+    run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(file=said, soft_wrap=True)))
     starts = [line.split(":")[0].split()[1] for line in said.getvalue().splitlines() if line.startswith("method ")]
     assert starts == ["potara", "fedit", "local"]
     assert said.getvalue().count("\nbase  ") == 1  # what is as in the run before is not said again
@@ -104,7 +104,7 @@ def test_bytes_are_those_of_the_run(small, tmp_path, without_reports, changes):
     """Of round 1, and, where every client moves the same in every round, of all rounds."""
     tree = small.tree(eval={"every": 0}, **changes)
     costs = planned(tree, tmp_path / "run").costs
-    experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+    run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
     lines = read_records(tmp_path / "run/metrics.jsonl")
     rounds = [line for line in lines if line["kind"] == "round"]
     assert (costs.down_first, costs.up_first) == (rounds[0]["bytes_down"], rounds[0]["bytes_up"])
@@ -174,10 +174,10 @@ def test_activations_are_those_that_a_step_keeps(small, tmp_path):
     of three clients with two examples of nine tokens each, 54 tokens."""
     import torch
 
-    from llm_fed import training
+    from llm_fed.engine import fit
 
     kept: dict[int, int] = {}
-    real = training._Fit._step
+    real = fit._Fit._step
 
     def measured(self, step, active, losses):
         ignored = {t.untyped_storage().data_ptr() for t in [*self.model.parameters(), self.bank.rows]}
@@ -195,9 +195,9 @@ def test_activations_are_those_that_a_step_keeps(small, tmp_path):
     tree = small.tree(rounds=1, local={"steps": 1}, eval={"every": 0})
     expected = planned(tree, tmp_path / "run").costs.activations
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training._Fit, "_step", measured)
-        patch.setattr(experiment, "write_report", lambda folder: None)
-        experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+        patch.setattr(fit._Fit, "_step", measured)
+        patch.setattr(finish, "write_report", lambda folder: None)
+        run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
     assert sum(kept.values()) / 2 < expected < 2 * sum(kept.values())
 
 
@@ -205,7 +205,7 @@ def test_a_server_over_a_network_says_what_it_knows(small):
     """It has no client's data, so no numbers of examples; who takes part it learns from the nodes."""
     config = from_dict(small.tree(local={"steps": None, "epochs": 2}))
     nobodys = TaskData("files", "rouge1", {})
-    built = experiment.prepare(config, Reporter(Console(quiet=True)), task=nobodys)
+    built = build.prepare(config, Reporter(Console(quiet=True)), task=nobodys)
     built.server.clients, built.server.cohort = ("ada", "bob"), 2
     rows = announce.run_plan(built, names=("ada", "bob")).rows()
     assert (rows["clients"], rows["examples"]) == ("2, all of them asked in each round", "known to the clients alone")

@@ -13,14 +13,13 @@ import toy
 from test_battery import FEDERATED, SETTINGS, SIZES, assert_equal_runs, go
 
 from llm_fed.errors import UserError
-from llm_fed.inbox import by_arrival
-from llm_fed.method import Method, Upload
+from llm_fed.federation.schedule import Delayed
+from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.fedasync import FedAsync
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.fedit import FedIT
-from llm_fed.run import read_records
-from llm_fed.schedule import Delayed
+from llm_fed.runs.folder import read_records
 from llm_fed.site import Site
 from llm_fed.state import State
 

@@ -13,13 +13,15 @@ import tiny_images
 import torch
 import yaml
 
-from llm_fed import configfile, experiment
-from llm_fed.checkpoint import Checkpoints
+from llm_fed import configfile
 from llm_fed.eval import atlas
 from llm_fed.eval.plots import plot_bands
 from llm_fed.eval.report import write_report
-from llm_fed.progress import restore
-from llm_fed.tracking import Reporter
+from llm_fed.experiment import build
+from llm_fed.experiment import run as experiment
+from llm_fed.federation.progress import restore
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.tracking import Reporter
 
 TREE = {
     "rounds": 3,
@@ -105,7 +107,7 @@ def test_a_run_without_a_search_is_refused(tmp_path, analysis, capsys):
 def test_directions_take_the_step_back(run, analysis):
     """The model before a round's search is that of the round before: no running statistics here."""
     before_search = analysis("searches").before_search
-    built = experiment.prepare(configfile.load(run / "config.yaml"), Reporter())
+    built = build.prepare(configfile.load(run / "config.yaml"), Reporter())
     saved = Checkpoints(run / "checkpoints")
     states = [restore(saved.load(round), built.clients, built.server).state for round in (1, 2, 3)]
     for earlier, later in pairwise(states):
@@ -120,7 +122,7 @@ def test_directions_are_derivatives_by_the_coefficients(run, analysis):
     rows = table(run / "analysis" / "directions.csv")
     assert all(-1 <= float(row[name]) <= 1 for row in rows for name in ("fallback", "zero")) and rows
     assert (run / "analysis" / "directions.png").exists()
-    built = experiment.prepare(configfile.load(run / "config.yaml"), Reporter())
+    built = build.prepare(configfile.load(run / "config.yaml"), Reporter())
     state = restore(Checkpoints(run / "checkpoints").load(3), built.clients, built.server).state
     omega, anchors = module.before_search(built, state)
     test = built.server.queries["test"]
@@ -147,7 +149,7 @@ def test_span_of_a_search(config, analysis, capsys):
     last = max(round for round, _ in rows)
     server = {at: float(rows[last, at]["server"]) for at in ("zero", "fallback", "found", "longer")}
     assert server["longer"] == min(server.values()) and "longer" in capsys.readouterr().out
-    built = experiment.prepare(configfile.load(run / "config.yaml"), Reporter())
+    built = build.prepare(configfile.load(run / "config.yaml"), Reporter())
     model = restore(Checkpoints(run / "checkpoints").load(last), built.clients, built.server).state["model"]
     pictures = built.server.queries["test"]
     (outcome,) = built.runtime.run({"server": built.server.losses_of([model], pictures)}).values()
@@ -177,7 +179,7 @@ def test_updates_against_the_mean_of_all_clients(config, analysis, tmp_path):
     module = analysis("updates", config, *words, "--alphas", "5", "--rounds", "3", "--every", "2", "--out", tmp_path)
     rows, pairs = table(tmp_path / "cosines.csv"), table(tmp_path / "between.csv")
     assert {row["round"] for row in rows} == {"1", "3"} and [pair["later"] for pair in pairs] == ["3"]
-    built = experiment.prepare(configfile.load(config, [*words, "task.partition.alpha=5.0"]), Reporter())
+    built = build.prepare(configfile.load(config, [*words, "task.partition.alpha=5.0"]), Reporter())
     deltas = module.trained(built, built.server.initial(), list(built.clients), 1)
     sizes = torch.tensor([float(site.num_examples) for site in built.clients.values()])
     true = (sizes[:, None] * torch.stack([delta.row for delta in deltas.values()])).sum(0) / sizes.sum()

@@ -11,15 +11,17 @@ import torch
 from tiny_images import BATCHES, LORA, assert_state
 from torch.nn import functional
 
-from llm_fed import configfile, experiment, training
+from llm_fed import configfile
+from llm_fed.engine import fit
+from llm_fed.engine.examples import Pictures
+from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
-from llm_fed.kinds import Pictures
+from llm_fed.experiment import run
+from llm_fed.models.structure import Full
+from llm_fed.requests import Job
 from llm_fed.rng import generator
-from llm_fed.run import read_records
-from llm_fed.structure import Full
+from llm_fed.runs.folder import read_records
 from llm_fed.tasks.augmentation import augmented, moved
-from llm_fed.training import Job
-from llm_fed.vision import VisionEngine
 
 
 @pytest.mark.parametrize("flip", [False, True])
@@ -69,11 +71,9 @@ def test_adapters_train_on_them_whoever_else_trains():
     start = tiny_images.party(base, BATCHES[0], structure=LORA).initial()
     jobs = [Job(f"c{seed}", start, BATCHES[:3], lr=0.02, seed=seed) for seed in range(3)]
     kind = Pictures.of(base, LORA)
-    found, _ = training.fit(base.model, LORA, jobs, local, kind=kind)
-    expected, _ = training.fit(
-        base.model, LORA, [by_hand(job, "crop-flip") for job in jobs], tiny_images.LOCAL, kind=kind
-    )
-    (alone,), _ = training.fit(base.model, LORA, jobs[1:2], local, kind=kind)
+    found, _ = fit.fit(base.model, LORA, jobs, local, kind=kind)
+    expected, _ = fit.fit(base.model, LORA, [by_hand(job, "crop-flip") for job in jobs], tiny_images.LOCAL, kind=kind)
+    (alone,), _ = fit.fit(base.model, LORA, jobs[1:2], local, kind=kind)
     for one, other in zip(found, expected, strict=True):
         assert one.state.equal(other.state)
     assert_state(found[1].state, alone.state.tensors(), 1e-10)
@@ -98,7 +98,7 @@ def test_a_run_trains_on_them_and_its_seed_says_how(base, tmp_path):
 
     def losses(name: str, **local) -> list[float]:
         config = configfile.from_dict(tiny_images.tree(data, base=base, rounds=2, local=local))
-        experiment.train(config, tmp_path / name)
+        run.train(config, tmp_path / name)
         return [line["loss"] for line in read_records(tmp_path / name / "metrics.jsonl") if line["kind"] == "round"]
 
     assert losses("one", augment="crop") == losses("again", augment="crop")
@@ -107,6 +107,6 @@ def test_a_run_trains_on_them_and_its_seed_says_how(base, tmp_path):
 
 def test_it_is_refused_for_text_and_by_other_names(small, tmp_path):
     with pytest.raises(UserError, match="local.augment is for images, but files is text; leave it out"):
-        experiment.train(configfile.from_dict(small.tree(local={"augment": "crop"})), tmp_path)
+        run.train(configfile.from_dict(small.tree(local={"augment": "crop"})), tmp_path)
     with pytest.raises(UserError, match="local.augment='flip' is unknown.*known: crop, crop-flip"):
         configfile.from_dict(small.tree(local={"augment": "flip"}))

@@ -13,12 +13,14 @@ import tiny_images
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from llm_fed import compare, experiment
+from llm_fed.commands import compare
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import Summary, score
-from llm_fed.run import Run, read_records
-from llm_fed.runtime import server
+from llm_fed.experiment import build, finish
+from llm_fed.experiment import run as experiment
+from llm_fed.network import server
+from llm_fed.runs.folder import Run, read_records
 
 METHODS = ("ffa", "pfedmoe", "feddpa")
 
@@ -27,7 +29,7 @@ METHODS = ("ffa", "pfedmoe", "feddpa")
 def no_pictures(request, monkeypatch):
     """Reports take most of the time; those that a test reads are written."""
     if "report" not in request.node.name:
-        monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+        monkeypatch.setattr(finish, "write_report", lambda folder: None)
 
 
 def tree(small, **changes: Any) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def test_nothing_else_of_the_run_changes(small, tmp_path):
 
 def test_the_base_is_never_the_best_round(small, tmp_path, monkeypatch):
     perfect = {"clients": {"ada": 100.0}, "metric": "rouge1", "mean": 100.0, "std": 0.0, "worst_half": 100.0}
-    monkeypatch.setattr(experiment.Experiment, "score_base", lambda self, split: Summary(**perfect))
+    monkeypatch.setattr(build.Experiment, "score_base", lambda self, split: Summary(**perfect))
     summary = experiment.train(from_dict(tree(small)), tmp_path / "run")
     assert summary["base"]["mean"] == 100.0 and summary["round"] in (1, 2)
 
@@ -143,7 +145,7 @@ def test_a_folder_from_before_continues_with_a_command_that_has_it(small, tmp_pa
     """As the quickstart's: its file says `eval.base` now, and a folder that was begun before does not."""
     before = from_dict(tree(small, eval={"base": False}))
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "_conclude", lambda *_: {})
+        patch.setattr(experiment, "finish_and_deliver", lambda *_: {})
         experiment.train(before, tmp_path / "run")
     saved = tmp_path / "run/config.yaml"
     old = yaml.safe_load(saved.read_text())

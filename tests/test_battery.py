@@ -24,15 +24,15 @@ from battery_kinds import OF_PICTURES, Kind
 from safetensors.torch import load
 
 from llm_fed import methods
-from llm_fed.clients import LocalClients
-from llm_fed.federation import federate
-from llm_fed.inbox import skeleton
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import federate
+from llm_fed.federation.schedule import Schedule, Synchronous
+from llm_fed.federation.uploads import skeleton
+from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
-from llm_fed.run import Run, read_records
+from llm_fed.runs.folder import Run, read_records
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.schedule import Schedule, Synchronous
 from llm_fed.site import Site
-from llm_fed.wire import pack, unpack
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedlora": {"personal_steps": 2},

@@ -18,7 +18,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from llm_fed import cli, methods, tasks
-from llm_fed.run import read_records
+from llm_fed.runs.folder import read_records
 
 REPOSITORY = Path(__file__).parents[1]
 FLAGS = {
@@ -188,7 +188,7 @@ def test_methods_and_tasks(llm_fed):
 
 def test_doctor(llm_fed, monkeypatch):
     findings = [{"what": "disk", "found": "[red]1 GiB", "ok": True}, {"what": "nf4", "found": "no kernel", "ok": False}]
-    monkeypatch.setattr("llm_fed.doctor.examine", lambda: findings)
+    monkeypatch.setattr("llm_fed.commands.doctor.examine", lambda: findings)
     said = llm_fed("doctor")
     assert said.code == 1 and said.out == "ok   disk: [red]1 GiB\nFAIL nf4: no kernel\n"
     assert len(said.err.splitlines()) == 1 and "FAIL" in said.err
@@ -231,7 +231,7 @@ def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch, re
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("llm_fed.training._Fit._step", interrupt)
+    monkeypatch.setattr("llm_fed.engine.fit._Fit._step", interrupt)
     config = small.config(tmp_path / "c.yaml", clients_per_pass=1)
     said = llm_fed("run", config, "--out", tmp_path / "run")
     assert said.code == 130

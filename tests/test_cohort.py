@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from llm_fed.cohort import Request, drive
+from llm_fed.engine.drive import drive
 from llm_fed.errors import UserError
-from llm_fed.schedule import Synchronous
+from llm_fed.federation.schedule import Synchronous
+from llm_fed.requests import Request
 
 
 def test_equal_requests_run_together_and_failures_stay_alone():

@@ -12,13 +12,15 @@ import pytest
 import yaml
 from rich.console import Console
 
-from llm_fed import compare, configfile, experiment
+from llm_fed import configfile
+from llm_fed.commands import compare
+from llm_fed.commands.comparison import Plan
 from llm_fed.errors import UserError
 from llm_fed.eval import plots
 from llm_fed.eval.costs import Parameters, Traffic
 from llm_fed.eval.tables import Result, Row, Table
-from llm_fed.plan import Plan
-from llm_fed.run import read_records
+from llm_fed.experiment import finish, run
+from llm_fed.runs.folder import read_records
 
 ROWS = {
     "fedit": ["method=fedit"],
@@ -39,21 +41,21 @@ def write(small, path: Path, rows=ROWS, seeds=(0, 1), **changes) -> Path:
 def _without_reports():
     """Their pictures would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "write_report", lambda folder: None)
+        patch.setattr(finish, "write_report", lambda folder: None)
         yield
 
 
 @pytest.fixture
 def trained(monkeypatch) -> list[str]:
-    """The folders that `experiment.train` is called with, in order (a merging method calls it for what it needs)."""
+    """The folders that `run.train` is called with, in order (a merging method calls it for what it needs)."""
     folders: list[str] = []
-    real = experiment.train
+    real = run.train
 
     def spy(config, folder, **settings):
         folders.append(folder.name)
         return real(config, folder, **settings)
 
-    monkeypatch.setattr("llm_fed.plan.experiment.train", spy)
+    monkeypatch.setattr("llm_fed.experiment.run.train", spy)
     return folders
 
 
@@ -148,19 +150,19 @@ def test_finished_runs_are_read_and_a_new_row_may_share_them(done, small, tmp_pa
 
 def test_an_interrupted_comparison_has_a_table_and_goes_on(small, tmp_path, trained, llm_fed, monkeypatch):
     config = write(small, tmp_path / "c.yaml", {"a": ["method=fedit"], "b": ["method=local"]}, seeds=[0])
-    spied = experiment.train
+    spied = run.train
 
     def interrupt(config, folder, **settings):
         if config.method["name"] == "local":
             raise KeyboardInterrupt
         return spied(config, folder, **settings)
 
-    monkeypatch.setattr("llm_fed.plan.experiment.train", interrupt)
+    monkeypatch.setattr("llm_fed.experiment.run.train", interrupt)
     assert llm_fed("compare", config, "--out", tmp_path / "out").code == 130
     rows = rows_of(tmp_path / "out")
     assert rows["a"]["average"] is not None and (rows["b"]["seeds"], rows["b"]["average"]) == ({}, None)
     assert "0 of 1" in (tmp_path / "out/table.md").read_text()
-    monkeypatch.setattr("llm_fed.plan.experiment.train", spied)
+    monkeypatch.setattr("llm_fed.experiment.run.train", spied)
     said = llm_fed("compare", config, "--out", tmp_path / "out")
     assert said.code == 0 and trained == ["a-seed0", "b-seed0"]
     assert rows_of(tmp_path / "out")["b"]["average"] is not None

@@ -8,7 +8,8 @@ import peft
 import pytest
 from transformers import AutoModelForCausalLM
 
-from llm_fed import configfile, experiment, load_client
+from llm_fed import configfile, load_client
+from llm_fed.experiment import run
 
 
 @pytest.fixture(scope="module", params=["fedem", "feddpa"])
@@ -16,7 +17,7 @@ def composite(request, small, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     settings = {"fedem": {"num_models": 2}, "feddpa": {"anchors": 2}}[request.param]
     config = small.config(folder / "c.yaml", method={"name": request.param, **settings}, local={"steps": 8})
-    result = experiment.train(configfile.load(config), folder / "run")
+    result = run.train(configfile.load(config), folder / "run")
     return request.param, folder / "run", result
 
 

@@ -11,10 +11,10 @@ import yaml
 from datasets import Dataset, DatasetDict
 
 from llm_fed import configfile, datapath, tasks
-from llm_fed.card import model_card
 from llm_fed.config import ServerConfig, TaskConfig
 from llm_fed.errors import UserError
-from llm_fed.run import Run
+from llm_fed.export.card import model_card
+from llm_fed.runs.folder import Run
 
 
 @pytest.fixture

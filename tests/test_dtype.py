@@ -13,14 +13,17 @@ import yaml
 from network import NetworkInProcess, federate, tree
 from safetensors.torch import load_file
 
-from llm_fed import doctor, experiment, load_client
+from llm_fed import load_client
+from llm_fed.commands import doctor
+from llm_fed.commands.comparison import Plan
+from llm_fed.commands.evaluate import evaluate_run
 from llm_fed.config import BaseConfig
 from llm_fed.configfile import from_dict
-from llm_fed.eval.runs import evaluate_run
+from llm_fed.experiment import build
+from llm_fed.experiment import run as experiment
 from llm_fed.models.loading import settle_dtype
-from llm_fed.plan import Plan
-from llm_fed.run import Run, saved_config
-from llm_fed.runtime.node import Node
+from llm_fed.network.node import Node
+from llm_fed.runs.folder import Run, saved_config
 
 AUTO = {"dtype": "auto"}
 
@@ -109,7 +112,7 @@ def test_a_run_keeps_its_dtype_on_another_machine(small, tmp_path, interrupted, 
     def elsewhere(base, device):
         return (replace(base, dtype="bfloat16"), "a GPU") if base.dtype == "auto" else (base, "")
 
-    monkeypatch.setattr(experiment, "settle_dtype", elsewhere)
+    monkeypatch.setattr(build, "settle_dtype", elsewhere)
     experiment.train(config, tmp_path / "run")
     assert_equal(tmp_path / "run", tmp_path / "whole")
     scores = json.loads((tmp_path / "run/summary.json").read_text())["scores"]

@@ -6,8 +6,8 @@ import pytest
 import tiny_base
 
 from llm_fed.config import TaskConfig
-from llm_fed.encoding import Encoder
 from llm_fed.errors import UserError
+from llm_fed.experiment.encoding import Encoder
 from llm_fed.tasks.common import Example
 
 SHORT, LONG = Example("w2 w3", ("w4",)), Example(" ".join(["w2"] * 9), ("w4",))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llm_fed.config import PrivacyConfig
-from llm_fed.privacy import epsilon
+from llm_fed.federation.privacy import epsilon
 
 
 def gaussian(orders: torch.Tensor, noise: float, q: float, steps: int) -> torch.Tensor:

@@ -9,8 +9,9 @@ import pytest
 import tiny_images
 import torch
 
+from llm_fed.commands.evaluate import evaluate_adapter, lay_over
 from llm_fed.errors import UserError
-from llm_fed.eval.runs import evaluate_adapter, lay_over, read_config
+from llm_fed.runs.folder import read_config
 
 
 def scores(said) -> dict[str, float]:

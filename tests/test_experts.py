@@ -13,19 +13,20 @@ import tiny_base
 import torch
 from torch import Tensor, nn
 
-from llm_fed import adapters, inference, load_client
-from llm_fed.bank import AdapterBank
+from llm_fed import load_client
 from llm_fed.config import EvalConfig, LocalConfig
+from llm_fed.engine import generation, inference
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.fit import fit, token_losses
+from llm_fed.engine.language import LanguageEngine
+from llm_fed.engine.packing import collate
 from llm_fed.errors import UserError
-from llm_fed.eval import generation
-from llm_fed.inference import ANCHORS, SCALE
-from llm_fed.language import LanguageEngine
-from llm_fed.lora import Lora, draw, targets
-from llm_fed.packing import collate
+from llm_fed.export import peft_folders
+from llm_fed.models.lora import ANCHORS, SCALE, Lora, draw, targets
+from llm_fed.requests import Job
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.state import State
 from llm_fed.tasks.common import encode_prompt
-from llm_fed.training import Job, fit, token_losses
 
 PLAIN = Lora(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj"))
 ROUTED = PLAIN.with_experts("one", "two", "three", gate="router")
@@ -200,25 +201,25 @@ def test_answers_and_options_under_a_mix_follow_each_prompts_own_weights(base):
 @pytest.mark.parametrize("structure", [ROUTED, MIXED], ids=["router", "mix"])
 def test_a_folder_per_expert_and_a_gate_come_back(base, tmp_path, structure):
     one = mixed(base, 0.5, [[3, 4]]) if structure is MIXED else state(base, ROUTED, 1)
-    adapters.write(tmp_path / "c0", one, structure, base, "card")
+    peft_folders.write(tmp_path / "c0", one, structure, base, "card")
     names = {path.name for path in (tmp_path / "c0").iterdir()}
     assert names == {*structure.experts, "gate.safetensors", "README.md"}
-    got, found = adapters.read(tmp_path / "c0", base)
+    got, found = peft_folders.read(tmp_path / "c0", base)
     assert found == structure and got.equal(one)
-    assert adapters.read(tmp_path / "c0", base, structure)[0].equal(one)
+    assert peft_folders.read(tmp_path / "c0", base, structure)[0].equal(one)
     for expert in structure.experts:  # each is an ordinary adapter
         wrapped = peft.PeftModel.from_pretrained(tiny.build("llama", torch.float64), str(tmp_path / "c0" / expert))
         for name, parameter in wrapped.named_parameters():
             if ".default.weight" in name:
                 entry = name.removeprefix("base_model.model.").removesuffix(".default.weight")
                 assert torch.equal(parameter, one[entry.replace(".lora_", f".{expert}.lora_")].to(parameter.dtype))
-    adapters.write(tmp_path / "c0", one, structure, base, "again")  # an adapter is replaced
+    peft_folders.write(tmp_path / "c0", one, structure, base, "again")  # an adapter is replaced
 
 
 def test_load_client_answers_as_the_run_did(base, tmp_path):
     for name, structure in (("plain", PLAIN), ("routed", ROUTED), ("mixed", MIXED)):
         one = mixed(base, 0.5, [[3, 4]]) if structure is MIXED else state(base, structure, 1)
-        adapters.write(tmp_path / name, one, structure, base, "card")
+        peft_folders.write(tmp_path / name, one, structure, base, "card")
         answers = load_client(tmp_path / name, base).generate(
             ["w3 w4 w5", "w7"], template="alpaca-short", max_new_tokens=5
         )
@@ -240,13 +241,13 @@ def test_load_client_answers_as_the_run_did(base, tmp_path):
     ],
 )
 def test_a_damaged_gate_is_refused(base, tmp_path, damage, word):
-    adapters.write(tmp_path / "c0", state(base, ROUTED, 1), ROUTED, base, "card")
+    peft_folders.write(tmp_path / "c0", state(base, ROUTED, 1), ROUTED, base, "card")
     damage(tmp_path / "c0")
     with pytest.raises(UserError, match=word):
-        adapters.read(tmp_path / "c0", base, ROUTED)
+        peft_folders.read(tmp_path / "c0", base, ROUTED)
 
 
 def test_other_experts_than_expected_are_refused(base, tmp_path):
-    adapters.write(tmp_path / "c0", state(base, ROUTED, 1), ROUTED, base, "card")
+    peft_folders.write(tmp_path / "c0", state(base, ROUTED, 1), ROUTED, base, "card")
     with pytest.raises(UserError, match="one, two, three"):
-        adapters.read(tmp_path / "c0", base, MIXED)
+        peft_folders.read(tmp_path / "c0", base, MIXED)

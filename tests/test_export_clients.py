@@ -12,13 +12,14 @@ from network import federate, lines, tree
 from safetensors.torch import load_file
 from small_run import CLIENTS
 
-from llm_fed import experiment
+from llm_fed.commands.comparison import Plan
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import UserError
-from llm_fed.export import chosen, seen
-from llm_fed.plan import Plan
-from llm_fed.progress import restore
-from llm_fed.run import Run, read_records
+from llm_fed.experiment import finish
+from llm_fed.experiment import run as experiment
+from llm_fed.export.models import chosen, seen
+from llm_fed.federation.progress import restore
+from llm_fed.runs.folder import Run, read_records
 
 SPARSE = {"rounds": 2, "participation": 0.3, "eval": {"every": 0}, "seed": 2}  # one client per round
 
@@ -123,7 +124,7 @@ def test_only_rounds_up_to_the_exported_one_count(small, tmp_path, monkeypatch):
     def first(built, run, *_):
         return restore(run.checkpoints.load(1), built.clients, built.server)
 
-    monkeypatch.setattr(experiment, "selected", first)
+    monkeypatch.setattr(finish, "selected_round", first)
     done = experiment.train(settings(small, "seen", checkpoint={"keep_rounds": [1]}), tmp_path / "run")
     assert done["round"] == 1 and len(exported(tmp_path / "run")) == 1 < len(asked(tmp_path / "run"))
 
@@ -133,7 +134,7 @@ def test_an_end_that_was_killed_leaves_no_model_that_is_not_asked_for(small, who
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "conclude", stop)
+        patch.setattr(finish, "write_summary", stop)
         with pytest.raises(KeyboardInterrupt):
             experiment.train(settings(small, "all"), tmp_path / "run")
     assert exported(tmp_path / "run") == sorted(CLIENTS)
@@ -144,7 +145,7 @@ def test_an_end_that_was_killed_leaves_no_model_that_is_not_asked_for(small, who
 def test_a_finished_run_exports_more_without_training(small, whole, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     experiment.train(settings(small, "none"), run)
-    monkeypatch.setattr("llm_fed.training._Fit._step", None)  # nobody trains again
+    monkeypatch.setattr("llm_fed.engine.fit._Fit._step", None)  # nobody trains again
     for clients, expected in ((["bob"], ["bob"]), ("seen", asked(whole)), ("all", sorted(CLIENTS))):
         experiment.train(settings(small, clients), run)
         assert exported(run) == expected
@@ -213,7 +214,7 @@ def test_a_shared_run_that_exported_nothing_exports_what_is_needed(small, tmp_pa
     experiment.train(
         from_dict(small.tree(**SPARSE, method={"name": "local"}, export={"clients": "none"})), tmp_path / "f"
     )
-    monkeypatch.setattr("llm_fed.training._Fit._step", None)  # nobody trains again
+    monkeypatch.setattr("llm_fed.engine.fit._Fit._step", None)  # nobody trains again
     shared.folder = tmp_path / "f"
     shared.read()
     assert shared.outcome == ""  # it is finished, but what is needed of it is not there

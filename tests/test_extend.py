@@ -11,21 +11,24 @@ import network
 import pytest
 import toy
 
-from llm_fed import configfile, experiment
-from llm_fed.checkpoint import Checkpoints
-from llm_fed.clients import LocalClients
+from llm_fed import configfile
 from llm_fed.errors import UserError
 from llm_fed.eval import report
 from llm_fed.eval.scores import summarize
-from llm_fed.federation import federate
+from llm_fed.experiment import build
+from llm_fed.experiment import run as experiment
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import federate
+from llm_fed.federation.schedule import Delayed
+from llm_fed.messages.wire import pack
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import FedMerge
 from llm_fed.methods.fedsa import FedSA
-from llm_fed.run import Run, read_records
-from llm_fed.runtime import server
-from llm_fed.schedule import Delayed
-from llm_fed.wire import pack
+from llm_fed.network import server
+from llm_fed.runs import tracking
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.folder import Run, read_records
 
 CONSTANT = {"steps": 1, "lr": 0.05, "lr_end": 0.05}
 SCORES = {1: 30.0, 2: 90.0, 3: 60.0, 4: 50.0, 5: 70.0, 6: 10.0, 7: 80.0, 8: 20.0}
@@ -63,7 +66,7 @@ def without_pictures(monkeypatch) -> None:
     monkeypatch.setattr(report, "_pictures", lambda *shown: [])
 
 
-class Said(experiment.Reporter):
+class Said(tracking.Reporter):
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[str] = []
@@ -198,10 +201,10 @@ STEPS = [
     ("shutil:rmtree", "adapters"),
     ("os:replace", "config.yaml"),
     ("os:truncate", "metrics.jsonl"),
-    ("llm_fed.run:Run.log", ""),
+    ("llm_fed.runs.folder:Run.log", ""),
     ("os:replace", "round-0003"),
-    ("llm_fed.run:Run.log_timing", ""),
-    ("llm_fed.experiment:write_report", ""),
+    ("llm_fed.runs.folder:Run.log_timing", ""),
+    ("llm_fed.experiment.finish:write_report", ""),
     ("os:replace", "summary.json"),
 ]
 
@@ -306,7 +309,7 @@ def test_scores_of_another_kind_start_the_search_anew(small, tmp_path, changed, 
 
 def _scores(patch: Any, means: dict[int, float]) -> None:
     """What is scored during training has these means, by round."""
-    plain = experiment.evaluate
+    plain = build.evaluate
     scored: list[int] = []
 
     def evaluate(personal: Any, clients: Any, runtime: Any, *, split: str, **options: Any) -> Any:
@@ -317,7 +320,7 @@ def _scores(patch: Any, means: dict[int, float]) -> None:
         scored.append(left[0])
         return type(found)(**{**vars(found), "mean": means[left[0]]})
 
-    patch.setattr(experiment, "evaluate", evaluate)
+    patch.setattr(build, "evaluate", evaluate)
 
 
 def test_a_checkpoint_of_an_older_version_says_how_its_best_round_was_found(small, tmp_path, monkeypatch):

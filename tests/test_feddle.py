@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from llm_fed.config import LocalConfig
-from llm_fed.language import LanguageEngine
+from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.language import LanguageEngine
 from llm_fed.methods.feddle import Feddle
 from llm_fed.models.images import ImageBase
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.vision import VisionEngine
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,20 @@ import pytest
 import torch
 import toy
 
-from llm_fed.clients import LocalClients
-from llm_fed.cohort import drive
 from llm_fed.config import LocalConfig
+from llm_fed.engine.drive import drive
 from llm_fed.errors import UserError
-from llm_fed.federation import federate
-from llm_fed.inbox import by_arrival
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import federate
+from llm_fed.federation.schedule import Delayed
 from llm_fed.merge.atlas import normalized
-from llm_fed.method import Upload
+from llm_fed.messages.wire import pack, unpack
+from llm_fed.method import Upload, by_arrival
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
-from llm_fed.run import Run, read_records
-from llm_fed.schedule import Delayed
+from llm_fed.runs.folder import Run, read_records
 from llm_fed.site import Site
 from llm_fed.state import State, stack
-from llm_fed.wire import pack, unpack
 
 
 def vector(*values: float) -> State:

@@ -14,17 +14,17 @@ import pytest
 import torch
 import toy
 
-from llm_fed.checkpoint import CheckpointWarning
-from llm_fed.clients import LocalClients, messages_for
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.scores import summarize
-from llm_fed.federation import federate
-from llm_fed.inbox import flaws, skeleton
+from llm_fed.federation.clients import LocalClients, messages_for
+from llm_fed.federation.loop import federate
+from llm_fed.federation.progress import restore
+from llm_fed.federation.uploads import flaws, skeleton
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.local import Local
-from llm_fed.progress import restore
-from llm_fed.run import Run
+from llm_fed.runs.checkpoint import CheckpointWarning
+from llm_fed.runs.folder import Run
 from llm_fed.state import State
 
 TARGETS = {"c0": 1.0, "c1": 2.0, "c2": 4.0}

@@ -9,9 +9,10 @@ import pytest
 import torch
 import toy
 
-from llm_fed.clients import LocalClients
 from llm_fed.errors import UserError
-from llm_fed.federation import federate
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import federate
+from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Upload
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import (
@@ -25,9 +26,8 @@ from llm_fed.methods.fedmerge import (
     soup_mixing,
     step_soup,
 )
-from llm_fed.run import Run
+from llm_fed.runs.folder import Run
 from llm_fed.state import Layout, State, stack
-from llm_fed.wire import pack, unpack
 
 TARGETS = {"c0": 1.0, "c1": 2.0, "c2": 4.0, "c3": -3.0}
 ALL = [slice(0, 2)]

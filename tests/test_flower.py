@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from small_run import CLIENTS, Small
 from torch.testing import assert_close
 
-from llm_fed import experiment
 from llm_fed.config import Config
 from llm_fed.configfile import from_dict
-from llm_fed.run import read_records
-from llm_fed.runtime import flower_app
+from llm_fed.experiment import run as experiment
+from llm_fed.network import flower_app
+from llm_fed.runs.folder import read_records
 
 pytestmark = pytest.mark.slow
 
@@ -62,8 +62,8 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from llm_fed.runtime import flower
-from llm_fed.wire import pack, unpack
+from llm_fed.network import flower
+from llm_fed.messages.wire import pack, unpack
 
 honest = flower.client_app(__file__)
 app = ClientApp()
@@ -165,7 +165,7 @@ def test_a_node_that_does_not_keep_to_the_rules_and_a_full_disk_over_flower(smal
     with deploy(tmp_path, small) as net:
         run = net.run(tmp_path / "app", {"out": str(tmp_path / "run")})
         until(lambda: (tmp_path / "run/checkpoints/round-0001").exists())
-        (worker,) = net.processes("cyd", "llm_fed.runtime.worker")
+        (worker,) = net.processes("cyd", "llm_fed.network.worker")
         worker.rlimit(psutil.RLIMIT_FSIZE, (256, psutil.RLIM_INFINITY))
         until(lambda: any(line["client"] == "cyd" for line in records(tmp_path, "event")))
         worker.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))

@@ -7,11 +7,12 @@ import tiny
 import torch
 from torch import Tensor
 
-from llm_fed import gradients
+from llm_fed.engine import gradients
+from llm_fed.engine.gradients import evidence, per_example_gradients
 from llm_fed.errors import ClientError
-from llm_fed.gradients import GradientJob, evidence, per_example_gradients
-from llm_fed.lora import Lora, draw
 from llm_fed.merge.moments import Moments
+from llm_fed.models.lora import Lora, draw
+from llm_fed.requests import GradientJob
 from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded

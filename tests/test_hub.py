@@ -18,10 +18,10 @@ from hub_server import TOKEN, Hub, Repository, serving
 from huggingface_hub import constants, snapshot_download
 from transformers import AutoModelForCausalLM
 
-from llm_fed.card import model_card
 from llm_fed.errors import UserError
-from llm_fed.hub import repository_names
-from llm_fed.prompt import Prompt
+from llm_fed.export.card import model_card
+from llm_fed.export.hub import repository_names
+from llm_fed.export.prompt import Prompt
 from llm_fed.tasks.common import Template
 
 ROOT = Path(__file__).parents[1]

@@ -17,14 +17,18 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification
 
-from llm_fed import adapters, compare, experiment, export, load_client
+from llm_fed import load_client
+from llm_fed.commands import compare
+from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run
+from llm_fed.commands.merge import Data, merge_adapters
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
-from llm_fed.eval.runs import evaluate_adapter, evaluate_run
-from llm_fed.inference import ANCHORS, SCALE
-from llm_fed.posthoc import Data, merge_adapters
-from llm_fed.run import read_records, saved_config
-from llm_fed.tracking import Reporter
+from llm_fed.experiment import build, finish
+from llm_fed.experiment import run as experiment
+from llm_fed.export import models, peft_folders
+from llm_fed.models.lora import ANCHORS, SCALE
+from llm_fed.runs.folder import read_records, saved_config
+from llm_fed.runs.tracking import Reporter
 
 ROUTED = tiny_images.LORA.with_experts("one", "two", gate="router")
 METHODS: dict[str, dict[str, Any]] = {
@@ -78,7 +82,7 @@ def configured(files: Path, name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_of_adapters_runs_on_a_vision_transformer(files, tmp_path, monkeypatch, name):
     """It learns, or merges what has learned; what is exported, read back, scores the same."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)  # pictures take most of the time
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)  # pictures take most of the time
     run, config = tmp_path / "run", from_dict(configured(files, name))
     summary = experiment.train(config, run)
     assert evaluate_run(run).clients == summary["scores"]["clients"]
@@ -90,14 +94,14 @@ def test_every_method_of_adapters_runs_on_a_vision_transformer(files, tmp_path, 
     events = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "event"]
     assert not events
     # What was written is what is read, and a head is in it.
-    built = experiment.prepare(config, Reporter())
+    built = build.prepare(config, Reporter())
     for id, site in built.clients.items():
-        one = export.read(run / "adapters" / id, site.structure, built.base)
+        one = models.read(run / "adapters" / id, site.structure, built.base)
         assert one.layout == built.base.layout(site.structure)
         start = site.initial()
         assert not torch.equal(one["classifier.weight"], start["classifier.weight"])
-        export.write(tmp_path / "again" / id, one, site.structure, built.base, "card")
-        again = export.read(tmp_path / "again" / id, site.structure, built.base)
+        models.write(tmp_path / "again" / id, one, site.structure, built.base, "card")
+        again = models.read(tmp_path / "again" / id, site.structure, built.base)
         assert again.equal(one)
         where = "gate.safetensors" if not site.structure.plain else "adapter_model.safetensors"
         assert any(key.endswith("classifier.weight") for key in load_file(run / "adapters" / id / where))
@@ -105,7 +109,7 @@ def test_every_method_of_adapters_runs_on_a_vision_transformer(files, tmp_path, 
 
 def test_a_killed_run_continues_bit_identically(files, tmp_path, monkeypatch):
     """With adapters, routers and heads in the clients' memories, and dropout."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     config = from_dict(configured(files, "pfedmoe"))
     experiment.train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -128,11 +132,11 @@ def test_a_killed_run_continues_bit_identically(files, tmp_path, monkeypatch):
 )
 def test_whose_the_head_is(files, tmp_path, monkeypatch, name, shared):
     """One for all clients, after the server's mean, or each client's own; routers are always the client's."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     experiment.train(from_dict(configured(files, name, rounds=1)), tmp_path / "run")
-    built = experiment.prepare(from_dict(configured(files, name)), Reporter())
+    built = build.prepare(from_dict(configured(files, name)), Reporter())
     states = [
-        export.read(tmp_path / "run/adapters" / id, site.structure, built.base) for id, site in built.clients.items()
+        models.read(tmp_path / "run/adapters" / id, site.structure, built.base) for id, site in built.clients.items()
     ]
     assert all(torch.equal(states[0]["classifier.bias"], one["classifier.bias"]) for one in states) == shared
     if name.startswith("fedit"):
@@ -145,7 +149,7 @@ def test_whose_the_head_is(files, tmp_path, monkeypatch, name, shared):
 @pytest.mark.parametrize("name", ["potara", "fisher-merging", "mean", "grid"])
 def test_what_merges_can_start_from_heads_of_their_own(files, tmp_path, monkeypatch, name):
     """FedIT's run is made with them; the local one has no such setting."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     tree = configured(files, name, rounds=1)
     experiment.train(from_dict({**tree, "method": {**tree["method"], "private_head": True}}), tmp_path)
     assert saved_config(tmp_path / "needs/fedit")["method"] == {"name": "fedit", "private_head": True}
@@ -156,7 +160,7 @@ def test_what_merges_can_start_from_heads_of_their_own(files, tmp_path, monkeypa
 
 def test_a_comparison_counts_the_head_apart(files, tmp_path, monkeypatch):
     """24 features and a bias for each of four classes, hence 100 numbers."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     rows = {"fedit": ["method=fedit"], "own heads": ["method=fedit", "method.private_head=true"]}
     tree = {**configured(files, "fedit", rounds=1), "compare": {"rows": rows}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
@@ -178,14 +182,12 @@ def test_a_comparison_counts_the_head_apart(files, tmp_path, monkeypatch):
 def test_heads_of_their_own_do_not_go_with_everything(files, changes, said):
     tree = configured(files, "fedit with heads of their own")
     with pytest.raises(UserError, match=said):
-        experiment.prepare(
-            from_dict({**tree, **changes, "task": {**tree["task"], **changes.get("task", {})}}), Reporter()
-        )
+        build.prepare(from_dict({**tree, **changes, "task": {**tree["task"], **changes.get("task", {})}}), Reporter())
 
 
 def test_experts_are_loaded_for_use(files, tmp_path, monkeypatch):
     """Every expert is a PEFT folder; the gate and the head lie beside them, and the card says how to load the whole."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     config = from_dict(configured(files, "feddpa", rounds=1))
     summary = experiment.train(config, tmp_path / "run")
     folder = tmp_path / "run/adapters/client0"
@@ -196,7 +198,7 @@ def test_experts_are_loaded_for_use(files, tmp_path, monkeypatch):
         assert loaded(pixel_values=torch.zeros(1, 3, 16, 16)).logits.shape == (1, 4)
     card = (folder / "README.md").read_text()
     assert "load_client" in card and "labels=4" in card and "classify" in card
-    test = experiment.prepare(config, Reporter()).clients["client0"].queries["test"]
+    test = build.prepare(config, Reporter()).clients["client0"].queries["test"]
     personal = load_client(folder, str(files / "vit"), labels=4)
     found = personal.classify(torch.stack([picture.pixels for picture in test]))
     score = 100 * (found == torch.tensor([picture.label for picture in test])).double().mean()
@@ -280,9 +282,9 @@ def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):
 def test_a_head_of_another_module_is_refused(tmp_path):
     base = tiny_images.vit()
     one = base.draw(ROUTED, torch.Generator().manual_seed(0))
-    adapters.write(tmp_path / "experts", one, ROUTED, base, "card")
-    assert adapters.read(tmp_path / "experts", base)[0].equal(one)
+    peft_folders.write(tmp_path / "experts", one, ROUTED, base, "card")
+    assert peft_folders.read(tmp_path / "experts", base)[0].equal(one)
     with pytest.raises(UserError, match="was trained with the head classifier, not none"):
-        adapters.read(tmp_path / "experts", base, replace(ROUTED, whole=()))
+        peft_folders.read(tmp_path / "experts", base, replace(ROUTED, whole=()))
     settings = json.loads((tmp_path / "experts/one/adapter_config.json").read_text())
     assert (settings["modules_to_save"], settings["task_type"]) == (None, None)

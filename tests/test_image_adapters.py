@@ -13,18 +13,17 @@ import torch
 from tiny_images import LORA, assert_state, cross_entropy, stock, trained_by
 from torch import Tensor, nn
 
-from llm_fed.bank import AdapterBank
-from llm_fed.cohort import drive
 from llm_fed.config import LocalConfig
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.drive import drive
+from llm_fed.engine.examples import Pictures
+from llm_fed.engine.gradients import per_example_gradients
+from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
-from llm_fed.gradients import per_example_gradients
-from llm_fed.inference import ANCHORS, SCALE
-from llm_fed.kinds import Pictures
-from llm_fed.lora import Lora, targets
 from llm_fed.methods.interpolation import doubled, mixed
 from llm_fed.models.images import ImageBase
+from llm_fed.models.lora import ANCHORS, SCALE, Lora, targets
 from llm_fed.state import State
-from llm_fed.vision import VisionEngine
 
 ROUTED = LORA.with_experts("one", "two", "three", gate="router")
 MIXED = LORA.with_experts("global", "local", gate="mix")
@@ -228,7 +227,7 @@ def test_per_example_gradients_are_those_of_a_loop(base, structure, budget):
 
 def test_pictures_are_mixed_by_similarity(base, monkeypatch):
     """alpha = scale * the mean cosine of what the base's own head reads, by hand; several clients in passes of four."""
-    monkeypatch.setattr("llm_fed.vision_adapters.budget_and_overhead", lambda device: (20, 0))
+    monkeypatch.setattr("llm_fed.engine.image_adapters.budget_and_overhead", lambda device: (20, 0))
     pictures = tiny_images.pictures(6)
     engine = VisionEngine(base, tiny_images.LOCAL)
     sites = {id: tiny_images.party(base, pictures, id, MIXED) for id in "ab"}

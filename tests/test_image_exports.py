@@ -14,17 +14,18 @@ from tiny_images import CLASSES, answer, party, pictures
 from tiny_rounds import SGD, base_of, sites
 from torch import Tensor
 
-from llm_fed import export, load_image_model, methods
-from llm_fed.card import model_card
+from llm_fed import load_image_model, methods
+from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
+from llm_fed.export import models
+from llm_fed.export.card import model_card
 from llm_fed.method import Method
 from llm_fed.methods.fedem import FedEM
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmoe import FedMoE
 from llm_fed.models.images import ImageBase
+from llm_fed.models.structure import Full, Structure
 from llm_fed.state import State
-from llm_fed.structure import Full, Structure
-from llm_fed.vision import VisionEngine
 
 # What is handed out
 
@@ -44,9 +45,9 @@ def handed_out(base: ImageBase, structure: Structure, state: State, folder: Any)
     """The card of the exported model."""
     text = model_card(
         base=base.name, client="ada", method="m", paper="P", metrics={}, config="task: {name: images, path: null}",
-        kind=export.kind(structure, base), labels=CLASSES, models=export.models(structure, base),
+        kind=models.kind(structure, base), labels=CLASSES, models=models.models(structure, base),
     )  # fmt: skip
-    export.write(folder, state, structure, base, text)
+    models.write(folder, state, structure, base, text)
     return text
 
 
@@ -76,7 +77,7 @@ def test_what_is_exported_answers_as_the_run_did(tmp_path, form):
         torch.testing.assert_close(model.double()(images()), expected.double(), rtol=0, atol=1e-5)
     assert model.labels == base.labels and not model.training
     assert set(load_file(tmp_path / "ada/model.safetensors")) == set(model.module.state_dict())
-    assert export.read(tmp_path / "ada", client.structure, base).equal(state)
+    assert models.read(tmp_path / "ada", client.structure, base).equal(state)
     shown = " and ".join(f"`{part}`" for part in dict.fromkeys(part or name for _, part in client.structure.parts))
     assert f" of {shown}, trained by llm_fed" in text
 

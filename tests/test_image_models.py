@@ -17,17 +17,17 @@ from tiny_images import CLASSES, LORA, MAKERS, pictures
 from torch import nn
 from transformers import AutoModelForImageClassification, ResNetForImageClassification, ViTForImageClassification
 
-from llm_fed import adapters, export
-from llm_fed.card import KINDS, model_card
 from llm_fed.config import AdapterConfig, BaseConfig
+from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
-from llm_fed.lora import Lora
+from llm_fed.export import models, peft_folders
+from llm_fed.export.card import KINDS, model_card
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import HALF, ImageBase, head_of, load_images
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import Full, structure_of
 from llm_fed.rng import generator
 from llm_fed.state import State
-from llm_fed.structure import Full, structure_of
-from llm_fed.vision import VisionEngine
 
 LABELS = tuple(f"class {label}" for label in range(CLASSES))
 
@@ -158,10 +158,10 @@ def test_the_head_is_not_adapted_twice(tmp_path):
     assert adapted == {name for name, module in base.model.named_modules() if isinstance(module, nn.Linear)} - {
         "classifier"
     }
-    export.write(tmp_path / "ada", state, structure, base, "card")
-    assert export.read(tmp_path / "ada", structure, base).equal(state)
+    models.write(tmp_path / "ada", state, structure, base, "card")
+    assert models.read(tmp_path / "ada", structure, base).equal(state)
     moved = state.like(state.row + 0.05)
-    export.write(tmp_path / "bob", moved, structure, base, "card")
+    models.write(tmp_path / "bob", moved, structure, base, "card")
     stock = peft.PeftModel.from_pretrained(copy.deepcopy(base.model), str(tmp_path / "bob")).eval()
     with torch.no_grad():
         found = stock(pixel_values=inputs(base)).logits
@@ -206,9 +206,9 @@ def test_an_adapter_folder_is_stock_pefts(folders, tmp_path):
     """Loaded by PEFT as the card says, it gives the same logits, and it is read back bit by bit."""
     base = load(folders["vit"], tuple("abcdefg"))
     state, before = trained(base, LORA), torch.get_rng_state()
-    assert export.kind(LORA, base) == "image adapter"
+    assert models.kind(LORA, base) == "image adapter"
     text = card("image adapter", base)
-    export.write(tmp_path / "ada", state, LORA, base, text)
+    models.write(tmp_path / "ada", state, LORA, base, text)
     assert torch.equal(torch.get_rng_state(), before)
     assert "library_name: peft\npipeline_tag: image-classification\n" in text
     model = run_card(text, tmp_path / "ada", base.name)
@@ -217,7 +217,7 @@ def test_an_adapter_folder_is_stock_pefts(folders, tmp_path):
         found = model(pixel_values=inputs(base)).logits
     torch.testing.assert_close(found, logits(base, LORA, state), rtol=0, atol=1e-6)
     assert found.shape == (5, 7)
-    assert export.read(tmp_path / "ada", LORA, base).equal(state)
+    assert models.read(tmp_path / "ada", LORA, base).equal(state)
     assert (tmp_path / "ada/README.md").read_text() == text
 
 
@@ -226,15 +226,15 @@ def test_a_whole_checkpoint_is_transformers_own(folders, tmp_path, kind, maker):
     """Its labels, preprocessing and running statistics are there."""
     base = load(folders[kind], ("ant", "bee", "cat", "dog", "eel"))
     state = trained(base, Full())
-    assert export.kind(Full(), base) == "image model"
+    assert models.kind(Full(), base) == "image model"
     text = card("image model", base)
-    export.write(tmp_path / "ada", state, Full(), base, text)
+    models.write(tmp_path / "ada", state, Full(), base, text)
     model = run_card(text, tmp_path / "ada", base.name)
     assert isinstance(model, maker) and model.config.id2label[2] == "cat" and model.config.label2id["dog"] == 3
     with torch.no_grad():
         found = model(pixel_values=inputs(base)).logits
     torch.testing.assert_close(found, logits(base, Full(), state), rtol=0, atol=1e-6)
-    assert export.read(tmp_path / "ada", Full(), base).equal(state)
+    assert models.read(tmp_path / "ada", Full(), base).equal(state)
     _, report = AutoModelForImageClassification.from_pretrained(tmp_path / "ada", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     again = load(tmp_path / "ada", base.labels)
@@ -246,15 +246,15 @@ def test_a_model_that_is_built_here_says_how(tmp_path):
     base = tiny_images.cnn(torch.float32)
     base.name = "cnn"
     state = trained(base, Full())
-    assert export.kind(Full(), base) == "built image model"
+    assert models.kind(Full(), base) == "built image model"
     text = card("built image model", base)
     assert "base_model" not in text.split("---")[1]  # cnn is no model on the Hub
-    export.write(tmp_path / "ada", state, Full(), base, text)
+    models.write(tmp_path / "ada", state, Full(), base, text)
     model = run_card(text, tmp_path / "ada", "cnn")
     images = torch.stack([picture.pixels for picture in pictures(5, 3)])
     with torch.no_grad():
         torch.testing.assert_close(model(images), logits(base, Full(), state), rtol=0, atol=1e-6)
-    assert export.read(tmp_path / "ada", Full(), base).equal(state)
+    assert models.read(tmp_path / "ada", Full(), base).equal(state)
     saved = json.loads((tmp_path / "ada/config.json").read_text())
     labels = {str(i): label for i, label in enumerate(base.labels)}
     assert saved == {"parts": [["", "cnn"]], "answer": "", "id2label": labels}
@@ -273,23 +273,23 @@ def test_every_kind_has_a_card_that_names_the_base():
 def test_wrong_folders_are_refused(folders, tmp_path):
     base, other = load("cnn"), load("cnn", LABELS[:3])
     state = trained(base, Full())
-    export.write(tmp_path / "ada", state, Full(), base, "card")
+    models.write(tmp_path / "ada", state, Full(), base, "card")
     with pytest.raises(UserError, match=r"does not fit the base 'cnn': head.weight should be \(3, 64\)"):
-        export.read(tmp_path / "ada", Full(), other)
+        models.read(tmp_path / "ada", Full(), other)
     with pytest.raises(UserError, match="model.safetensors is absent or damaged"):
-        export.read(tmp_path / "bob", Full(), base)
-    export.write(tmp_path / "nan", state.like(state.row * float("nan")), Full(), base, "card")
+        models.read(tmp_path / "bob", Full(), base)
+    models.write(tmp_path / "nan", state.like(state.row * float("nan")), Full(), base, "card")
     with pytest.raises(UserError, match="NaN or infinite"):
-        export.read(tmp_path / "nan", Full(), base)
+        models.read(tmp_path / "nan", Full(), base)
     vit = load(folders["vit"])
     adapter = trained(vit, LORA)
-    export.write(tmp_path / "adapter", adapter, LORA, vit, "card")
+    models.write(tmp_path / "adapter", adapter, LORA, vit, "card")
     with pytest.raises(UserError, match="rank 2 and alpha 6, where adapter.rank=3"):
-        export.read(tmp_path / "adapter", replace(LORA, rank=3), vit)
-    found, structure = adapters.read(tmp_path / "adapter", vit)  # the base's own head needs no structure to be read
+        models.read(tmp_path / "adapter", replace(LORA, rank=3), vit)
+    found, structure = peft_folders.read(tmp_path / "adapter", vit)  # the base's own head needs no structure to be read
     assert found.equal(adapter) and isinstance(structure, Lora) and structure.whole == LORA.whole
     with pytest.raises(UserError, match="does not fit the base.*classifier"):
-        export.read(tmp_path / "adapter", LORA, load(folders["vit"], LABELS[:3]))
+        models.read(tmp_path / "adapter", LORA, load(folders["vit"], LABELS[:3]))
 
 
 def test_a_structure_of_adapters_keeps_its_head_among_experts():

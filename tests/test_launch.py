@@ -63,10 +63,10 @@ def test_killed_and_continued_with_another_number_of_processes(alone, tmp_path):
     """Two, then one, then two."""
     whole, config = alone("fedmerge")
     words = ["run", str(config), "--out", str(tmp_path / "run")]
-    launch = Launch(tmp_path, words, {0: Kill("llm_fed.run:Run.log_timing")})
+    launch = Launch(tmp_path, words, {0: Kill("llm_fed.runs.folder:Run.log_timing")})
     assert launch.ended() == [-signal.SIGKILL, 1] and launch.said(1) == ""
     log = tmp_path / "log"
-    assert llm_fed(words, log, Kill("llm_fed.run:Run.log_timing")) == -signal.SIGKILL
+    assert llm_fed(words, log, Kill("llm_fed.runs.folder:Run.log_timing")) == -signal.SIGKILL
     assert "continuing at round 2" in log.read_text() and "processes 2 -> 1" in log.read_text()
     launch = Launch(tmp_path, words)
     assert launch.ended() == [0, 0] and "continuing at round 3" in launch.said(0)

@@ -12,12 +12,14 @@ import tiny_base
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_fed import lora
 from llm_fed.config import BaseConfig, LocalConfig
+from llm_fed.engine.fit import fit
+from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.errors import UserError
-from llm_fed.lora import Lora
+from llm_fed.models import lora
 from llm_fed.models.loading import load_base
-from llm_fed.training import Job, activation_checkpointing, fit
+from llm_fed.models.lora import Lora
+from llm_fed.requests import Job
 
 
 def load(folder, **settings):

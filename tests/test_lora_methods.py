@@ -13,7 +13,7 @@ from test_battery import go
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llm_fed.errors import UserError
-from llm_fed.lora import Lora, draw, layout
+from llm_fed.messages.wire import pack
 from llm_fed.method import Upload
 from llm_fed.methods.fedalt import FedALT
 from llm_fed.methods.feddpa import FedDPA
@@ -22,8 +22,8 @@ from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.ifca import IFCA
 from llm_fed.methods.pfedmoe import PFedMoE
+from llm_fed.models.lora import Lora, draw, layout
 from llm_fed.state import State
-from llm_fed.wire import pack
 
 
 def numbers(**entries: float) -> State:

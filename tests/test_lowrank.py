@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from unlike import LR, Federation, of_classes
 
-from llm_fed import inbox
-from llm_fed.lowrank import LowRank, truncated
+from llm_fed.federation.uploads import flaws, skeleton
+from llm_fed.messages.lowrank import LowRank, truncated
+from llm_fed.messages.wire import pack, unpack
 from llm_fed.methods.fedkd import FedKD
 from llm_fed.state import State
-from llm_fed.wire import pack, unpack
 
 ARCHITECTURES = ("", "resnet-9")
 PARTS = (of_classes(0, 1, 1, 0, 1), of_classes(1, 1, 2), of_classes(3))
@@ -48,7 +48,7 @@ def test_truncation_is_that_of_the_singular_values(energy):
     assert torch.equal(found["bias"], state["bias"]) and found.layout == state.layout
     back = unpack(pack(found))
     assert isinstance(back, LowRank) and back.equal(found) and pack(back) == pack(found)
-    assert inbox.skeleton(found) == inbox.skeleton(state) and not inbox.flaws([back], [inbox.skeleton(state)], None)[0]
+    assert skeleton(found) == skeleton(state) and not flaws([back], [skeleton(state)], None)[0]
     kept = 4 + 3 + sum(left.numel() + right.numel() for left, right in found.factors.values())
     assert 8 * kept < len(pack(found)) < 8 * kept + 1600 and len(pack(found)) < len(pack(state)) - 2000
 

@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from llm_fed import configfile, experiment, posthoc
-from llm_fed.checkpoint import Checkpoints
+from llm_fed import configfile
+from llm_fed.commands import merge
 from llm_fed.eval.merges import tabulate
+from llm_fed.experiment import run as experiment
 from llm_fed.merge.mean import mix_factors
-from llm_fed.run import read_records
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.folder import read_records
 from llm_fed.state import State
 
 METHODS = ("fedit", "local")
@@ -205,8 +207,8 @@ def test_distance_by_hand():
     """A = (3, 4) and (3, 0): |(0, 4)| relative to the root mean square of the lengths 5 and 3, sqrt(17)."""
     one = State.of({"x.lora_A": torch.tensor([[3.0, 4.0]]), "x.lora_B": torch.tensor([[9.0]])})
     other = State.of({"x.lora_A": torch.tensor([[3.0, 0.0]]), "x.lora_B": torch.tensor([[0.0]])})
-    assert posthoc.distance(one, other) == pytest.approx(4 / 17**0.5)
-    assert posthoc.distance(one, mix_factors(one, other, 1.0)) == 0.0
+    assert merge.distance(one, other) == pytest.approx(4 / 17**0.5)
+    assert merge.distance(one, mix_factors(one, other, 1.0)) == 0.0
 
 
 def test_mistakes(runs, small, llm_fed, tmp_path):

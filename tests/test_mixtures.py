@@ -12,6 +12,7 @@ from tiny_rounds import LRS, SGD, base_of, batches, federate, personal, server_o
 from torch import Tensor, nn
 
 from llm_fed import methods
+from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
 from llm_fed.methods.fedem import FedEM, expected_loss, posterior
 from llm_fed.methods.fedit import FedIT
@@ -21,7 +22,6 @@ from llm_fed.models.images import ARCHITECTURES, ImageBase
 from llm_fed.models.joined import Answer
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.vision import VisionEngine
 
 
 def module_of(architecture: str, state: State, prefix: str) -> nn.Module:

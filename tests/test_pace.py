@@ -12,12 +12,14 @@ import pytest
 import tiny_images
 from rich.console import Console
 
-from llm_fed import experiment, signs, training
+from llm_fed import signs
 from llm_fed.configfile import from_dict
+from llm_fed.engine import fit
 from llm_fed.errors import RunError
-from llm_fed.pace import Ahead, Pace, duration
-from llm_fed.run import read_records
-from llm_fed.tracking import Reporter
+from llm_fed.experiment import finish, run
+from llm_fed.runs.folder import read_records
+from llm_fed.runs.pace import Ahead, Pace, duration
+from llm_fed.runs.tracking import Reporter
 
 STAMPED = re.compile(r"\d\d:\d\d:\d\d ")
 
@@ -122,7 +124,7 @@ def test_words_for_where_a_run_is():
 
 def slowed(monkeypatch, seconds: float, fail_at: int | None = None) -> list[float]:
     """Make each fused step take so long; the times of the steps."""
-    real, steps = training._Fit._step, []
+    real, steps = fit._Fit._step, []
 
     def step(self, number, active, losses):
         if len(steps) == fail_at:
@@ -132,8 +134,8 @@ def slowed(monkeypatch, seconds: float, fail_at: int | None = None) -> list[floa
         real(self, number, active, losses)
 
     fail_at_error = KeyboardInterrupt()
-    monkeypatch.setattr(training._Fit, "_step", step)
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(fit._Fit, "_step", step)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     return steps
 
 
@@ -155,7 +157,7 @@ def test_a_slow_run_is_never_silent_for_long(small, tmp_path, monkeypatch):
     log = Log()
     tree = small.tree(rounds=2, local={"steps": 5}, eval={"every": 0})
     reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.3)
-    experiment.train(from_dict(tree), tmp_path / "run", reporter=reporter)
+    run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     lines = log.getvalue().splitlines()
     beats = [line for line in lines if "round 2 of 2, step" in line]
     assert beats and all(STAMPED.match(line) for line in beats)
@@ -172,12 +174,12 @@ def test_a_slow_run_is_never_silent_for_long(small, tmp_path, monkeypatch):
 def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, ending):
     slowed(monkeypatch, 0.2, fail_at=2 if ending == "ctrl-c" else None)
     if ending == "error":
-        monkeypatch.setattr(experiment, "federate", lambda *_, **__: (_ for _ in ()).throw(RunError("told to fail")))
+        monkeypatch.setattr(run, "federate", lambda *_, **__: (_ for _ in ()).throw(RunError("told to fail")))
     log = Log()
     reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.1)
     tree = small.tree(rounds=1, local={"steps": 3}, eval={"every": 0})
     with contextlib.suppress(KeyboardInterrupt, RunError):
-        experiment.train(from_dict(tree), tmp_path / "run", reporter=reporter)
+        run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
     written = len(log.writes)
     time.sleep(0.4)
@@ -186,17 +188,17 @@ def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, endi
 
 
 def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monkeypatch):
-    from llm_fed import parties
-    from llm_fed.eval import generation
+    from llm_fed.engine import generation
+    from llm_fed.experiment import bases
 
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
-    load, answers = parties.load, generation._answers
-    monkeypatch.setattr(parties, "load", lambda *given: (time.sleep(0.5), load(*given))[1])
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    load, answers = bases.load, generation._answers
+    monkeypatch.setattr(bases, "load", lambda *given: (time.sleep(0.5), load(*given))[1])
     monkeypatch.setattr(generation, "_answers", lambda *given: (time.sleep(0.3), answers(*given))[1])
     log = Log()
     reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.2)
     tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1})
-    experiment.train(from_dict(tree), tmp_path / "run", reporter=reporter)
+    run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     assert f"loading the base {small.base}" in log.getvalue()
     assert re.search(r"round 1 of 1, scoring \d of 6 answers, about \d s left", log.getvalue())
     assert re.search(r"testing \d of 9 answers, about \d s left", log.getvalue())
@@ -207,7 +209,7 @@ def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=150)
     tree = small.tree(rounds=2, local={"steps": 4}, eval={"every": 0})
-    experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(console))
+    run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(console))
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.getvalue())
     assert "loading the base" in shown or "preparing" in shown
     assert re.search(r"━ 0:00:\d\d round 2 of 2, step [123] of 4, loss \d.\d+, about \d s left", shown)
@@ -218,14 +220,14 @@ def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
 def test_signs_change_no_number_and_are_few(small, tmp_path, monkeypatch):
     """The same run with a silent reporter and with one that listens; a sign for each fused step and for each batch of
     answers: 3 rounds of 2 steps, and four batches of scores (one in each round and the test)."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     told: list[str] = []
     for name in ("step", "answered"):
         real = getattr(Pace, name)
         monkeypatch.setattr(Pace, name, lambda *given, name=name, real=real: (told.append(name), real(*given)))
     for folder, quiet in (("silent", True), ("told", False)):
         console = Console(file=io.StringIO(), quiet=quiet)
-        experiment.train(from_dict(small.tree()), tmp_path / folder, reporter=Reporter(console))
+        run.train(from_dict(small.tree()), tmp_path / folder, reporter=Reporter(console))
         assert (told == []) is quiet
     assert (told.count("step"), told.count("answered")) == (3 * 2, 4)
     one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("silent", "told"))
@@ -255,11 +257,11 @@ def test_a_share_of_the_work_stands_for_all_of_it():
 def test_whole_models_are_counted_in_client_steps(tmp_path, monkeypatch):
     """36 pictures for three clients, a fifth held out: two batches each, one client after another."""
     seen = []
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     real = Pace.step
     monkeypatch.setattr(Pace, "step", lambda self, *given: (real(self, *given), seen.append(self.where())))
     tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), rounds=1, method={"name": "fedavg"})
-    experiment.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
+    run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
     assert [words.split(", ")[1] for words in seen] == [f"{n} of 6 client steps" for n in range(1, 7)]
     assert [line["steps"] for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "client"] == [
         2

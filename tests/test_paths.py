@@ -15,14 +15,16 @@ from safetensors.torch import load_file
 from small_run import Small
 from torch.testing import assert_close
 
-from llm_fed import experiment, export, paths
+from llm_fed import errors, paths
 from llm_fed.config import BaseConfig, Config, ServerConfig, TaskConfig
 from llm_fed.configfile import from_dict
-from llm_fed.eval.runs import read_config
+from llm_fed.experiment import run as experiment
+from llm_fed.export import models
 from llm_fed.models.images import load_images
+from llm_fed.models.structure import Full
 from llm_fed.rng import generator
-from llm_fed.structure import Full
-from llm_fed.tracking import Reporter
+from llm_fed.runs.folder import read_config
+from llm_fed.runs.tracking import Reporter
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def test_a_tracker_is_told_no_path_of_this_machine(small, tmp_path, monkeypatch)
         def init_trackers(self, project: str, config: dict[str, object]) -> None:
             told.append(config)
 
-    monkeypatch.setattr("llm_fed.tracking.Accelerator", Accelerator)
+    monkeypatch.setattr("llm_fed.runs.tracking.Accelerator", Accelerator)
     with Reporter().tracking(from_dict(small.tree(track={"with": ["wandb"]})), tmp_path):
         pass
     (config,) = told
@@ -122,10 +124,10 @@ def test_a_comparison_s_tables_name_no_path_of_this_machine(small, llm_fed, besi
 
     def fails(config: Config, folder: Path, **rest: object):
         if folder.name.startswith("wild"):
-            raise experiment.RunError(f"cannot write '{folder / 'a b'}' or {folder / 'x'}: no room")
+            raise errors.RunError(f"cannot write '{folder / 'a b'}' or {folder / 'x'}: no room")
         return real(config, folder, **rest)
 
-    monkeypatch.setattr("llm_fed.plan.experiment.train", fails)
+    monkeypatch.setattr("llm_fed.experiment.run.train", fails)
     assert llm_fed("compare", "c.yaml", "--out", beside / "out").code == 1
     for name in ("table.md", "table.csv", "table.json"):
         assert not mentions(beside / "out", str(beside.parent), name)
@@ -139,7 +141,7 @@ def test_an_image_model_from_a_folder_does_not_name_it(tmp_path, monkeypatch):
     base = load_images(BaseConfig(name=str(folder), dtype="float32"), ("a", "b", "c"), "cpu")
     for number, structure in enumerate((Full(), Full((("one", ""), ("two", "cnn")), "logits"))):
         state = base.draw(structure, generator(0))
-        export.write(tmp_path / f"out/{number}", state, structure, base, "card")
+        models.write(tmp_path / f"out/{number}", state, structure, base, "card")
     assert not mentions(tmp_path / "out", str(tmp_path))
 
 

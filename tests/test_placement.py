@@ -11,12 +11,13 @@ import torch
 from rich.console import Console
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llm_fed import configfile, experiment, methods, parties, placement, tasks
+from llm_fed import configfile, methods, tasks
+from llm_fed.experiment import bases, build, placement, run
 from llm_fed.rng import generator
-from llm_fed.run import read_records
+from llm_fed.runs.folder import read_records
+from llm_fed.runs.tracking import Reporter
 from llm_fed.tasks.augmentation import moved
 from llm_fed.tasks.common import ClientData, TaskData, pixels_of
-from llm_fed.tracking import Reporter
 
 META = torch.device("meta")
 PICTURES = tuple(tiny_images.pictures(12, size=16))
@@ -84,8 +85,8 @@ def test_a_cpu_leaves_them_where_they_are(reporter):
 def test_a_run_places_them_where_its_base_is(tmp_path, reporter):
     config = configfile.from_dict(tiny_images.tree(tiny_images.npz(tmp_path / "data.npz"), base={"name": "cnn"}))
     task = tasks.load(config.task, config.seed)
-    base = parties.load(config, task, "meta")
-    clients, _ = parties.build(config, task, base, methods.build(config.method), "accuracy", reporter)
+    base = bases.load(config, task, "meta")
+    clients, _ = build.build(config, task, base, methods.build(config.method), "accuracy", reporter)
     found = [p for site in clients.values() for p in (*site.train, *site.held_out, *site.queries["test"])]
     assert {picture.pixels.device for picture in found} == {META}
 
@@ -111,7 +112,7 @@ def test_a_gpu_trains_as_a_cpu_does(tmp_path):
     def losses(device: str) -> list[float]:
         local = {"augment": "crop-flip"}
         tree = tiny_images.tree(data, base={"name": "cnn", "dtype": "float32"}, local=local, device=device)
-        experiment.train(configfile.from_dict(tree), tmp_path / device)
+        run.train(configfile.from_dict(tree), tmp_path / device)
         return [line["loss"] for line in read_records(tmp_path / device / "metrics.jsonl") if line["kind"] == "round"]
 
     assert losses("cuda") == pytest.approx(losses("cpu"), rel=1e-3)

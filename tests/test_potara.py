@@ -11,15 +11,18 @@ import pytest
 import torch
 from test_merge import product
 
-from llm_fed import adapters, configfile, experiment
-from llm_fed.checkpoint import Checkpoints
+from llm_fed import configfile
 from llm_fed.errors import UserError
-from llm_fed.lora import Lora
+from llm_fed.experiment import build, run
+from llm_fed.export import peft_folders
 from llm_fed.merge.grid import WEIGHTS
 from llm_fed.merge.mean import mix_factors
 from llm_fed.methods import METHODS, potara
 from llm_fed.models.loading import load_base
-from llm_fed.run import read_records
+from llm_fed.models.lora import Lora
+from llm_fed.runs import tracking
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.folder import read_records
 from llm_fed.state import State
 
 MERGING = [name for name, kind in METHODS.items() if kind.needs]
@@ -31,7 +34,7 @@ def parents(small, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("parents")
     found = {name: folder / name for name in ("fedit", "local")}
     for name, path in found.items():
-        experiment.train(config_of(small, folder / "c.yaml", name), path)
+        run.train(config_of(small, folder / "c.yaml", name), path)
     return found
 
 
@@ -41,14 +44,14 @@ def config_of(small, path: Path, name: str, **settings: Any) -> Any:
 
 
 def merged(small, tmp_path: Path, needed: dict[str, Path], name: str, out: str = "out", **settings: Any) -> Path:
-    experiment.train(config_of(small, tmp_path / "c.yaml", name, **settings), tmp_path / out, needed=needed)
+    run.train(config_of(small, tmp_path / "c.yaml", name, **settings), tmp_path / out, needed=needed)
     return tmp_path / out
 
 
 def states(small, folder: Path, structure: Lora | None = None) -> dict[str, State]:
     config = configfile.load(small.config(folder.parent / "base.yaml"))
     base = load_base(config.base, "cpu")
-    return {path.name: adapters.read(path, base, structure)[0] for path in sorted(folder.glob("adapters/*"))}
+    return {path.name: peft_folders.read(path, base, structure)[0] for path in sorted(folder.glob("adapters/*"))}
 
 
 def recipes(folder: Path) -> dict[str, dict[str, Any]]:
@@ -143,21 +146,21 @@ def test_a_chosen_round_is_that_of_the_checkpoint(small, parents, tmp_path):
 def test_a_round_without_a_checkpoint_is_refused_before_anything_is_trained(small, tmp_path):
     config = configfile.load(small.config(tmp_path / "c.yaml", method={"name": "potara", "fed_round": 2}))
     with pytest.raises(UserError, match=r"checkpoint\.keep_rounds=\[2\]"):
-        experiment.train(config, tmp_path / "out")
+        run.train(config, tmp_path / "out")
     beyond = replace(config, method={"name": "potara", "local_round": 9})
     with pytest.raises(UserError, match="rounds to at least 9"):
-        experiment.train(beyond, tmp_path / "beyond")
+        run.train(beyond, tmp_path / "beyond")
     assert not (tmp_path / "out" / "needs").exists()
 
 
 def test_a_given_run_that_kept_no_such_round(small, tmp_path):
     """The checkpoints to keep are no part of what must agree, so a run may lack one."""
     plain = configfile.load(small.config(tmp_path / "a.yaml", rounds=4, eval={"every": 4}))
-    experiment.train(plain, tmp_path / "fedit")
+    run.train(plain, tmp_path / "fedit")
     changes = {"rounds": 4, "eval": {"every": 4}, "checkpoint": {"keep_rounds": [1]}}
     config = configfile.load(small.config(tmp_path / "b.yaml", method={"name": "mean", "fed_round": 1}, **changes))
     with pytest.raises(UserError, match=r"no checkpoint of round 1, only of"):
-        experiment.train(config, tmp_path / "out", needed={"fedit": tmp_path / "fedit"})
+        run.train(config, tmp_path / "out", needed={"fedit": tmp_path / "fedit"})
 
 
 def test_an_overfitted_local_adapter_is_noted(small, parents, tmp_path, monkeypatch, capsys):
@@ -189,8 +192,8 @@ def test_another_seed_gives_another_merge(small, parents, tmp_path):
     config = replace(config_of(small, tmp_path / "c.yaml", "potara", samples=3), seed=0)
     found = []
     for seed in (0, 1):
-        prepared = experiment.prepare(replace(config, seed=seed), experiment.Reporter())
-        experiment.merge(prepared, {need: states(small, folder) for need, folder in parents.items()}, 4, 0.1)
+        prepared = build.prepare(replace(config, seed=seed), tracking.Reporter())
+        run.merge(prepared, {need: states(small, folder) for need, folder in parents.items()}, 4, 0.1)
         found.append(prepared.method.recipe(prepared.clients["ada"])["lambda_fed"])
     assert found[0] != found[1]
 
@@ -199,10 +202,10 @@ def test_another_seed_gives_another_merge(small, parents, tmp_path):
 def test_fused_is_one_by_one(whole, small, parents, tmp_path, per_pass):
     name, out = whole
     config = config_of(small, tmp_path / "c.yaml", name)
-    prepared = experiment.prepare(config, experiment.Reporter())
+    prepared = build.prepare(config, tracking.Reporter())
     prepared.runtime.clients_per_pass = per_pass
     given = {need: states(small, folder) for need, folder in parents.items()}
-    experiment.merge(prepared, given, 4, 0.1)
+    run.merge(prepared, given, 4, 0.1)
     for client, site in prepared.clients.items():
         expected = states(small, out, site.structure)[client]
         torch.testing.assert_close(site.memory["merged"].row, expected.row, rtol=0, atol=1e-5)
@@ -211,8 +214,8 @@ def test_fused_is_one_by_one(whole, small, parents, tmp_path, per_pass):
 
 def test_personalize_only_computes(whole, small, parents, tmp_path):
     name, _ = whole
-    prepared = experiment.prepare(config_of(small, tmp_path / "c.yaml", name), experiment.Reporter())
-    experiment.merge(prepared, {need: states(small, folder) for need, folder in parents.items()}, 4, 0.1)
+    prepared = build.prepare(config_of(small, tmp_path / "c.yaml", name), tracking.Reporter())
+    run.merge(prepared, {need: states(small, folder) for need, folder in parents.items()}, 4, 0.1)
     before = {client: dict(site.memory) for client, site in prepared.clients.items()}
     for _ in range(2):
         found = prepared.runtime.run(
@@ -230,7 +233,7 @@ class Killed(BaseException):
 def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage):
     """Killed within the first needed run, within the second, and while the merged adapters are written."""
     config = config_of(small, tmp_path / "c.yaml", "potara")
-    real = {"write": adapters.write, "federate": experiment.federate}
+    real = {"write": peft_folders.write, "federate": run.federate}
     calls: list[str] = []
 
     def federate(method, *rest: Any, **options: Any) -> Any:
@@ -246,15 +249,15 @@ def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage
         real["write"](folder, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(experiment, "federate", federate)
-        patched.setattr(adapters, "write", write)
+        patched.setattr(run, "federate", federate)
+        patched.setattr(peft_folders, "write", write)
         with pytest.raises(Killed):
-            experiment.train(config, tmp_path / "out")
+            run.train(config, tmp_path / "out")
     assert not (tmp_path / "out" / "summary.json").exists()
     begun = set(calls)
     with monkeypatch.context() as patched:
-        patched.setattr(experiment, "federate", lambda *a, **k: calls.append("again") or real["federate"](*a, **k))
-        experiment.train(config, tmp_path / "out")
+        patched.setattr(run, "federate", lambda *a, **k: calls.append("again") or real["federate"](*a, **k))
+        run.train(config, tmp_path / "out")
     assert begun == ({"fedit"} if stage == "fedit" else {"fedit", "local"})
     assert calls.count("again") == {"fedit": 2, "local": 1}.get(stage, 0)  # finished runs are not run again
     whole = merged(small, tmp_path, parents, "potara", "whole")

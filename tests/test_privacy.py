@@ -15,16 +15,17 @@ import toy
 from rich.console import Console
 from test_federation import TARGETS, go
 
-from llm_fed import configfile, experiment, methods
+from llm_fed import configfile, methods
 from llm_fed.config import PrivacyConfig
 from llm_fed.errors import UserError
+from llm_fed.experiment import build, run
+from llm_fed.federation.privacy import check, check_upload, clipped, epsilon, protected, released, statement
+from llm_fed.federation.schedule import Delayed, Poisson, most_asked
 from llm_fed.method import Method, Upload
 from llm_fed.methods.fedit import FedIT
-from llm_fed.privacy import check, check_upload, clipped, epsilon, protected, released, statement
-from llm_fed.run import read_records
-from llm_fed.schedule import Delayed, Poisson, most_asked
+from llm_fed.runs.folder import read_records
+from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State
-from llm_fed.tracking import Reporter
 
 LARGE = 200_000
 
@@ -263,7 +264,7 @@ def test_a_private_run_from_start_to_report(small, tmp_path, name, where, own):
     settings = {"rounds": 4, "participation": 0.3, "eval": {"every": 0}, "privacy": noise, "method": {"name": name}}
     said = io.StringIO()
     config = configfile.load(small.config(tmp_path / "small.yaml", **settings))
-    summary = experiment.train(config, tmp_path / "run", reporter=Reporter(Console(file=said, soft_wrap=True)))
+    summary = run.train(config, tmp_path / "run", reporter=Reporter(Console(file=said, soft_wrap=True)))
     lines = read_records(tmp_path / "run/metrics.jsonl")
     asked = Counter(line["client"] for line in lines if line["kind"] == "client")
     times = 4 if where == "server" else max(asked.values())
@@ -283,7 +284,7 @@ def test_a_private_run_from_start_to_report(small, tmp_path, name, where, own):
 def test_the_schedule_is_poisson_where_the_server_adds_the_noise(small, tmp_path):
     for where, kind in (("server", Poisson), ("client", Delayed)):
         path = small.config(tmp_path / "small.yaml", privacy={"clip": 1.0, "where": where})
-        prepared = experiment.prepare(configfile.load(path), Reporter(Console(quiet=True)))
+        prepared = build.prepare(configfile.load(path), Reporter(Console(quiet=True)))
         assert type(prepared.schedule) is kind
 
 

@@ -17,13 +17,17 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 
-from llm_fed import adapters, experiment, load_client
-from llm_fed.card import model_card
+from llm_fed import load_client
+from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run, reopen
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
-from llm_fed.eval.runs import evaluate_adapter, evaluate_run, read_config, reopen
+from llm_fed.experiment import finish
+from llm_fed.experiment import run as experiment
+from llm_fed.export import peft_folders
+from llm_fed.export.card import model_card
+from llm_fed.export.prompt import FILE, Prompt, read_prompt
 from llm_fed.models.loading import _quantization
-from llm_fed.prompt import FILE, Prompt, read_prompt
+from llm_fed.runs.folder import read_config
 from llm_fed.tasks.common import TEMPLATES, Template, encode_prompt
 
 CHAT = "{% for message in messages %}w9 {{ message.content }} {{ date_string }} {% endfor %}w8"
@@ -55,7 +59,7 @@ def tree(small, base: Path, template: str, **changes: Any) -> dict[str, Any]:
 def runs(small, base, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "write_report", lambda folder: None)  # pictures take most of the time
+        patch.setattr(finish, "write_report", lambda folder: None)  # pictures take most of the time
         for name in TEMPLATES_HERE:
             experiment.train(from_dict(tree(small, base, name)), folder / name)
         experts = tree(small, base, "chat", method={"name": "fedem", "num_models": 2})
@@ -163,7 +167,7 @@ def test_a_changed_chat_template_of_the_base_changes_nothing(runs, small, base, 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "other")
     tokenizer.chat_template = "w30 {{ messages[0].content }}"
     tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.warns(adapters.AdapterWarning, match="was made for"):
+    with pytest.warns(peft_folders.AdapterWarning, match="was made for"):
         moved = load_client(folder, str(tmp_path / "other"))
     expected = load_client(folder, str(base)).generate(asked)
     assert moved.generate(asked) == expected != moved.generate(asked, template="chat")
@@ -173,7 +177,7 @@ def test_a_folder_that_does_not_say_is_warned_of(runs, small, base, tmp_path, ca
     folder = edited(runs["alpaca-short"] / "adapters/ada", tmp_path / "a")
     (folder / FILE).unlink()
     client, data = load_client(folder, str(base)), small.data / "ada/test.jsonl"
-    with pytest.warns(adapters.AdapterWarning, match="does not say.*alpaca-short is used"):
+    with pytest.warns(peft_folders.AdapterWarning, match="does not say.*alpaca-short is used"):
         assumed = client.generate(prompts(small), max_new_tokens=5)
     assert assumed == load_client(runs["alpaca-short"] / "adapters/ada", str(base)).generate(prompts(small))
     client.generate(["w4"], template="alpaca-short")  # nothing to warn of

@@ -16,11 +16,15 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from llm_fed import adapters, configfile, experiment, parties, training
-from llm_fed.bank import AdapterBank
+from llm_fed import configfile
 from llm_fed.config import BaseConfig
+from llm_fed.engine import fit
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.experiment import bases
+from llm_fed.experiment import run as experiment
+from llm_fed.export import peft_folders
 from llm_fed.models.loading import Base, load_base
-from llm_fed.run import Run, read_records
+from llm_fed.runs.folder import Run, read_records
 
 NF4 = {"quantization": "nf4"}
 
@@ -85,7 +89,7 @@ def test_an_exported_adapter_on_the_same_4bit_base_in_stock_peft(train, llm_fed,
     config = configfile.load(run / "config.yaml")
     base, whole = load_base(config.base, "cpu"), load_base(replace(config.base, quantization=None), "cpu")
     assert isinstance(base.model.model.layers[0].self_attn.q_proj, bnb.nn.Linear4bit)
-    state, structure = adapters.read(run / "adapters/bob", base)
+    state, structure = peft_folders.read(run / "adapters/bob", base)
     bank = AdapterBank(base.model, structure, 1)
     bank.load(0, state)
     ids = torch.tensor([[20, 21, 7, 8], [22, 23, 7, 8]])
@@ -116,9 +120,9 @@ def test_activation_checkpointing_recomputes_and_changes_nothing(train, monkeypa
         count("training")
         return losses_of(*args, **settings)
 
-    losses_of = training.token_losses
-    monkeypatch.setattr(parties, "load_base", counted)
-    monkeypatch.setattr(training, "token_losses", counted_losses)
+    losses_of = fit.token_losses
+    monkeypatch.setattr(bases, "load_base", counted)
+    monkeypatch.setattr(fit, "token_losses", counted_losses)
     plain = adapters_of(train("plain"))
     once = dict(passes)
     recomputed = adapters_of(train("recomputed", base={"activation_checkpointing": True}))

@@ -12,11 +12,11 @@ from test_training import cohort, fitted, stock
 from torch import nn
 from transformers import PreTrainedModel
 
-from llm_fed.bank import AdapterBank
 from llm_fed.config import LocalConfig
-from llm_fed.gradients import per_example_gradients
-from llm_fed.lora import Lora
-from llm_fed.training import Job
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.gradients import per_example_gradients
+from llm_fed.models.lora import Lora
+from llm_fed.requests import Job
 
 STRUCTURE = Lora(rank=3, alpha=5, dropout=0.0, target_modules=("q_proj", "v_proj", "down_proj"))
 SGD = LocalConfig(optimizer="sgd")  # its steps are proportional to the gradients

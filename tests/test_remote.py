@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from small_run import CLIENTS
 from torch.testing import assert_close
 
-from llm_fed import experiment
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import RunError
-from llm_fed.runtime import remote, server
-from llm_fed.runtime.link import Reply
+from llm_fed.experiment import run as experiment
+from llm_fed.network import clients, server
+from llm_fed.network.link import Reply
 
 METHODS = [
     "fedit", "fedmerge", "fedmerge-fixed", "fedsa", "feddpa", "fedalt", "pfedmoe", "fedem", "ifca", "fedlora", "local",
@@ -90,14 +90,14 @@ def _cut(reply: Reply) -> Reply:
 
 
 def _other_shape(reply: Reply) -> Reply:
-    from llm_fed.wire import pack, unpack
+    from llm_fed.messages.wire import pack, unpack
 
     state = unpack(reply.answer)
     return Reply(reply.content, pack(state.pick(list(state.layout.names)[:-1])))
 
 
 def _nan(reply: Reply) -> Reply:
-    from llm_fed.wire import pack, unpack
+    from llm_fed.messages.wire import pack, unpack
 
     state = unpack(reply.answer)
     return Reply(reply.content, pack(state.like(state.row * float("nan"))))
@@ -219,7 +219,7 @@ def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp
         if "waiting" in text:
             raise TimeoutError
 
-    again = remote.RemoteClients(link, link.config, known["token"], 0, say)
+    again = clients.RemoteClients(link, link.config, known["token"], 0, say)
     base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), {"kind": "hello"}, b"")[0][
         "base"
     ]

@@ -12,8 +12,8 @@ from small_run import CLIENTS
 
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.methods.fedit import FedIT
-from llm_fed.runtime import server
-from llm_fed.runtime.remote import RemoteClients
+from llm_fed.network import server
+from llm_fed.network.clients import RemoteClients
 
 pytestmark = pytest.mark.usefixtures("quick")
 

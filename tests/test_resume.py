@@ -30,37 +30,37 @@ SECTIONS = {
 # Where each process is killed, and the round with which the next one says that it continues (None: from the start).
 CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
     "fedmerge": [
-        (Kill("llm_fed.training:_Fit._step", 2), None),  # in the middle of round 1: nothing is saved yet
-        (Kill("llm_fed.training:_Fit._step", 4), 2),  # in the middle of round 2
+        (Kill("llm_fed.engine.fit:_Fit._step", 2), None),  # in the middle of round 1: nothing is saved yet
+        (Kill("llm_fed.engine.fit:_Fit._step", 4), 2),  # in the middle of round 2
         (Kill("os:fsync", match="state.safetensors"), 2),  # a checkpoint's file is written, not yet safe
         (Kill("os:replace", match="checkpoints/round-0002"), 2),  # it is complete under its temporary name
-        (Kill("llm_fed.run:Run.log_timing"), 3),  # between rounds
+        (Kill("llm_fed.runs.folder:Run.log_timing"), 3),  # between rounds
     ],
     "local": [
         (Kill("os:fsync", 2, match="checkpoints/rows"), None),  # one memory is written, the next not yet safe
-        (Kill("llm_fed.federation:Run.log", 7), 2),  # between two clients' lines of round 2
+        (Kill("llm_fed.runs.folder:Run.log", 7), 2),  # between two clients' lines of round 2
         (Kill("os:replace", match="round-0001"), 3),  # before the old checkpoint is put aside
         (Kill("shutil:rmtree", match=".round-0002.partial"), 3),  # while it is deleted
     ],
     "fedbuff": [
         (Kill("os:fsync", match="checkpoints/rows"), None),  # an answer on its way is written, not yet safe
-        (Kill("llm_fed.run:Run.log_timing"), 2),  # between rounds, with answers on their way
+        (Kill("llm_fed.runs.folder:Run.log_timing"), 2),  # between rounds, with answers on their way
         (Kill("os:replace", match="checkpoints/round-0002"), 2),
-        (Kill("llm_fed.run:Run.log_timing"), 3),
+        (Kill("llm_fed.runs.folder:Run.log_timing"), 3),
     ],
     "ca2fl": [
         (Kill("os:fsync", match="checkpoints/rows"), None),  # the limit writes a row in the middle of round 1
-        (Kill("llm_fed.run:Run.log_timing"), 2),
-        (Kill("llm_fed.rows:RowStore.row", 3), 2),  # the server's memory of round 2 is begun
+        (Kill("llm_fed.runs.folder:Run.log_timing"), 2),
+        (Kill("llm_fed.runs.rows:RowStore.row", 3), 2),  # the server's memory of round 2 is begun
         (Kill("pathlib:Path.unlink", match="checkpoints/rows"), 3),  # rows that round 2 no longer needs are deleted
     ],
     "fedlora": [
-        (Kill("llm_fed.training:_Fit._step", 2 * ROUNDS + 2), ROUNDS),  # while clients finish
-        (Kill("llm_fed.eval.generation:generate"), ROUNDS),  # while they are tested
-        (Kill("llm_fed.adapters:write", 2), ROUNDS),  # one adapter is exported
+        (Kill("llm_fed.engine.fit:_Fit._step", 2 * ROUNDS + 2), ROUNDS),  # while clients finish
+        (Kill("llm_fed.engine.generation:generate"), ROUNDS),  # while they are tested
+        (Kill("llm_fed.export.peft_folders:write", 2), ROUNDS),  # one adapter is exported
         (Kill("os:replace", match="adapters/.bob.partial"), ROUNDS),
-        (Kill("llm_fed.experiment:write_report"), ROUNDS),  # all is there but the report
-        (Kill("llm_fed.run:Run.remember"), ROUNDS),  # all is there but the summary
+        (Kill("llm_fed.experiment.finish:write_report"), ROUNDS),  # all is there but the report
+        (Kill("llm_fed.runs.folder:Run.remember"), ROUNDS),  # all is there but the summary
     ],
 }
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from llm_fed import compare, configfile, methods, plan
+from llm_fed import configfile, methods
+from llm_fed.commands import compare, comparison
 from llm_fed.errors import lookup
 from llm_fed.eval.scores import METRICS
-from llm_fed.needed import check_rounds
+from llm_fed.experiment.needed import check_rounds
 from llm_fed.tasks import TASKS
 from llm_fed.tasks.partition import OWN
 
@@ -88,11 +89,11 @@ def test_a_row_resolves_to_what_its_label_says(name, label, words):
     ],
 )
 def test_rows_share_their_runs(name, runs, tmp_path):
-    assert len(list(plan.Plan(FOLDER / name, [], [], [0], tmp_path).jobs())) == runs
+    assert len(list(comparison.Plan(FOLDER / name, [], [], [0], tmp_path).jobs())) == runs
 
 
 def test_potara_merges_the_local_run_of_the_table(tmp_path):
-    planned = plan.Plan(FOLDER / "commonsense.yaml", [], [], [0], tmp_path)
+    planned = comparison.Plan(FOLDER / "commonsense.yaml", [], [], [0], tmp_path)
     needs = planned.cells["potara", 0].needs
     assert needs["local"] is planned.cells["local", 0]
     assert needs["fedit"].config.rounds == 300 and 50 in needs["fedit"].config.checkpoint.keep_rounds

@@ -6,7 +6,7 @@ import pytest
 import toy
 
 from llm_fed.errors import UserError
-from llm_fed.run import Run, saved_config
+from llm_fed.runs.folder import Run, saved_config
 
 
 def test_a_run_that_was_refused_before_its_first_round_makes_room(tmp_path):

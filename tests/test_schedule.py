@@ -11,8 +11,8 @@ import toy
 from test_federation import go
 
 from llm_fed.errors import UserError
+from llm_fed.federation.schedule import Ask, Delayed, Synchronous
 from llm_fed.method import Method
-from llm_fed.schedule import Ask, Delayed, Synchronous
 
 NAMES = tuple(f"c{i}" for i in range(40))
 ROUNDS = range(1, 201)

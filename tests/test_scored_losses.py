@@ -14,12 +14,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from llm_fed import experiment, inference
-from llm_fed.bank import AdapterBank
+from llm_fed.commands import evaluate
 from llm_fed.configfile import from_dict
-from llm_fed.eval import runs
-from llm_fed.run import read_records
-from llm_fed.tracking import Reporter
+from llm_fed.engine import inference
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.experiment import run
+from llm_fed.runs.folder import read_records
+from llm_fed.runs.tracking import Reporter
 
 
 def score_lines(folder: Path) -> list[dict]:
@@ -58,8 +59,8 @@ def test_loss_of_text(small, tmp_path, method, loss_on, during, limit):
     """Of plain adapters, routed experts, mixtures, and experts whose weights depend on the prompt."""
     evaluation = {"during": during, "limit": limit, "select": "last"}
     config = from_dict(small.tree(method={"name": method}, task={"loss_on": loss_on}, eval=evaluation))
-    summary = experiment.train(config, tmp_path / "run", reporter=Reporter(Console(quiet=True)))
-    built, states = runs.reopen(tmp_path / "run", config)
+    summary = run.train(config, tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+    built, states = evaluate.reopen(tmp_path / "run", config)
     expected = {
         id: loss_of_text(built, site, states[id], site.queries["test"][:limit]) for id, site in built.scored.items()
     }
@@ -70,7 +71,7 @@ def test_loss_of_text(small, tmp_path, method, loss_on, during, limit):
     assert [line["split"] for line in lines] == [during] * 3 + ["test"]
     if during == "test":
         assert lines[-2]["losses"] == pytest.approx(expected, rel=1e-4)
-    again = runs.evaluate_run(tmp_path / "run", limit=limit)
+    again = evaluate.evaluate_run(tmp_path / "run", limit=limit)
     assert again.losses == pytest.approx(expected, rel=1e-4)
 
 
@@ -79,8 +80,8 @@ def test_loss_of_pictures(tmp_path, method):
     """Of one whole model and of several side by side: what they say together."""
     path = tiny_images.npz(tmp_path / "a.npz")
     config = from_dict(tiny_images.tree(path, rounds=1, method={"name": method}, eval={"select": "last"}))
-    summary = experiment.train(config, tmp_path / "run", reporter=Reporter(Console(quiet=True)))
-    built, states = runs.reopen(tmp_path / "run", config)
+    summary = run.train(config, tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+    built, states = evaluate.reopen(tmp_path / "run", config)
     expected = {}
     for id, site in built.scored.items():
         pictures = site.queries["test"]
@@ -100,7 +101,7 @@ def test_answers_that_training_would_not_see_have_no_loss(small, tmp_path):
         rows = [long] * count + [json.loads(line) for line in file.read_text().splitlines()][count:]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = from_dict(small.tree(rounds=1, task={"path": str(data), "max_length": 6}))
-    scores = experiment.train(config, tmp_path / "run")["scores"]
+    scores = run.train(config, tmp_path / "run")["scores"]
     assert set(scores["clients"]) == {"ada", "bob", "cyd"} and set(scores["losses"]) == {"ada", "cyd"}
     assert scores["loss"] == pytest.approx((scores["losses"]["ada"] + scores["losses"]["cyd"]) / 2)
 
@@ -130,7 +131,7 @@ def test_eval_prints_the_losses_as_json(finished, llm_fed):
 
 
 def test_the_quickstart_draws_the_weights_of_the_round_that_it_scores(tmp_path, monkeypatch):
-    from llm_fed import quickstart
+    from llm_fed.commands import quickstart
 
     def train(config, folder, **_):
         folder.mkdir(parents=True)

@@ -10,14 +10,16 @@ import pytest
 import tiny_images
 import toy
 
-from llm_fed import experiment
-from llm_fed.clients import LocalClients
 from llm_fed.configfile import from_dict
 from llm_fed.eval.scores import Summary, summarize
-from llm_fed.federation import federate
+from llm_fed.experiment import build
+from llm_fed.experiment import run as experiment
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import federate
+from llm_fed.federation.progress import restore, resume, save
 from llm_fed.methods.fedit import FedIT
-from llm_fed.progress import restore, resume, save
-from llm_fed.run import Run, read_records
+from llm_fed.runs import tracking
+from llm_fed.runs.folder import Run, read_records
 
 SCORES = {1: 5.0, 2: 90.0, 3: 10.0, 4: 20.0, 5: 20.0}
 
@@ -124,7 +126,7 @@ def test_one_model_is_tested_at_the_server(tmp_path):
         path, task={"server": {"examples": 8, "test": True}, "validation": 0.0}, eval={"every": 2, "during": "test",
         "of_last": 1}, method={"name": "feddle"},
     )  # fmt: skip
-    built = experiment.prepare(from_dict(tree), experiment.Reporter())
+    built = build.prepare(from_dict(tree), tracking.Reporter())
     assert list(built.scored) == ["server"]
     assert (len(built.server.train), len(built.server.queries["test"])) == (8, 12)
     assert not any(site.queries["test"] or site.held_out for site in built.clients.values())

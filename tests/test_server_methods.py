@@ -14,20 +14,19 @@ import torch
 import toy
 from torch import nn
 
-from llm_fed.cohort import drive
 from llm_fed.config import EvalConfig, LocalConfig
+from llm_fed.engine.drive import drive
+from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.language import LanguageEngine
 from llm_fed.errors import UserError
-from llm_fed.inbox import by_arrival
-from llm_fed.language import LanguageEngine
-from llm_fed.method import Method, Upload
+from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.methods.feddf import FedDF
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.hfcl import HFCL
+from llm_fed.requests import Fitted, Job
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
-from llm_fed.training import Fitted, Job
-from llm_fed.vision import VisionEngine
 
 MAKERS: list[Callable[[], Method]] = [FedFT, Center, HFCL, FedDF]
 NAMES = {FedFT: "fed+ft", Center: "center", HFCL: "hfcl", FedDF: "feddf"}

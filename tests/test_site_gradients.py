@@ -11,17 +11,17 @@ from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, load
 from torch import nn
 
 from llm_fed.config import LocalConfig
-from llm_fed.language import LanguageEngine
+from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.language import LanguageEngine
+from llm_fed.models.structure import Full
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Full
-from llm_fed.vision import VisionEngine
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_losses_and_logits(kind, monkeypatch):
     """In evaluation mode, in chunks, under several states one after another."""
-    monkeypatch.setattr("llm_fed.vision.CHUNK", 4)
+    monkeypatch.setattr("llm_fed.engine.images.CHUNK", 4)
     base, examples = MAKERS[kind](), BATCHES[0] + BATCHES[2]
     site = tiny_images.party(base, examples)
     states = [site.initial(), site.initial("other")]

@@ -12,14 +12,18 @@ import torch
 import yaml
 from network import NetworkInProcess, tree
 
-from llm_fed import configfile, experiment, needed
+from llm_fed import configfile
+from llm_fed.commands import evaluate
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
-from llm_fed.eval import report, runs
+from llm_fed.eval import report
+from llm_fed.experiment import build, needed
+from llm_fed.experiment import run as experiment
 from llm_fed.methods import METHODS
 from llm_fed.models.loading import Base
-from llm_fed.run import read_records
-from llm_fed.runtime import server
+from llm_fed.network import server
+from llm_fed.runs import tracking
+from llm_fed.runs.folder import read_records
 from llm_fed.state import State
 
 
@@ -38,14 +42,14 @@ def origins(small, tmp_path_factory) -> dict[str, Path]:
     return {path.name: path for path in folder.iterdir() if path.is_dir()}
 
 
-def prepared(small, origin: Any, method: str | dict[str, Any], **changes: Any) -> experiment.Experiment:
+def prepared(small, origin: Any, method: str | dict[str, Any], **changes: Any) -> build.Experiment:
     settings = {"name": method} if isinstance(method, str) else method
     adapter = {"start": str(origin), **changes.pop("adapter", {})}
     config = from_dict(small.tree(method=settings, adapter=adapter, **changes))
-    return experiment.prepare(config, experiment.Reporter())
+    return build.prepare(config, tracking.Reporter())
 
 
-def exported(folder: Path, made: experiment.Experiment) -> dict[str, State]:
+def exported(folder: Path, made: build.Experiment) -> dict[str, State]:
     assert isinstance(made.base, Base)
     return {
         name: needed.export.read(folder / "adapters" / name, site.structure, made.base)
@@ -152,7 +156,7 @@ def test_a_start_that_changed_is_refused_but_what_was_exported_is_still_scored(s
         experiment.train(longer, run)
     assert (run / "config.yaml").read_bytes() == before and (run / "summary.json").exists()
     shutil.rmtree(origin)
-    assert runs.evaluate_run(run).clients.keys() == {"ada", "bob", "cyd"}
+    assert evaluate.evaluate_run(run).clients.keys() == {"ada", "bob", "cyd"}
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ import torch
 import yaml
 from torch import nn
 
-from llm_fed import adapters, compare, experiment
+from llm_fed.commands import compare
 from llm_fed.config import AdapterConfig
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
-from llm_fed.lora import Lora, check_names, layout, targets
-from llm_fed.run import read_records
+from llm_fed.experiment import run
+from llm_fed.export import peft_folders
+from llm_fed.models.lora import Lora, check_names, layout, targets
+from llm_fed.runs.folder import read_records
 from llm_fed.state import State
 
 
@@ -102,29 +104,29 @@ def test_an_image_model_is_checked_too(tmp_path):
         adapter={"rank": 2, "alpha": 4, "dropout": 0.0, "target_modules": ["q_proj", "vproj"]},
     )  # fmt: skip
     with pytest.raises(UserError, match="'vproj'"):
-        experiment.train(from_dict(tree), tmp_path / "run")
+        run.train(from_dict(tree), tmp_path / "run")
 
 
 def test_a_run_from_before_the_check_goes_on(small, tmp_path, monkeypatch):
     """One was begun with such a name when nobody looked: the same command continues it."""
     tree = small.tree(rounds=2, adapter={"target_modules": ["q_proj", "vproj"]})
     with monkeypatch.context() as before:
-        before.setattr(experiment, "check_names", lambda model, adapter: None)
-        experiment.train(from_dict(tree), tmp_path / "run")
+        before.setattr(run, "check_names", lambda model, adapter: None)
+        run.train(from_dict(tree), tmp_path / "run")
     (tmp_path / "run/summary.json").unlink()  # as if it had been killed at the end
-    assert experiment.train(from_dict(tree), tmp_path / "run")["rounds"] == 2
+    assert run.train(from_dict(tree), tmp_path / "run")["rounds"] == 2
     assert max(line.get("round", 0) for line in read_records(tmp_path / "run/metrics.jsonl")) == 2
     with pytest.raises(UserError, match="'vproj'"):
-        experiment.train(from_dict(tree), tmp_path / "run", fresh=True)
+        run.train(from_dict(tree), tmp_path / "run", fresh=True)
 
 
 def test_a_strangers_folder_may_name_more(tmp_path):
     base = tiny_base.around(tiny.build("llama"))
     structure = Lora(2, 4, 0.0, ("q_proj", "v_proj"))
     places = layout(base.model, structure)
-    adapters.write(tmp_path / "a", State(places, torch.ones(places.size)), structure, base, "card")
-    path = tmp_path / "a" / adapters.CONFIG
+    peft_folders.write(tmp_path / "a", State(places, torch.ones(places.size)), structure, base, "card")
+    path = tmp_path / "a" / peft_folders.CONFIG
     settings = json.loads(path.read_text())
     path.write_text(json.dumps(settings | {"target_modules": ["q_proj", "v_proj", "query_key_value"]}))
-    state, _ = adapters.read(tmp_path / "a", base)
+    state, _ = peft_folders.read(tmp_path / "a", base)
     assert state.layout == places

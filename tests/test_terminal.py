@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperArgument
 
-from llm_fed import cli, compare, methods, quickstart
+from llm_fed import cli, methods
+from llm_fed.commands import compare, quickstart
 from llm_fed.errors import UserError, closest, did_you_mean
 from llm_fed.eval.tables import Table as Comparison
-from llm_fed.tracking import Reporter
+from llm_fed.runs.tracking import Reporter
 
 COMMANDS = vars(typer.main.get_command(cli.app))["commands"]
 NAMES = ["[north]", "[/]", "[bold]south[/bold]", ":cat:", "[red", "\\[x]"]

@@ -12,15 +12,16 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from llm_fed.bank import AdapterBank
 from llm_fed.config import LocalConfig
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.fit import fit, token_losses
+from llm_fed.engine.packing import collate, padded_tokens, plan
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.lora import Lora, draw
-from llm_fed.packing import collate, padded_tokens, plan
+from llm_fed.models.lora import Lora, draw
+from llm_fed.requests import Fitted, Job
 from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
-from llm_fed.training import Fitted, Job, fit, token_losses
 
 ADAMW = LocalConfig(optimizer="adamw")
 KINDS = ["llama", "qwen3", "gpt2"]

@@ -8,16 +8,18 @@ import pytest
 import torch
 import toy
 
-from llm_fed import clients, configfile, experiment
+from llm_fed import configfile
 from llm_fed.errors import UserError
-from llm_fed.federation import federate
-from llm_fed.inbox import flaws, skeleton
-from llm_fed.lowrank import truncated
+from llm_fed.experiment import run as experiment
+from llm_fed.federation import clients
+from llm_fed.federation.loop import federate
+from llm_fed.federation.uploads import flaws, skeleton
+from llm_fed.messages.lowrank import truncated
+from llm_fed.messages.wire import WireError, pack, unpack
 from llm_fed.methods.fedit import FedIT
 from llm_fed.rng import generator
-from llm_fed.run import Run, read_records
+from llm_fed.runs.folder import Run, read_records
 from llm_fed.state import State
-from llm_fed.wire import WireError, pack, unpack
 
 ENCODINGS = ("float16", "bfloat16", "int8")
 HALVES = {"float16": 2**-11, "bfloat16": 2**-8}  # the largest relative error

@@ -14,16 +14,16 @@ import torch
 from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, loaded, stock, trained_by
 from torch import Tensor, nn
 
-from llm_fed import vision
-from llm_fed.cohort import drive
 from llm_fed.config import LocalConfig
+from llm_fed.engine import images
+from llm_fed.engine.drive import drive
+from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import ClientError, UserError
-from llm_fed.lora import Lora
 from llm_fed.models.images import ImageBase
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import Full
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Full
-from llm_fed.vision import VisionEngine
 
 
 def plain(
@@ -111,7 +111,7 @@ def test_training_goes_on_by_steps_or_epochs():
 
 def test_losses_and_logits_are_of_each_state_over_all_pictures(monkeypatch):
     """Running statistics come with the state. Nine pictures are three forward passes."""
-    monkeypatch.setattr(vision, "CHUNK", 4)
+    monkeypatch.setattr(images, "CHUNK", 4)
     base = tiny_images.resnet()
     site, engine = tiny_images.party(base, tiny_images.pictures(9)), VisionEngine(base, tiny_images.LOCAL)
     start = site.initial()

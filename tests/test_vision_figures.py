@@ -18,13 +18,15 @@ import yaml
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
-from llm_fed import configfile, experiment, tasks
+from llm_fed import configfile, tasks
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import clusters
 from llm_fed.eval.report import write_report
+from llm_fed.experiment import finish
+from llm_fed.experiment import run as experiment
+from llm_fed.export.load import load_image_model
 from llm_fed.models.joined import Answer
-from llm_fed.personal import load_image_model
-from llm_fed.run import read_records
+from llm_fed.runs.folder import read_records
 
 CLIENTS = ["cluster0-client0", "cluster0-client1", "cluster1-client2"]
 RUNS = {
@@ -49,7 +51,7 @@ def finished(tmp_path_factory):
             task = {"partition": {"kind": "cluster", "clients": None, "sizes": [2, 1]}}
             tree = tiny_images.tree(data, rounds=2, task=task, **changes)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(experiment, "write_report", lambda folder: None)  # its pictures take most of the time
+                patch.setattr(finish, "write_report", lambda folder: None)  # its pictures take most of the time
                 experiment.train(configfile.from_dict(tree), folder / method)
         return folder / method
 

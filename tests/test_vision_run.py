@@ -13,13 +13,13 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from llm_fed import experiment
+from llm_fed.commands.evaluate import evaluate_run, export
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.eval.costs import count_parameters, read_traffic
-from llm_fed.eval.runs import evaluate_run, export
-from llm_fed.run import read_records
-from llm_fed.tracking import Reporter
+from llm_fed.experiment import build, finish, run
+from llm_fed.runs.folder import read_records
+from llm_fed.runs.tracking import Reporter
 
 LATE = {"delay": {"sigma": 1.0}, "participation": 0.7}
 TESTED = {"task": {"server": {"examples": 6, "test": True}}}  # at the server, of one model for all
@@ -83,7 +83,7 @@ def finished(data, tmp_path_factory):
     def folder(name: str) -> Path:
         if name not in made:
             made[name] = tmp_path_factory.mktemp("run") / "run"
-            experiment.train(from_dict(configured(data, name)), made[name])
+            run.train(from_dict(configured(data, name)), made[name])
         return made[name]
 
     return folder
@@ -92,7 +92,7 @@ def finished(data, tmp_path_factory):
 @pytest.fixture
 def without_reports(monkeypatch):
     """Their pictures take most of the time."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
 
 
 class Killer(Reporter):
@@ -127,10 +127,10 @@ def test_every_method_of_whole_models_runs_and_continues_bit_identically(data, f
     )
     assert set(summary["scores"]["clients"]) == scored == {path.name for path in (whole / "adapters").iterdir()}
     assert 0 <= summary["scores"]["mean"] <= 100 and summary["scores"]["metric"] == "accuracy"
-    monkeypatch.setattr(experiment, "write_report", lambda folder: None)  # pictures take most of the time
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)  # pictures take most of the time
     with pytest.raises(KeyboardInterrupt):
-        experiment.train(from_dict(configured(data, name)), tmp_path / "run", reporter=Killer(3))
-    experiment.train(from_dict(configured(data, name)), tmp_path / "run")
+        run.train(from_dict(configured(data, name)), tmp_path / "run", reporter=Killer(3))
+    run.train(from_dict(configured(data, name)), tmp_path / "run")
     assert files(tmp_path / "run") == files(whole)
 
 
@@ -166,10 +166,10 @@ def test_running_statistics_travel_and_survive(data, tmp_path, without_reports, 
     base = tmp_path / "resnet"
     tiny_images.save(tiny_images.resnet(torch.float32), base)
     tree = configured(data, name, base={"name": str(base)})
-    experiment.train(from_dict(tree), tmp_path / "whole")
+    run.train(from_dict(tree), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        experiment.train(from_dict(tree), tmp_path / "run", reporter=Killer(3))
-    experiment.train(from_dict(tree), tmp_path / "run")
+        run.train(from_dict(tree), tmp_path / "run", reporter=Killer(3))
+    run.train(from_dict(tree), tmp_path / "run")
     assert files(tmp_path / "run") == files(tmp_path / "whole")
     (folder, *_) = (tmp_path / "whole/adapters").iterdir()
     statistics = {k: v for k, v in load_file(folder / "model.safetensors").items() if "running_mean" in k}
@@ -197,14 +197,14 @@ def test_a_run_is_scored_again_and_exported(finished, tmp_path, name):
 def test_a_built_model_with_running_statistics_is_scored_again(data, tmp_path, without_reports):
     """No training has come before, which would leave the model in evaluation mode."""
     tree = configured(data, "fedit", base={"name": "resnet-9"})
-    scores = experiment.train(from_dict(tree), tmp_path / "run")["scores"]
+    scores = run.train(from_dict(tree), tmp_path / "run")["scores"]
     assert evaluate_run(tmp_path / "run").clients == scores["clients"]
 
 
 @pytest.mark.parametrize("name", ["fed+ft", "center", "hfcl", "feddf", "feddle", "feddle out of domain", "fedbuff"])
 def test_parameters_are_counted_without_work(data, name):
     """47,428 of the CNN with four classes; Feddle holds an anchor of each client and a head of six classes beside."""
-    built = experiment.prepare(from_dict(configured(data, name, **LATE)), Reporter())
+    built = build.prepare(from_dict(configured(data, name, **LATE)), Reporter())
     one = 47_818 - 6 * 65
     found = count_parameters(built.method, built.server, built.clients, built.base.layout)
     copies = {"fedbuff": 2, "feddle": 1 + 3, "feddle out of domain": 1 + 3}.get(name, 1)
@@ -234,7 +234,7 @@ def test_two_rows_are_compared(llm_fed, data, tmp_path, without_reports):
 
 def refused(tree: dict[str, Any], folder: Path, *parts: str) -> None:
     with pytest.raises(UserError) as raised:
-        experiment.train(from_dict(tree), folder / "run")
+        run.train(from_dict(tree), folder / "run")
     for part in parts:
         assert part in str(raised.value)
     assert len(str(raised.value)) < 500 and not (folder / "run").exists()

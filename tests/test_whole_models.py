@@ -11,15 +11,15 @@ from tiny_images import answer, assert_state, pictures
 from tiny_rounds import SGD, base_of, batches, federate, personal, server_of, sites
 from torch import Tensor, nn
 
+from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
 from llm_fed.method import Upload
 from llm_fed.methods.fedit import FedIT, FedLoRA
 from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed, coordinates, draw_soup
 from llm_fed.methods.ifca import IFCA
 from llm_fed.models.images import head_of
+from llm_fed.models.structure import Full
 from llm_fed.state import State, stack
-from llm_fed.structure import Full
-from llm_fed.vision import VisionEngine
 
 # FedMerge
 

@@ -19,8 +19,8 @@ from small_run import Small
 
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import RunError, UserError
-from llm_fed.runtime import worker
-from llm_fed.wire import pack
+from llm_fed.messages.wire import pack
+from llm_fed.network import worker
 
 HELLO = {"kind": "hello"}
 
@@ -36,7 +36,7 @@ def home(tmp_path, monkeypatch):
 
 
 def workers(home: Path) -> list[psutil.Process]:
-    wanted = {"llm_fed.runtime.worker", str(home)}
+    wanted = {"llm_fed.network.worker", str(home)}
     return [process for process in psutil.process_iter() if wanted <= set(_words(process))]
 
 
@@ -58,10 +58,10 @@ def train(round: int, after: int = 0) -> dict[str, Any]:
 
 
 def state(small: Small) -> bytes:
-    from llm_fed import experiment
-    from llm_fed.tracking import Reporter
+    from llm_fed.experiment import build
+    from llm_fed.runs.tracking import Reporter
 
-    return pack(experiment.prepare(from_dict(small.tree()), Reporter()).server.initial())
+    return pack(build.prepare(from_dict(small.tree()), Reporter()).server.initial())
 
 
 def test_one_worker_serves_all_callers_and_outlives_those_that_are_killed(small, home):
@@ -78,7 +78,7 @@ def test_one_worker_serves_all_callers_and_outlives_those_that_are_killed(small,
     code = f"""
         import json
         from pathlib import Path
-        from llm_fed.runtime import worker
+        from llm_fed.network import worker
         home = Path({str(home)!r})
         worker.call(home, json.loads((home / "order").read_text()), (home / "message").read_bytes())
     """
@@ -113,13 +113,13 @@ def test_a_worker_that_dies_at_work_is_said_to(small, home):
 
 
 def test_a_worker_ends_when_nobody_needs_it(small, home):
-    subprocess.run([sys.executable, "-m", "llm_fed.runtime.worker", str(_made(home)), "--idle", "0.2"], check=True)
+    subprocess.run([sys.executable, "-m", "llm_fed.network.worker", str(_made(home)), "--idle", "0.2"], check=True)
     assert not worker.address(home).exists()
 
 
 def test_a_second_worker_of_one_home_gives_way(small, home):
     worker.call(home, request(small, home, HELLO), b"")
-    subprocess.run([sys.executable, "-m", "llm_fed.runtime.worker", str(home)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "llm_fed.network.worker", str(home)], check=True, timeout=60)
     assert len(workers(home)) == 1 and worker.call(home, request(small, home, HELLO), b"")[0]["clients"] == ["ada"]
 
 
@@ -140,11 +140,11 @@ def test_a_full_disk_at_a_client_is_its_own_trouble(small, tmp_path, monkeypatch
     """The order fails with a reason, nothing half-written stays, and the next one continues from what was there."""
     from network import NetworkInProcess
 
-    from llm_fed import checkpoint
-    from llm_fed.run import read_records
-    from llm_fed.runtime import remote, server
+    from llm_fed.network import clients, server
+    from llm_fed.runs import checkpoint
+    from llm_fed.runs.folder import read_records
 
-    monkeypatch.setattr(remote, "_PAUSE", 0.01)
+    monkeypatch.setattr(clients, "_PAUSE", 0.01)
     real = checkpoint.write_file
     link = NetworkInProcess(tmp_path, small, small.tree(method={"name": "local"}, network={"clients": 3}))
 

@@ -20,7 +20,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from llm_fed.lora import Lora
+from llm_fed.models.lora import Lora
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
-from llm_fed.cohort import drive
 from llm_fed.config import LocalConfig
-from llm_fed.lora import Lora
+from llm_fed.engine.drive import drive
+from llm_fed.engine.images import VisionEngine
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import HALF, ImageBase, head_of
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import Full, Structure
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Full, Structure
 from llm_fed.tasks.common import Picture
-from llm_fed.vision import VisionEngine
 
 CLASSES = 4
 LORA = Lora(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj"), whole=("classifier",))

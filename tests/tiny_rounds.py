@@ -12,13 +12,13 @@ from tiny_images import CLASSES, answer, party, pictures
 from torch import Tensor
 
 from llm_fed.config import LocalConfig
+from llm_fed.engine.images import VisionEngine
+from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
 from llm_fed.models.images import ARCHITECTURES, ImageBase
+from llm_fed.models.structure import Full
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Full
-from llm_fed.vision import VisionEngine
-from llm_fed.wire import pack, unpack
 
 SGD = LocalConfig(steps=None, epochs=1, batch_size=4, lr=0.05, optimizer="sgd")
 LRS = (0.05, 0.02)  # of two rounds

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from llm_fed.cohort import drive
 from llm_fed.config import LocalConfig
 from llm_fed.configfile import from_dict
+from llm_fed.engine.drive import drive
 from llm_fed.errors import ClientError
-from llm_fed.schedule import Ask, Synchronous
+from llm_fed.federation.schedule import Ask, Synchronous
+from llm_fed.requests import Fitted, Work
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.training import Fitted, Work
 
 STEP = 0.5  # share of the way to the target that one local step goes
 

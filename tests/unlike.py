@@ -11,16 +11,16 @@ import tiny_images
 import torch
 from torch import Tensor, nn
 
-from llm_fed import inbox
 from llm_fed.config import LocalConfig
+from llm_fed.engine.images import VisionEngine
+from llm_fed.federation.uploads import flaws, skeleton
+from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
 from llm_fed.models.joined import Answer
+from llm_fed.models.structure import Full
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Full
 from llm_fed.tasks.common import Picture
-from llm_fed.vision import VisionEngine
-from llm_fed.wire import pack, unpack
 
 C, H = tiny_images.CLASSES, 64  # of the CNN and of ResNet-9
 LOCAL = LocalConfig(steps=None, epochs=2, batch_size=4, optimizer="adam")
@@ -66,7 +66,7 @@ class Federation:
             message = self.message(name)
             content = self.do(self.method.client_update(self.clients[name], message))
             content = unpack(pack(content))
-            assert inbox.flaws([content], [inbox.skeleton(self.method.upload_like(message))], None) == [""]
+            assert flaws([content], [skeleton(self.method.upload_like(message))], None) == [""]
             uploads.append(Upload(name, self.clients[name].num_examples, 0, content))
         return uploads
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.errors import at_least
-from llm_fed.exchange import class_means, head_shape, own_model
+from llm_fed.losses import divergence
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.methods.heads import class_means, head_shape, own_model
 from llm_fed.models.joined import Answer
 from llm_fed.site import Site
 from llm_fed.tasks.common import labels_of
-from llm_fed.training import divergence
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.errors import UserError, above_zero, at_least
+from llm_fed.losses import divergence
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.models.joined import Answer
+from llm_fed.models.structure import Structure
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Structure
 from llm_fed.tasks.common import Picture, labels_of
-from llm_fed.training import divergence
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.errors import UserError, require
-from llm_fed.inbox import by_arrival
-from llm_fed.method import Method, Upload
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.errors import UserError
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llm_fed.errors import UserError
-from llm_fed.inbox import by_arrival
-from llm_fed.method import Method, Upload
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.site import Site
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

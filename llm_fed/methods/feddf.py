@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from llm_fed.errors import UserError, above_zero, at_least
 from llm_fed.merge import mean
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.site import Site
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

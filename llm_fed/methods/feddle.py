@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.errors import UserError, above_zero, at_least, require
-from llm_fed.inbox import by_arrival
 from llm_fed.merge import mean
 from llm_fed.merge.atlas import normalized
-from llm_fed.method import Method, Upload
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import ClassVar
 import torch
 
 from llm_fed.errors import UserError, require
-from llm_fed.inference import ANCHORS, SCALE
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method
+from llm_fed.models.lora import ANCHORS, SCALE
+from llm_fed.models.structure import Structure
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Structure
-from llm_fed.wire import Message
 
 LOCAL, EVENLY = r"\.local\.", (0.5, 0.5)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.errors import UserError, above_zero, at_least
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods.fedit import FedIT
 from llm_fed.site import Site
-from llm_fed.wire import Message
 
 
 def need_examples(server: Site, method: str) -> None:

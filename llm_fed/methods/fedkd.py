@@ -9,15 +9,15 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from llm_fed.errors import UserError
-from llm_fed.lowrank import truncated
+from llm_fed.losses import divergence
 from llm_fed.merge import mean
+from llm_fed.messages.lowrank import truncated
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.models.joined import Answer
+from llm_fed.models.structure import Structure
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Structure
-from llm_fed.training import divergence
-from llm_fed.wire import Message
 
 LEAST_LOSS = 0.01  # the sum of both cross-entropies by which the distillation is divided counts as at least this
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from llm_fed.errors import UserError, require
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.models.structure import Full
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import Layout, State, combine, stack, unstack
-from llm_fed.structure import Full
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.merge.fisher import fisher_merge
+from llm_fed.messages.wire import Message
 from llm_fed.methods.interpolation import OfTwo, check_fisher, rounded
 from llm_fed.site import Site
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from llm_fed.errors import UserError
+from llm_fed.losses import divergence
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.models.joined import Answer
+from llm_fed.models.structure import Structure
 from llm_fed.site import Site
-from llm_fed.structure import Structure
-from llm_fed.training import divergence
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from llm_fed.messages.wire import Message
 from llm_fed.method import Upload
 from llm_fed.methods.fedft import need_examples
 from llm_fed.methods.fedit import FedIT
 from llm_fed.site import Site
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import torch
 
 from llm_fed.errors import UserError, at_least
-from llm_fed.lora import Lora
 from llm_fed.merge import mean
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import Structure
 from llm_fed.rng import generator
 from llm_fed.site import Site
-from llm_fed.structure import Structure
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

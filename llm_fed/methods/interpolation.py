@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from llm_fed.errors import UserError, require
 from llm_fed.eval.clients import score_split
-from llm_fed.lora import Lora
 from llm_fed.merge.grid import WEIGHTS, best
 from llm_fed.merge.mean import mix_factors, mix_products
+from llm_fed.messages.wire import Message
 from llm_fed.method import Method
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import Structure
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Structure
-from llm_fed.wire import Message
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from llm_fed.errors import UserError
-from llm_fed.lora import Lora
 from llm_fed.merge.mean import factor_of
 from llm_fed.merge.moments import Evidence
 from llm_fed.merge.potara import sweep, traces
+from llm_fed.messages.wire import Message
 from llm_fed.methods.interpolation import OfTwo, check_fisher, check_space, curve, doubled, mixed, rounded
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import Structure
 from llm_fed.site import Site
-from llm_fed.structure import Structure
-from llm_fed.wire import Message
 
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
 

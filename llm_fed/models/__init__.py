@@ -1,0 +1,1 @@
+"""The bases and what is trained of them: language models, image models, adapters, whole models."""

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, BaseImageProcessor
 
-from llm_fed import lora
 from llm_fed.config import BaseConfig
 from llm_fed.errors import UserError, lookup
-from llm_fed.flat import FlatModel
-from llm_fed.lora import Lora
+from llm_fed.models import lora
 from llm_fed.models.cnn import CNN, CNNS, SIZE
+from llm_fed.models.flat import FlatModel
 from llm_fed.models.joined import Joined
 from llm_fed.models.loading import DTYPES, check_name, explain, settle_dtype
+from llm_fed.models.lora import Lora
 from llm_fed.models.resnet import RESNETS
+from llm_fed.models.structure import Full, Structure
 from llm_fed.state import Layout, State
-from llm_fed.structure import Full, Structure
 
 OF_ANY_SIZE = RESNETS
 ARCHITECTURES: Mapping[str, Callable[[int], nn.Module]] = {"cnn": CNN, **CNNS, **OF_ANY_SIZE}  # their weights are drawn

@@ -18,14 +18,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from llm_fed import lora
-from llm_fed.bank import freeze
 from llm_fed.config import BaseConfig
 from llm_fed.errors import UserError, lookup
+from llm_fed.models import lora
+from llm_fed.models.frozen import freeze
 from llm_fed.state import Layout, State
 
 if TYPE_CHECKING:
-    from llm_fed.prompt import Prompt
+    from llm_fed.export.prompt import Prompt
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits
@@ -79,7 +79,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
 
     A tokenizer without a pad token pads with its EOS; padding is always masked, so this changes no result.
     With activation checkpointing the model stays in eval mode too: its layers are only marked here, and
-    `training.activation_checkpointing` makes them recompute.
+    `memory.activation_checkpointing` makes them recompute.
 
     Raises:
         UserError: unknown dtype or quantization, a device map without a GPU, no such folder or Hub model, or it is no

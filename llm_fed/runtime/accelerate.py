@@ -17,15 +17,13 @@ from typing import Any
 from torch import distributed, nn
 
 from llm_fed import signs
-from llm_fed.cohort import Request
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
+from llm_fed.requests import Engine, Request, Work
 from llm_fed.runtime.launch import Ranks, connect
-from llm_fed.runtime.local import Engine
 from llm_fed.runtime.portable import Codec, examples_of, fingerprint
 from llm_fed.runtime.shares import cost, split
 from llm_fed.site import Site
-from llm_fed.training import Work
 
 
 @dataclass(frozen=True)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from llm_fed.cohort import Request, drive
-from llm_fed.placement import free_memory
+from llm_fed.engine.drive import drive
+from llm_fed.engine.memory import free_memory
+from llm_fed.requests import Engine, Request, Work
 from llm_fed.state import State
-from llm_fed.training import Work
 
 # Row, gradient, start, and AdamW's two moments: five float32 copies of an adapter while its client trains.
 _COPIES = 5
-
-
-class Engine(Protocol):
-    """Executes what sites await: `LanguageEngine` or `VisionEngine`."""
-
-    work: Work
-
-    def execute(self, requests: Sequence[Request]) -> Sequence[Any]:
-        """One result, or one exception, for each of these requests of equal kind and key."""
-        ...
 
 
 class LocalRuntime:

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed import wire
-from llm_fed.site import Query, Site
+from llm_fed.messages import wire
+from llm_fed.requests import Query
+from llm_fed.site import Site
 from llm_fed.state import Layout, State
 from llm_fed.tasks.common import Picture
 

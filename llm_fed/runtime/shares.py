@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from llm_fed.cohort import Request
-from llm_fed.site import Query
+from llm_fed.requests import Query, Request
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded, Picture
 

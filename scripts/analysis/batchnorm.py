@@ -24,10 +24,10 @@ from torch.optim.swa_utils import update_bn
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import Summary
 from llm_fed.models.images import ImageBase
+from llm_fed.models.structure import Structure
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Structure
 from llm_fed.tasks.common import Picture, pixels_of
 
 BATCH = 256  # pictures whose statistics are one term of the mean

@@ -27,13 +27,13 @@ from rich.console import Console
 from searches import at_server, before_search, searches
 from torch import Tensor
 
-from llm_fed import experiment
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import plot_bands
-from llm_fed.eval.runs import read_config
+from llm_fed.experiment import build
+from llm_fed.runs.folder import read_config
+from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.tracking import Reporter
 
 CHUNK = 100  # pictures per pass
 STARTS = ("fallback", "zero")
@@ -49,7 +49,7 @@ async def slope(server: Site, model: State, atlas: Tensor, examples: Sequence[An
     return total / len(examples)
 
 
-def cosines(built: experiment.Experiment, state: dict[str, Any], examples: int) -> list[float]:
+def cosines(built: build.Experiment, state: dict[str, Any], examples: int) -> list[float]:
     """Of one checkpoint's state, by STARTS."""
     server = built.server
     omega, atlas = before_search(built, state)
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=1000, help="at most so many of each domain")
     given = parser.parse_args()
     with plain_errors(parser):
-        built = experiment.prepare(read_config(given.run), Reporter(Console(quiet=True)))
+        built = build.prepare(read_config(given.run), Reporter(Console(quiet=True)))
         if not (built.server.foreign and built.server.queries.get("test")):
             raise UserError(
                 f"{given.run}: the server needs data of another domain (task.server.name) and the test split"

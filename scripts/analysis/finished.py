@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_fed.commands.evaluate import reopen
 from llm_fed.errors import UserError
-from llm_fed.eval.runs import finished, read_config, reopen
-from llm_fed.experiment import Experiment
+from llm_fed.experiment.build import Experiment
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import Answer
+from llm_fed.models.structure import Full
+from llm_fed.runs.folder import finished, read_config
 from llm_fed.state import State
-from llm_fed.structure import Full
 from llm_fed.tasks.common import Picture
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm_fed import experiment
-from llm_fed.checkpoint import Checkpoints
 from llm_fed.errors import UserError
+from llm_fed.experiment import build
+from llm_fed.federation.progress import restore
 from llm_fed.merge.atlas import normalized
 from llm_fed.methods.feddle import Feddle
-from llm_fed.progress import restore
+from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.state import State
 
 
-def searches(run: Path, built: experiment.Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
+def searches(run: Path, built: build.Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each checkpoint's round, and the server's state after it.
 
     Raises:
@@ -32,7 +32,7 @@ def searches(run: Path, built: experiment.Experiment) -> Iterator[tuple[int, dic
         yield round, state
 
 
-def before_search(built: experiment.Experiment, state: dict[str, Any]) -> tuple[State, Tensor]:
+def before_search(built: build.Experiment, state: dict[str, Any]) -> tuple[State, Tensor]:
     """The model that the round's search started from without the fallback, and the normalised anchors (M, P)."""
     assert isinstance(built.method, Feddle)  # as in `searches`
     atlas, _ = normalized(state["anchors"], built.method.normalize)
@@ -40,7 +40,7 @@ def before_search(built: experiment.Experiment, state: dict[str, Any]) -> tuple[
     return model.like(model.row - found @ atlas), atlas
 
 
-def at_server(built: experiment.Experiment, work: Coroutine[Any, Any, Any]) -> Any:
+def at_server(built: build.Experiment, work: Coroutine[Any, Any, Any]) -> Any:
     """What the work returns; its exception is raised."""
     (outcome,) = built.runtime.run({built.server.id: work}).values()
     if isinstance(outcome, Exception):

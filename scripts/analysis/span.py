@@ -23,12 +23,12 @@ from rich.console import Console
 from searches import at_server, before_search, searches
 from torch import Tensor
 
-from llm_fed import experiment
 from llm_fed.errors import UserError
-from llm_fed.eval.runs import read_config
+from llm_fed.experiment import build
+from llm_fed.runs.folder import read_config
+from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.tracking import Reporter
 
 STEPS = (1e-2, 1e-3)  # of Adam, by halves of the search
 
@@ -51,7 +51,7 @@ async def places(
     yield "longer", omega.like(omega.row + coefficients.detach() @ atlas)
 
 
-async def losses(built: experiment.Experiment, state: dict[str, Any], epochs: int) -> list[tuple[str, float, float]]:
+async def losses(built: build.Experiment, state: dict[str, Any], epochs: int) -> list[tuple[str, float, float]]:
     """Of one checkpoint: name, mean loss on the server's examples, mean loss on the test pictures."""
     server, rows = built.server, []
     omega, atlas = before_search(built, state)
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40, help="of the longer search")
     given = parser.parse_args()
     with plain_errors(parser):
-        built = experiment.prepare(read_config(given.run), Reporter(Console(quiet=True)))
+        built = build.prepare(read_config(given.run), Reporter(Console(quiet=True)))
         server, rows = built.server, []
         if server.foreign or not (server.train and server.queries.get("test")):
             raise UserError(f"{given.run}: the server needs examples of the clients' own domain and the test split")

@@ -28,15 +28,14 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from llm_fed import experiment
-from llm_fed.checkpoint import Checkpoints
-from llm_fed.clients import messages_for
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import INK, PAGE, PALETTE, name_rows, plain_axes, save
-from llm_fed.eval.runs import read_config
-from llm_fed.progress import restore
-from llm_fed.run import comparable, read_records
-from llm_fed.tracking import Reporter
+from llm_fed.experiment import build
+from llm_fed.federation.clients import messages_for
+from llm_fed.federation.progress import restore
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.folder import comparable, read_config, read_records
+from llm_fed.runs.tracking import Reporter
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def search(run: Path, target: float) -> Outcome:
 
 def flops_of_a_round(run: Path, clients: Collection[str]) -> dict[str, int]:
     """The floating point operations of each client's work in a round, counted while it is done; nothing is kept."""
-    built = experiment.prepare(read_config(run), Reporter(Console(quiet=True)))
+    built = build.prepare(read_config(run), Reporter(Console(quiet=True)))
     folder = run / "checkpoints"
     saved = Checkpoints(folder).latest() if folder.is_dir() else None
     if saved is None:

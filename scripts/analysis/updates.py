@@ -20,16 +20,17 @@ import torch
 from results import plain_errors, write_rows
 from rich.console import Console
 
-from llm_fed import configfile, experiment
+from llm_fed import configfile
 from llm_fed.eval.plots import plot_bands
+from llm_fed.experiment import build
+from llm_fed.federation.schedule import Synchronous
 from llm_fed.merge import mean
 from llm_fed.rng import generator
-from llm_fed.schedule import Synchronous
+from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State
-from llm_fed.tracking import Reporter
 
 
-def trained(built: experiment.Experiment, model: State, names: Sequence[str], round: int) -> dict[str, State]:
+def trained(built: build.Experiment, model: State, names: Sequence[str], round: int) -> dict[str, State]:
     """The update of each of these clients."""
     for name in names:
         built.clients[name].begin(round, built.lr(round))
@@ -40,7 +41,7 @@ def trained(built: experiment.Experiment, model: State, names: Sequence[str], ro
     return {name: theta - model for name, theta in outcomes.items()}
 
 
-def weighted(built: experiment.Experiment, deltas: dict[str, State]) -> State:
+def weighted(built: build.Experiment, deltas: dict[str, State]) -> State:
     return mean(list(deltas.values()), [built.clients[name].num_examples for name in deltas])
 
 
@@ -49,7 +50,7 @@ def cosine(one: State, other: State) -> float:
 
 
 def measure(
-    built: experiment.Experiment, rounds: int, every: int, clients: int | None
+    built: build.Experiment, rounds: int, every: int, clients: int | None
 ) -> tuple[list[tuple[int, str, int, float]], dict[int, State]]:
     """(round, client, its examples, cosine with the true update) of each cohort measured, and the true updates."""
     names = tuple(built.clients)
@@ -84,7 +85,7 @@ def main() -> None:
     with plain_errors(parser):
         for alpha in given.alphas:
             words = [*given.words, "task.partition.kind=dirichlet", f"task.partition.alpha={alpha}"]
-            built = experiment.prepare(configfile.load(given.config, words), Reporter(Console(quiet=True)))
+            built = build.prepare(configfile.load(given.config, words), Reporter(Console(quiet=True)))
             rows, true = measure(built, given.rounds, given.every, given.clients)
             pairs = [(one, other, cosine(true[one], true[other])) for one, other in combinations(true, 2)]
             cosines += [(alpha, *row) for row in rows]

@@ -29,13 +29,15 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from llm_fed.config import LocalConfig
+from llm_fed.engine.fit import fit, token_losses
+from llm_fed.engine.memory import budget_and_overhead
+from llm_fed.engine.packing import collate, plan
 from llm_fed.errors import ClientError
-from llm_fed.lora import Lora, draw
-from llm_fed.packing import collate, plan
+from llm_fed.models.lora import Lora, draw
+from llm_fed.requests import Job, Work
 from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded, Example, encode
-from llm_fed.training import Job, Work, budget_and_overhead, fit, token_losses
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-3b": {

@@ -16,10 +16,11 @@ import torch
 from cohort import Bench, parse, timed
 
 from llm_fed.config import LocalConfig
+from llm_fed.engine.fit import fit
 from llm_fed.errors import ClientError
-from llm_fed.lora import Lora, draw
+from llm_fed.models.lora import Lora, draw
+from llm_fed.requests import Job
 from llm_fed.rng import generator
-from llm_fed.training import Job, fit
 
 
 def structures(plain: Lora) -> dict[str, tuple[Lora, tuple[float, ...] | None]]:

@@ -24,14 +24,14 @@ from typing import Any
 
 from rich.console import Console
 
-from llm_fed import configfile, experiment
-from llm_fed.cohort import Request
+from llm_fed import configfile
 from llm_fed.config import Config
+from llm_fed.experiment import run
+from llm_fed.experiment.build import prepare
+from llm_fed.requests import Engine, Request, Work
+from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Shared, Spread, serve_orders
 from llm_fed.runtime.launch import connect, other_ranks
-from llm_fed.runtime.local import Engine
-from llm_fed.tracking import Reporter
-from llm_fed.training import Work
 
 PARTS = ("train", "validate")
 Measured = dict[int, dict[str, Any]]  # by rank
@@ -80,7 +80,7 @@ class Timed:
 
 def take_part(given: argparse.Namespace) -> None:
     """Measure, as rank 0; or serve. One more round than asked for: in the first all is slower."""
-    experiment.quiet()
+    run.quiet()
     channel = connect()
     timed: list[Timed] = []
 
@@ -89,13 +89,13 @@ def take_part(given: argparse.Namespace) -> None:
         return replace(shared, engine=timed[0])
 
     if channel and channel.rank:
-        build = experiment.builder()
+        build = run.builder()
         serve_orders(lambda config: timing(build(config)))
         share = {part: seconds / (given.rounds + 1) for part, seconds in timed[0].seconds.items()}
         say({"rank": channel.rank, "share": share})
         return
     config: Config = configfile.load(given.config, given.settings)
-    prepared = experiment.prepare(config, Reporter(Console(quiet=True)))
+    prepared = prepare(config, Reporter(Console(quiet=True)))
     shared = timing(prepared.shared())
     ranks = other_ranks()
     prepared.runtime.engine = Spread(ranks, config, shared) if ranks else shared.engine

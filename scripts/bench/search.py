@@ -26,19 +26,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
-from llm_fed.cohort import drive
 from llm_fed.config import LocalConfig
+from llm_fed.engine.drive import drive
+from llm_fed.engine.images import VisionEngine
 from llm_fed.method import Upload
 from llm_fed.methods import build
 from llm_fed.models.cnn import CNN, SIZE
 from llm_fed.models.images import HALF, ImageBase, head_of
+from llm_fed.models.structure import Full, Structure
+from llm_fed.requests import GradientOf
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.structure import Full, Structure
 from llm_fed.tasks.common import Picture
-from llm_fed.training import GradientOf
-from llm_fed.vision import VisionEngine
 
 CLASSES = 10
 RESNET18: dict[str, Any] = {

@@ -20,13 +20,13 @@ import torch
 from search import LOCAL, image_base, server_site, updates
 from torch.utils.flop_counter import FlopCounterMode
 
-from llm_fed.cohort import drive
-from llm_fed.lora import Lora
+from llm_fed.engine.drive import drive
+from llm_fed.engine.images import VisionEngine
+from llm_fed.messages.wire import pack
 from llm_fed.method import Upload
 from llm_fed.methods import build
+from llm_fed.models.lora import Lora
 from llm_fed.site import Site
-from llm_fed.vision import VisionEngine
-from llm_fed.wire import pack
 
 # The product of a matrix and a vector, which torch does not count by itself.
 EXTRA: dict[Any, Any] = {torch.ops.aten.mv: lambda matrix, *rest, **options: 2 * math.prod(matrix)}

@@ -23,21 +23,21 @@ from alternating import compare
 from torch import nn
 
 from llm_fed import configfile
-from llm_fed.clients import LocalClients
 from llm_fed.config import BaseConfig, LocalConfig
-from llm_fed.federation import federate
+from llm_fed.engine.images import VisionEngine
+from llm_fed.experiment.placement import placed
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import federate
+from llm_fed.federation.schedule import Synchronous
 from llm_fed.methods.fedit import FedIT
 from llm_fed.models.images import ImageBase, load_images
-from llm_fed.placement import placed
+from llm_fed.models.structure import Full
+from llm_fed.requests import Job
 from llm_fed.rng import generator
-from llm_fed.run import Run
+from llm_fed.runs.folder import Run
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.schedule import Synchronous
 from llm_fed.site import Site
-from llm_fed.structure import Full
 from llm_fed.tasks.common import Picture
-from llm_fed.training import Job
-from llm_fed.vision import VisionEngine
 
 LABELS = tuple(map(str, range(10)))
 

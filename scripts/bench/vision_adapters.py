@@ -21,13 +21,14 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from llm_fed.config import LocalConfig
+from llm_fed.engine.examples import Pictures
+from llm_fed.engine.fit import fit
 from llm_fed.errors import ClientError
-from llm_fed.kinds import Pictures
-from llm_fed.lora import Lora
 from llm_fed.models.images import HALF, ImageBase, head_of
+from llm_fed.models.lora import Lora
+from llm_fed.requests import Job
 from llm_fed.rng import generator
 from llm_fed.tasks.common import Picture
-from llm_fed.training import Job, fit
 
 LABELS = tuple(map(str, range(10)))
 LOCAL = LocalConfig(optimizer="adam")

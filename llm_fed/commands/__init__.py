@@ -1,0 +1,1 @@
+"""What the commands of `llm-fed` do beyond a single run."""

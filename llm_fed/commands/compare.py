@@ -1,0 +1,159 @@
+"""Comparisons: the rows of one configuration file times seeds, each run trained once, and one table of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from llm_fed.commands.comparison import Job, Plan
+from llm_fed.commands.section import in_row, read_section
+from llm_fed.errors import RunError, UserError
+from llm_fed.eval.costs import Parameters, count_parameters
+from llm_fed.eval.plots import Point, plot_methods, plot_tradeoff
+from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
+from llm_fed.experiment.bases import Bases
+from llm_fed.experiment.build import prepare
+from llm_fed.files import write_file
+from llm_fed.models.lora import check_names
+from llm_fed.models.structure import structure_of
+from llm_fed.paths import public_text
+from llm_fed.runs.folder import holds_results
+from llm_fed.runs.tracking import Reporter
+
+
+def load_rows(path: str | Path) -> dict[str, list[str]]:
+    """The rows in a configuration's `compare` section, label -> `key=value` words; none without such a section.
+
+    Raises:
+        UserError: the file cannot be read, or the section is not as it should be.
+    """
+    return read_section(path)[0]
+
+
+def compare(
+    path: Path,
+    words: Sequence[str] = (),
+    *,
+    chosen: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    out: Path,
+    reporter: Reporter | None = None,
+) -> Table:
+    """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far.
+
+    Args:
+        words: `key=value` words laid over the file and over every row.
+        chosen: labels of rows, or names of methods as plain rows (default: all rows of the file).
+        seeds: instead of those of the file (default: the configuration's own seed).
+
+    Returns:
+        The table; a run that failed has its reason there, and the others are not lost.
+
+    Raises:
+        UserError: something is wrong with a row's configuration; nothing has been trained yet.
+        RunError: another process writes to one of the runs, or the table cannot be written.
+    """
+    reporter = reporter or Reporter()
+    with reporter.working():
+        plan = Plan(path, words, chosen, seeds, out)
+        for note in plan.notes:
+            reporter.note(note)
+        bases = Bases()
+        table = _empty_table(plan, bases)
+    open_jobs = [job for job in plan.jobs() if not job.outcome]
+    for number, job in enumerate(open_jobs, start=1):
+        reporter.note(f"{job.folder.name}: run {number} of {len(open_jobs)}")
+        job.train(reporter, bases.of(job.config))
+        if isinstance(job.outcome, str):
+            reporter.note(f"{job.folder.name} failed: {job.outcome}")
+        _write(_fill(table, plan), out)
+    _write(_fill(table, plan), out)
+    table.pictures = _draw(table, out)
+    return table
+
+
+def _empty_table(plan: Plan, bases: Bases) -> Table:
+    """The table before any score. It builds each row's experiment, which finds mistakes that lie in the base, the
+    task or the method, and counts parameters."""
+    metrics: dict[str, str] = {}  # by label
+    counted: dict[int, Parameters] = {}  # several rows may start from the same runs
+
+    def count(job: Job, label: str) -> Parameters:
+        if id(job) not in counted:
+            counted[id(job)] = build(job, label)
+        return counted[id(job)]
+
+    def build(job: Job, label: str) -> Parameters:
+        built = prepare(job.config, Reporter(Console(quiet=True)), base=bases.of(job.config))
+        if not holds_results(job.folder):
+            check_names(built.base.model, job.config.adapter)
+        metrics[label] = built.metric
+        needs = [count(need, label) for need in job.needs.values()]
+        return count_parameters(built.method, built.server, built.clients, built.base.layout, needs)
+
+    rows = []
+    for label, words in plan.rows.items():
+        job = plan.cells[label, plan.seeds[0]]
+        with in_row(label):
+            rows.append(Row(label, [public_text(word) for word in words], job.config.method["name"], count(job, label)))
+    if len(set(metrics.values())) > 1:
+        scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())
+        raise UserError(f"rows of one table need one metric, but they are scored {scored}; give eval.metric")
+    base = bases.of(plan.file)
+    layout = base.layout(structure_of(plan.file.adapter, base.head))
+    table = Table(metrics[rows[0].label], plan.seeds, layout.size, rows)
+    if plan.file.adapter and base.head:
+        head = layout.size - base.layout(structure_of(plan.file.adapter)).size
+        table.notes.append(f"Of an adapter's parameters {head:,} are its head's, which is trained whole.")
+    if any(job.needs for job in plan.cells.values()):
+        table.notes.append(
+            "A method that merges the adapters of other runs is charged their bytes up to the round that it uses of "
+            "each (trained further, they have sent more), and their parameters on the server and in messages."
+        )
+    return table
+
+
+def _fill(table: Table, plan: Plan) -> Table:
+    """Put what is known by now into the table."""
+    for row in table.rows:
+        for seed in plan.seeds:
+            job = plan.cells[row.label, seed]
+            if isinstance(job.outcome, dict):
+                if seed not in row.results:
+                    row.results[seed] = job.result()
+            elif job.outcome:
+                row.failures[seed] = public_text(job.outcome)
+    return table
+
+
+def _write(table: Table, out: Path) -> None:
+    for name, text in to_text(table).items():
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            write_file(out / name, text.encode())
+        except OSError as error:
+            raise RunError(f"cannot write {out / name}: {error.strerror or error}") from error
+
+
+def _draw(table: Table, out: Path) -> list[Path]:
+    """Score against bytes up (POTARA, Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few
+    clients also each one's score under every row."""
+    drawn = []
+    if 1 < len(table.clients) <= MAX_CLIENTS and (scores := table.by_client):
+        drawn.append(plot_methods(out / "score_by_client.png", scores, metric=table.metric))
+    for name, cost, unit in (
+        ("score_by_bytes.png", "up per client over the run", "B"),
+        ("score_by_parameters.png", "parameters on the server, in adapters", "×"),
+    ):
+        series: dict[str, list[Point]] = {}
+        for row in table.rows:
+            score, traffic = row.summary("average"), row.traffic
+            if score and traffic:
+                x = traffic.up if unit == "B" else row.parameters.server / table.adapter
+                series.setdefault(row.method, []).append((row.label, x, score.mean, score.std))
+        if series:
+            labels = {points[0][0] if len(points) == 1 else method: points for method, points in series.items()}
+            drawn.append(plot_tradeoff(out / name, labels, cost=cost, unit=unit, metric=table.metric))
+    return drawn

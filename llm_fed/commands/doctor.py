@@ -1,0 +1,106 @@
+"""What `llm-fed doctor` checks: the machine, the libraries, and that the pieces which can break really work here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from llm_fed.config import BaseConfig, LocalConfig
+from llm_fed.models.loading import settle_dtype
+
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "evaluate")
+TINY_BASE = Path(__file__).parents[1] / "assets" / "tiny-base"
+
+
+def examine() -> list[dict[str, Any]]:
+    """One finding per check: {what, found, ok}. A check that raises is a finding that is not ok."""
+    checks: dict[str, Callable[[], str]] = {
+        "libraries": lambda: ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES),
+        "device": _device,
+        "memory and disk": _space,
+        "speed of bfloat16": _dtypes,
+        "fused training (two clients, one step, shipped base)": lambda: _train(None),
+        "4-bit base (bitsandbytes nf4)": lambda: _train("nf4"),
+        "metrics without network": _metrics,
+    }
+    findings = []
+    for what, check in checks.items():
+        try:
+            findings.append({"what": what, "found": check(), "ok": True})
+        except Exception as error:
+            findings.append({"what": what, "found": f"{type(error).__name__}: {error}", "ok": False})
+    return findings
+
+
+def _device() -> str:
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return f"{torch.cuda.get_device_name()}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+    return f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads; no GPU found by torch"
+
+
+def _space() -> str:
+    memory, disk = psutil.virtual_memory(), shutil.disk_usage(".")
+    return f"{memory.available / 2**30:.1f} GiB of memory and {disk.free / 2**30:.1f} GiB of disk here are free"
+
+
+def _dtypes() -> str:
+    """How long a frozen linear layer takes in bfloat16, forward and backward, as a multiple of float32."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    seconds = {dtype: _seconds(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    ratio = seconds[torch.bfloat16] / seconds[torch.float32]
+    base, _ = settle_dtype(BaseConfig(dtype="auto"), device)
+    return f"bfloat16 takes {ratio:.2g} times as long as float32; base.dtype=auto means {base.dtype} here"
+
+
+def _seconds(device: str, dtype: torch.dtype) -> float:
+    """The best of up to five passes within half a second, after a first one."""
+    size = 1024 if device == "cpu" else 4096  # of more, the backward pass takes many seconds on some CPUs in bfloat16
+    weight = torch.ones(size, size, device=device, dtype=dtype)
+    values = torch.ones(size // 32, size, device=device, dtype=dtype, requires_grad=True)
+    best, until = math.inf, time.monotonic() + 0.5
+    for number in range(6):
+        start = time.perf_counter()
+        (gradient,) = torch.autograd.grad(torch.nn.functional.linear(values, weight).sum(), values)
+        gradient[0, 0].item()  # waits for the GPU
+        if number:
+            best = min(best, time.perf_counter() - start)
+        if number and time.monotonic() > until:
+            break
+    return best
+
+
+def _train(quantization: str | None) -> str:
+    from llm_fed import requests
+    from llm_fed.engine import fit
+    from llm_fed.models.loading import load_base
+    from llm_fed.models.lora import Lora, draw
+    from llm_fed.rng import generator
+    from llm_fed.tasks.common import Encoded
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    base = load_base(BaseConfig(name=str(TINY_BASE), dtype="float32", quantization=quantization), device)
+    structure = Lora(2, 4, 0.0, ("q_proj", "v_proj"))
+    start = draw(base.model, structure, generator(0))
+    example = Encoded([1, 5, 6, 7], [False, False, True, True])
+    jobs = [requests.Job(name, start, [[example]], 1e-3) for name in "ab"]
+    results, _ = fit.fit(base.model, structure, jobs, LocalConfig(), autocast=base.autocast)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return f"loss {results[0].losses[0]:.3f}"  # type: ignore[union-attr]
+
+
+def _metrics() -> str:
+    from llm_fed.eval.scores import score
+
+    return f"rouge1 of equal texts is {score('rouge1', ['a b'], [('a b',)]):.0f}"

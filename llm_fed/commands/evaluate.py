@@ -1,0 +1,233 @@
+"""Evaluation and export after training: of a finished run's personal adapters, or of one PEFT adapter on a task or a
+file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_fed import datapath, tasks
+from llm_fed.config import AdapterConfig, ColumnsConfig, Config, check
+from llm_fed.configfile import from_dict, keys_of, overlay
+from llm_fed.errors import RunError, UserError, require
+from llm_fed.eval.scores import Summary
+from llm_fed.experiment.bases import load
+from llm_fed.experiment.build import Experiment, prepare
+from llm_fed.export import peft_folders
+from llm_fed.export.models import read as read_personal
+from llm_fed.export.prompt import as_said, read_prompt
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import Lora
+from llm_fed.rng import generator
+from llm_fed.runs.folder import exported, finished, read_config
+from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.launch import choose_device
+from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.tasks.common import ClientData, TaskData
+from llm_fed.tasks.rows import find_columns, read_rows, to_example
+
+SPLITS = ("test", "validation")
+# Beginnings of the keys that say what is scored, and how; of those that decide which examples are held out; and of
+# those that say how an example becomes tokens.
+_SCORING = (
+    "task.", "eval.metric", "eval.limit", "eval.batch_size", "eval.max_new_tokens", "base.name", "base.dtype",
+    "base.quantization", "base.device_map", "base.revision", "device",
+)  # fmt: skip
+_DIVIDES = ("task.validation", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise")
+_OF_TEXT = ("task.template", "task.max_length", "task.loss_on")
+
+
+def evaluate_run(
+    folder: Path,
+    *,
+    split: str = "test",
+    metric: str | None = None,
+    limit: int | None = None,
+    settings: Sequence[str] = (),
+    reporter: Reporter | None = None,
+) -> Summary:
+    """The personal adapters of a finished run, each on its own client's `split`.
+
+    Args:
+        settings: `key=value` words laid over the run's configuration, see `lay_over`.
+
+    Raises:
+        UserError: the folder is no finished run, or the split has no example.
+    """
+    require("--split", split, SPLITS)
+    config = lay_over(read_config(folder), settings, "the run folder")
+    if moved := [key for key in keys_of(settings, "the run folder") if key.startswith(_DIVIDES)]:
+        (reporter or Reporter()).note(
+            f"{' and '.join(moved)} decides which examples are held out, so some that are scored now may have been "
+            "trained on"
+        )
+    evaluation = replace(config.eval, metric=metric or config.eval.metric)
+    config = replace(config, eval=evaluation if limit is None else replace(evaluation, limit=limit))
+    return _score(*reopen(folder, config), split)
+
+
+def reopen(folder: Path, config: Config) -> tuple[Experiment, dict[str, State]]:
+    """A finished run's experiment under `config`, and what it exported of each who is scored.
+
+    Raises:
+        UserError: the folder is no finished run, or the configuration does not fit it.
+    """
+    exported(folder, list(finished(folder)["scores"].get("clients", ())))
+    check(config)
+    if config.adapter:  # what is scored was exported whole, wherever it started
+        config = replace(config, adapter=replace(config.adapter, start=None))
+    experiment = prepare(config, Reporter())
+    states = {
+        id: read_personal(folder / "adapters" / id, site.structure, experiment.base)
+        for id, site in experiment.scored.items()
+    }
+    return experiment, states
+
+
+def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, ...] = ()) -> Config:
+    """A configuration with `key=value` words laid over it that say what is scored, and how.
+
+    Args:
+        where: what the words stand after, for messages.
+        also: beginnings of further keys that have a meaning here.
+
+    Raises:
+        UserError: a word is wrong, or its key has no meaning where nothing is trained.
+    """
+    found = overlay(config, words, where)
+    for key in keys_of(words, where):
+        if not key.startswith((*_SCORING, *also)):
+            known = ", ".join(f"{name}*" if name.endswith(".") else name for name in (*_SCORING, *also))
+            raise UserError(f"{key} has a meaning only where a run trains, and nothing is trained here; set {known}")
+    return found
+
+
+def evaluate_adapter(
+    base_name: str,
+    adapter: Path | None = None,
+    *,
+    task: str | None = None,
+    data: Path | None = None,
+    split: str = "test",
+    metric: str | None = None,
+    template: str | None = None,
+    dtype: str = "float32",
+    limit: int | None = None,
+    settings: Sequence[str] = (),
+    reporter: Reporter | None = None,
+) -> Summary:
+    """One PEFT adapter, or a language model without any, on every client of a task, or on the examples of one file.
+
+    Args:
+        template: of prompts (default: the one that the adapter's folder says; alpaca-short, with a note, if it says
+            none).
+        settings: `key=value` words laid over the configuration that the other arguments make, see `lay_over`.
+
+    Raises:
+        UserError: the adapter is not one of this base, or there is nothing to score.
+    """
+    require("--split", split, SPLITS)
+    words = [*([f"task.template={template}"] if template else []), *settings]
+    keys = keys_of(words, "--base")
+    config = from_dict(
+        {
+            "base": {"name": base_name, "dtype": dtype},
+            "task": {"name": task or "files", "path": str(data) if data else None},
+            "method": {"name": "local"},
+            "eval": {"metric": metric, "limit": limit},
+        }
+    )
+    config = lay_over(config, words, "--base")
+    named = task is not None or "task.name" in keys
+    if not (named or config.task.path):
+        raise UserError("--base needs --task NAME or --data FILE, whose examples are to be answered")
+    if adapter and not named:
+        peft_folders.check_text(adapter)
+    loaded = tasks.load(config.task, config.seed) if named else _one_file(config, keys)
+    if loaded.labels and adapter is None:
+        raise UserError(
+            f"task.name={config.task.name}: an image model's head is trained with its adapter, so there is nothing to "
+            "score without one; give --adapter DIR"
+        )
+    base = load(config, loaded, choose_device(config.device))
+    if adapter:
+        state, structure = peft_folders.read(adapter, base)
+        peft_folders.check_head(adapter, structure, base)
+    else:
+        structure = Lora(rank=1, alpha=1, dropout=0.0, target_modules="all-linear")
+        state = base.draw(structure, generator(0))  # its B is zero, so that it adds nothing
+    if isinstance(base, Base):
+        said = read_prompt(adapter) if adapter else None
+        if said is None and "task.template" not in keys:
+            (reporter or Reporter()).note(
+                f"{adapter or base_name} does not say how its prompts are put, so the template {config.task.template} "
+                "is used; --template gives another"
+            )
+        base, config = as_said(base, config, said, keys)
+    own = AdapterConfig(structure.rank, structure.alpha, target_modules=structure.target_modules)
+    experiment = prepare(replace(config, adapter=own), Reporter(), base=base, task=loaded)
+    return _score(experiment, dict.fromkeys(experiment.clients, state), split if named else "test")
+
+
+def _one_file(config: Config, keys: Sequence[str]) -> TaskData:
+    """The examples of the file `task.path` as those of one client."""
+    for key in keys:
+        if key.startswith("task.") and not key.startswith(("task.path", "task.columns.", *_OF_TEXT)):
+            raise UserError(f"{key} has no meaning for one file of examples; give --task NAME")
+    path = Path(config.task.path or "").expanduser()
+    return TaskData("files", "rouge1", {path.stem: examples_of(path, config.task.columns)})
+
+
+def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
+    """Copy the personal adapters of a finished run to `out/<client>`, all clients or only those named.
+
+    Raises:
+        UserError: the folder is no finished run, it has no such client, or `out/<client>` holds other files.
+        RunError: the disk is full, or `out` cannot be written.
+    """
+    found = exported(folder, clients)
+    targets = {client: out / client for client in found}
+    for client, target in targets.items():
+        if target.is_dir() and not _names(target) <= _names(found[client]):
+            raise UserError(f"{target} holds other files than an adapter's and is not replaced; give another folder")
+    for client, target in targets.items():
+        partial = out / f".{client}.partial"
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(found[client], partial)
+            for config in partial.rglob(peft_folders.CONFIG):
+                config.write_bytes(peft_folders.public_config(config))
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+        except OSError as error:
+            raise RunError(f"cannot write {target}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return list(targets.values())
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def examples_of(path: Path, columns: ColumnsConfig) -> ClientData:
+    """A client, named after the file, with its examples as test split."""
+    rows = read_rows(datapath.local("--data", str(path)))
+    if not rows:
+        raise UserError(f"{path} holds no example")
+    found = find_columns(columns, rows, str(path))
+    return ClientData(path.stem, (), (), tuple(to_example(row, found, "") for row in rows))
+
+
+def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:
+    async def personal(site: Site) -> Any:
+        return states[site.id]
+
+    summary = experiment.score(personal, split)
+    if summary is None:
+        raise UserError(f"no client has a {split} split; with task.validation above 0 a validation split is held out")
+    return summary

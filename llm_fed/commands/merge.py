@@ -1,0 +1,327 @@
+"""Merging after training: a federated and a local adapter, from finished runs or from any two PEFT folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_fed import tasks
+from llm_fed.commands.evaluate import examples_of, lay_over
+from llm_fed.config import AdapterConfig, ColumnsConfig, Config, TaskConfig
+from llm_fed.configfile import as_dict, from_dict, keys_of
+from llm_fed.errors import UserError, lookup, require
+from llm_fed.eval.merges import draw_curves
+from llm_fed.experiment.bases import load
+from llm_fed.experiment.build import Experiment, prepare
+from llm_fed.experiment.needed import states_of_run
+from llm_fed.experiment.run import merge
+from llm_fed.export import models, peft_folders
+from llm_fed.export.card import model_card
+from llm_fed.export.prompt import Prompt, as_said, prompt_of, read_prompt
+from llm_fed.methods import METHODS
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import structure_of
+from llm_fed.runs.folder import read_config
+from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.launch import choose_device
+from llm_fed.state import State
+from llm_fed.tasks.common import ClientData, TaskData, hold_out
+
+NAMES = {"potara": "potara", "fisher": "fisher-merging", "mean": "mean", "grid": "grid"}  # of commands and methods
+
+# Two adapters of one initialisation have A's that lie close, two of independent ones are sqrt(2) = 1.41 apart (the
+# distance relative to their own length). At 1.0 they share half of their direction.
+UNRELATED = 1.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of the two parents: a run, at a round or as exported, or a PEFT folder."""
+
+    folder: Path
+    round: int | None
+    config: Config | None  # of a run
+
+    @classmethod
+    def parse(cls, option: str, text: str) -> Source:
+        """From `DIR` or `DIR@ROUND`."""
+        folder, at, number = text.rpartition("@")
+        path, round = (Path(folder), int(number)) if at and number.isdigit() else (Path(text), None)
+        if (path / "checkpoints").is_dir():
+            return cls(path, round, read_config(path))
+        if not (path / peft_folders.CONFIG).is_file():
+            raise UserError(f"{option} {path} is neither a run folder nor a PEFT folder ({peft_folders.CONFIG})")
+        if round is not None:
+            raise UserError(f"{option} {text}: a PEFT folder has no rounds; give {path}")
+        return cls(path, None, None)
+
+    @property
+    def base(self) -> str:
+        """The name of the base that the adapter was made for."""
+        return (
+            self.config.base.name if self.config else peft_folders.setting(self.folder, "base_model_name_or_path") or ""
+        )
+
+    def structure(self, base: Base | ImageBase) -> Lora:
+        if self.config is None:
+            read = peft_folders.read(self.folder, base)[1]
+            peft_folders.check_head(self.folder, read, base)
+            return read
+        found = structure_of(self.config.adapter, base.head)
+        if not isinstance(found, Lora):
+            raise UserError(f"{self.folder} trained whole models (adapter: null); only adapters can be merged")
+        return found
+
+    def prompt(self, base: Base) -> Prompt | None:
+        """How its prompts are put; None of a folder that does not say so."""
+        return prompt_of(base, self.config) if self.config else read_prompt(self.folder)
+
+    def states(self, experiment: Experiment) -> dict[str, State]:
+        """The adapter for each client of the experiment."""
+        if self.config is None:
+            return dict.fromkeys(experiment.clients, peft_folders.read(self.folder, experiment.base)[0])
+        return states_of_run(
+            self.folder, self.round, self.config, experiment.base, experiment.clients, experiment.runtime
+        )
+
+    def __str__(self) -> str:
+        return f"{self.folder}" + ("" if self.round is None else f"@{self.round}")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Whose examples the weights are estimated from, where no run says so."""
+
+    task: str | None = None
+    path: Path | None = None  # a file of examples, or the task's folder
+    template: str | None = None  # None: the one that the folders say
+    dtype: str = "float32"  # of the base
+
+    def load(self, columns: ColumnsConfig) -> TaskData | None:
+        """The one client of a file of examples, or one without any; None where a task is named."""
+        if self.task:
+            return None
+        if self.path is None:
+            return TaskData("files", "rouge1", {"merged": ClientData("merged", (), ())})
+        train, validation = hold_out(examples_of(self.path, columns).test, 0.1, 0, self.path.stem)
+        return TaskData("files", "rouge1", {self.path.stem: ClientData(self.path.stem, train, validation)})
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One client's merged adapter."""
+
+    client: str
+    folder: Path
+    recipe: dict[str, Any]
+
+
+def settings(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The method of `llm-fed merge NAME` with its options.
+
+    Raises:
+        UserError: an unknown name, or an option of another method.
+    """
+    found = {"name": lookup("merge", name, NAMES)}
+    known = [field.name for field in fields(METHODS[found["name"]])]
+    for option in options:
+        if option not in known:
+            raise UserError(f"--{option.replace('_', '-')} does not belong to {name}")
+    return {**found, **options}
+
+
+def merge_adapters(
+    settings: Mapping[str, Any],
+    fed: str,
+    local: str,
+    out: Path,
+    *,
+    data: Data | None = None,
+    client: str | None = None,
+    base: str | None = None,
+    words: Sequence[str] = (),
+    reporter: Reporter | None = None,
+) -> list[Merged]:
+    """Merge the adapters of `fed` and `local` (DIR or DIR@ROUND), for one client or all, into PEFT folders
+    `out/<client>`.
+
+    Args:
+        settings: of a method that needs a federated and a local adapter, with its name.
+        data: for two PEFT folders; a run brings its clients' examples.
+        client: only this one.
+        base: instead of the base that the adapters name.
+        words: `key=value` words laid over the configuration, of the run or of this merge, see `evaluate.lay_over`.
+
+    Raises:
+        UserError: the adapters do not belong together, or there is no data to weigh them by.
+    """
+    reporter = reporter or Reporter()
+    sources = {"--fed": Source.parse("--fed", fed), "--local": Source.parse("--local", local)}
+    name = _base_name(sources, base)
+    runs = [source.config for source in reversed(sources.values()) if source.config]
+    data = data or Data()
+    words = [*([f"task.template={data.template}"] if data.template else []), *words]
+    keys = set(keys_of(words, "the method"))
+    for key, instead in (("base.name", "--base NAME"), ("method.name", "the method's name as the first word")):
+        if key in keys:
+            raise UserError(f"{key} is not set here; give {instead}")
+    if runs and (data.task or data.path):
+        raise UserError("a run brings its clients' examples; --task and --data are for two PEFT folders")
+    config = replace(runs[0], method=dict(settings)) if runs else _config(settings, name, data)
+    config = lay_over(config, words, "the method", also=("method.",))
+    if not runs:
+        task_name = config.task.name if "task.name" in keys else data.task
+        data = replace(data, task=task_name, path=Path(config.task.path) if config.task.path else None)
+    if not runs and not data.task:
+        for source in sources.values():
+            peft_folders.check_text(source.folder)
+    weighed_by_hand = any(field.name == "weight" for field in fields(METHODS[settings["name"]]))
+    if not runs and not weighed_by_hand and not (data.task or data.path):
+        raise UserError("the weights come from examples: give --data FILE, or --task NAME with --client")
+    task = data.load(config.task.columns) if not (runs or data.task) else tasks.load(config.task, config.seed)
+    loaded = load(replace(config, base=replace(config.base, name=name)), task, choose_device(config.device))
+    said = _said(sources, loaded, keys, reporter) if isinstance(loaded, Base) else None
+    if isinstance(loaded, Base):
+        loaded, config = as_said(loaded, config, said, keys)
+    structure = _common_structure(sources, loaded)
+    adapter = AdapterConfig(structure.rank, structure.alpha, target_modules=structure.target_modules)
+    experiment = prepare(config if runs else replace(config, adapter=adapter), reporter, base=loaded, task=task)
+    _choose(experiment, client, every=bool(runs))
+    given = {
+        need: source.states(experiment) for need, source in zip(experiment.method.needs, sources.values(), strict=True)
+    }
+    distances = {id: round(distance(*(states[id] for states in given.values())), 4) for id in experiment.clients}
+    if (apart := max(distances.values())) > UNRELATED:
+        reporter.note(
+            f"warning: the A's of {fed} and {local} are {apart:.2f} apart (0: equal, 1.41: unrelated), so they hardly "
+            "share an initialisation; a mixture of such adapters is often worse than either: train both with one seed"
+        )
+    merge(experiment, given, config.rounds + 1, config.local.lr)
+    origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
+    prompt = prompt_of(experiment.base, experiment.config) if said or "task.template" in keys else None
+    merged = _write(experiment, out, {id: origin | {"distance": distances[id]} for id in experiment.clients}, prompt)
+    draw_curves({item.client: item.recipe for item in merged}, experiment.metric, out / "curves.png")
+    return merged
+
+
+def distance(fed: State, local: State) -> float:
+    """How far apart the A's of two adapters are, relative to their length: 0 equal, sqrt(2) independent draws."""
+    one, other = fed.select(r"lora_A$"), local.select(r"lora_A$")
+    length = math.hypot(one.norm(), other.norm()) / math.sqrt(2)
+    return (one - other).norm() / length if length else 0.0
+
+
+def _said(sources: Mapping[str, Source], base: Base, keys: Collection[str], reporter: Reporter) -> Prompt | None:
+    """How the parents' prompts are put; of two that differ where that can be, a run's before a folder's.
+
+    Raises:
+        UserError: they were trained with different templates, and none is given.
+    """
+    # The configuration of a merge is that of the local run, or else of the federated one, which hence comes first.
+    order = [option for option in ("--local", "--fed") if sources[option].config]
+    order += [option for option in ("--fed", "--local") if not sources[option].config]
+    said = {option: prompt for option in order if (prompt := sources[option].prompt(base)) is not None}
+    silent = " and ".join(str(source) for option, source in sources.items() if option not in said)
+    if "task.template" not in keys:
+        if len({(prompt.template.text, prompt.template.date) for prompt in said.values()}) > 1:
+            raise UserError(
+                f"--fed was trained with the prompt template {said['--fed'].template.name!r} and --local with "
+                f"{said['--local'].template.name!r}; --template NAME says which one the merged adapter is for"
+            )
+        if silent:
+            used = next((prompt.template.name for prompt in said.values()), TaskConfig.template)
+            reporter.note(
+                f"{silent} does not say how its prompts are put, so the template {used} is used; --template gives "
+                "another"
+            )
+    first = next(iter(said), None)
+    for key in ("max_new_tokens", "stop"):
+        values = {option: getattr(prompt, key) for option, prompt in said.items()}
+        if len(set(values.values())) > 1 and f"eval.{key}" not in keys:
+            reporter.note(
+                f"--fed and --local differ in {key}: {values['--fed']} and {values['--local']}; that of {first} is used"
+            )
+    return said[first] if first else None
+
+
+def _base_name(sources: Mapping[str, Source], given: str | None) -> str:
+    if given:
+        return given
+    names = {option: source.base for option, source in sources.items() if source.base}
+    if not names:
+        raise UserError("neither adapter names its base; give --base NAME")
+    if len({Path(name).name for name in names.values()}) > 1:
+        raise UserError(
+            f"--fed is an adapter of {names['--fed']!r} and --local one of {names['--local']!r}: only adapters of one "
+            "base can be merged; if both are the same model, give --base"
+        )
+    return next(iter(names.values()))
+
+
+def _common_structure(sources: Mapping[str, Source], base: Base | ImageBase) -> Lora:
+    """What both parents are, refusing those that do not fit each other."""
+    fed, local = (source.structure(base) for source in sources.values())
+    for what, one, other in (
+        ("layers", _layers(fed), _layers(local)),
+        ("rank", fed.rank, local.rank),
+        ("scaling", fed.scaling, local.scaling),
+    ):
+        if one != other:
+            raise UserError(
+                f"--fed and --local have different {what} ({one} and {other}): only adapters of equal structure can be "
+                "merged"
+            )
+    return fed
+
+
+def _layers(structure: Lora) -> str:
+    chosen = structure.target_modules
+    return chosen if isinstance(chosen, str) else ", ".join(sorted(chosen))
+
+
+def _config(settings: Mapping[str, Any], base: str, data: Data) -> Config:
+    """The configuration of a merge of two PEFT folders, whose structure is still to be read."""
+    return from_dict(
+        {
+            "base": {"name": base, "dtype": data.dtype},
+            "task": {"name": data.task or "files", "path": str(data.path) if data.path else None},
+            "method": dict(settings),
+            "eval": {"metric": None},
+        }
+    )
+
+
+def _choose(experiment: Experiment, client: str | None, every: bool) -> None:
+    """Keep the client that is asked for."""
+    if client is not None:
+        require("--client", client, experiment.clients)
+        experiment.clients = {client: experiment.clients[client]}
+    elif not every and len(experiment.clients) > 1:
+        raise UserError(f"the task has several clients; give --client, one of {', '.join(experiment.clients)}")
+
+
+def _write(
+    experiment: Experiment, out: Path, origins: Mapping[str, Mapping[str, Any]], prompt: Prompt | None
+) -> list[Merged]:
+    config, method = experiment.config, experiment.method
+    text = yaml.safe_dump(as_dict(config), sort_keys=False)
+    states = experiment.runtime.run({id: method.personalize(site, None) for id, site in experiment.clients.items()})
+    merged = []
+    for id, site in experiment.clients.items():
+        recipe = {**origins[id], **method.recipe(site)}
+        card = model_card(
+            base=experiment.base.name, client=id, method=config.method["name"], paper=method.paper, metrics={},
+            config=text, recipe=recipe, prompt=prompt, dtype=str(experiment.base.dtype).removeprefix("torch."),
+            kind=models.kind(site.structure, experiment.base), labels=site.num_labels,
+            models=models.models(site.structure, experiment.base),
+        )  # fmt: skip
+        models.write(out / id, states[id], site.structure, experiment.base, card, prompt)
+        merged.append(Merged(id, out / id, recipe))
+    return merged

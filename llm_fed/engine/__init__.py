@@ -1,0 +1,1 @@
+"""What the frozen base computes for the sites: the requests of a whole cohort, executed fused."""

@@ -1,0 +1,246 @@
+"""AdapterBank: the LoRA adapters, and heads, of K clients around one frozen base; each row of a batch uses its own.
+
+Shape letters: K adapters, E experts of each, N rows of a batch, T tokens, r rank, P parameters of one adapter with
+all its experts and routers, D inputs of all adapted layers together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.errors import UserError
+from llm_fed.models.frozen import device_of, freeze
+from llm_fed.models.lora import Lora, layout, pair, router, sizes, targets
+from llm_fed.state import State
+
+
+class AdapterBank:
+    """K adapters of one structure around one base.
+
+    `rows` (K, P) holds the adapters; a backward pass adds their gradients to `grads` (K, P), which whoever
+    takes steps sets to zero in between. So loading, reading, clipping and optimising all work on plain rows.
+    Linear layers that the structure trains whole (an image model's head) are entries of the rows like the others.
+    The base is frozen and put in eval mode (its own dropout is off); beyond that it is not changed.
+
+    Args:
+        model: the base; it may be quantised or of any float dtype.
+        structure: what the adapters are.
+        num_rows: K.
+        dtype: of the adapters; a half-precision base usually carries float32 adapters under autocast.
+        train: regular expression of the entries that receive gradients.
+
+    Raises:
+        UserError: the structure or `train` matches nothing, or a module that is to be trained whole is not linear.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        structure: Lora,
+        num_rows: int,
+        dtype: torch.dtype = torch.float32,
+        train: str = r".*",
+    ):
+        freeze(model)
+        self.model, self.structure = model, structure
+        self.targets, self.layout = targets(model, structure), layout(model, structure)
+        self.whole = {name: model.get_submodule(name) for name in structure.whole}
+        for name, module in self.whole.items():
+            if not isinstance(module, nn.Linear):
+                raise UserError(f"{name} is a {type(module).__name__}; beside adapters only linear layers train whole")
+        device = device_of(model)
+        self.rows = torch.zeros(num_rows, self.layout.size, dtype=dtype, device=device)
+        self.grads = torch.zeros_like(self.rows)
+        trained = set(self.layout.matching(train))
+        self._entries: dict[str, tuple[Tensor, Tensor]] = {}  # views (K, ...) of rows and grads
+        for name, place in self.layout.slices.items():
+            shape = (num_rows, *self.layout.shape_of[name])
+            entry = self.rows[:, place].view(shape).requires_grad_(name in trained)
+            self._entries[name] = entry, self.grads[:, place].view(shape)
+        self._inputs: dict[str, slice] = {}  # where each layer's inputs lie in a dropout mask
+        self._width = 0  # D
+        for name, module in self.targets.items():
+            self._inputs[name] = slice(self._width, self._width + sizes(module)[0])
+            self._width = self._inputs[name].stop
+        self._kept = max(1, round((1 - structure.dropout) * 2**16))  # of 2^16 inputs
+        self._attached = False
+
+    def load(self, k: int, state: State) -> None:
+        """Put `state` into row k.
+
+        Raises:
+            ValueError: the state has other entries than the bank.
+        """
+        if state.layout != self.layout:
+            raise ValueError(f"row {k}: the state's entries are not those of {self.structure}")
+        self.rows[k].copy_(state.row)
+
+    def read(self, k: int) -> State:
+        """A copy of row k, on the bank's device."""
+        return State(self.layout, self.rows[k].clone())
+
+    def draw_masks(self, seeds: Sequence[int], lengths: Sequence[int]) -> Tensor | None:
+        """Dropout masks (N, T, D) for `attached`, True where an input is kept; None without dropout.
+
+        Row n's mask depends on seeds[n] and lengths[n] alone: not on padding, nor on the rows beside it. The
+        share of inputs kept is 1 - dropout to within 2^-17. A mask is one byte per input of an adapted layer,
+        held until the backward pass is done, also under activation checkpointing.
+        """
+        if self._kept == 2**16:
+            return None
+        device, width = self.rows.device, self._width
+        masks = torch.zeros(len(seeds), max(lengths), width, dtype=torch.bool, device=device)
+        generator = torch.Generator(device)
+        for mask, seed, length in zip(masks, seeds, lengths, strict=True):
+            # 16 bits per input, cut from 64-bit words, take a quarter of the time of bernoulli_ on a CPU.
+            words = torch.empty(-(-length * width // 4), dtype=torch.int64, device=device)
+            bits = words.random_(-(2**63), None, generator=generator.manual_seed(seed)).view(torch.int16)
+            torch.lt(bits[: length * width].view(length, width), self._kept - 2**15, out=mask[:length])
+        return masks
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether the layer that a language model's logits come from is adapted."""
+        from transformers import PreTrainedModel
+
+        head = self.model.get_output_embeddings() if isinstance(self.model, PreTrainedModel) else None
+        return any(module is head for module in self.targets.values())
+
+    @contextmanager
+    def attached(self, index: Tensor, masks: Tensor | None = None, mix: Tensor | None = None) -> Iterator[None]:
+        """Within this context row n of every batch that the base processes goes through adapter index[n].
+
+        Each adapted layer's output y becomes y + s sum_e g_e B_e A_e x, in the dtype of y (g: see `Lora`). A router
+        reads x before dropout. A layer that is trained whole gives the row's own W x + b, without dropout. Forward and
+        backward both belong inside; backward through `Tensor.backward`, which adds to `grads`.
+
+        Args:
+            index: (N,), int64, on the CPU.
+            masks: (N, T, D) from `draw_masks`: the inputs x that are kept. None: no dropout.
+            mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
+
+        Raises:
+            RuntimeError: the bank is attached already.
+            ValueError: `mix` is given without such a gate, or the other way round, or (from the base's forward) a
+                layer's input has not N rows.
+        """
+        if self._attached:
+            raise RuntimeError("this bank is attached already; leave the first `with` block before the next")
+        if (mix is not None) != (self.structure.gate == "mix"):
+            raise ValueError(f"weights of rows belong to the gate `mix` alone; here it is {self.structure.gate}")
+        handles = []
+        try:
+            self._attached = True
+            # Outside the layers, so that activation checkpointing does not repeat it. A path of its own for rows that
+            # all share one adapter was not faster.
+            where = index.to(self.rows.device)
+            chosen = {entry: _Own.apply(*views, where) for entry, views in self._entries.items()}
+            for name, module in self.targets.items():
+                pairs = [pair(name, expert) for expert in self.structure.experts]
+                adapted = _Adapted(
+                    name=name,
+                    num_rows=len(index),
+                    a=_joined([chosen[a] for a, _ in pairs], dim=1),
+                    b=_joined([chosen[b] for _, b in pairs], dim=2),
+                    router=chosen.get(router(name)),
+                    mix=None if mix is None else mix.to(self.rows)[:, None],
+                    scaling=self.structure.scaling / (1 if masks is None else self._kept / 2**16),
+                    mask=None if masks is None else masks[..., self._inputs[name]],
+                )
+                handles.append(module.register_forward_hook(adapted))
+            for name, module in self.whole.items():
+                own = _Whole(name, len(index), chosen[f"{name}.weight"], chosen.get(f"{name}.bias"))
+                handles.append(module.register_forward_hook(own))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._attached = False
+
+
+class _Own(torch.autograd.Function):
+    """values[index], (N, ...); backward adds to the bank's gradients at once, with no (K, ...) between."""
+
+    @staticmethod
+    def forward(ctx, values: Tensor, grads: Tensor, index: Tensor) -> Tensor:
+        ctx.grads, ctx.index = grads, index
+        return values.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, chosen: Tensor) -> tuple[None, None, None]:
+        ctx.grads.index_add_(0, ctx.index, chosen)
+        return None, None, None
+
+
+@dataclass(frozen=True)
+class _Adapted:
+    """The forward hook of one layer while a bank is attached."""
+
+    name: str
+    num_rows: int  # N
+    a: Tensor  # (N, E r, in)
+    b: Tensor  # (N, out, E r)
+    router: Tensor | None  # (N, E, in)
+    mix: Tensor | None  # (N, 1, E)
+    scaling: float
+    mask: Tensor | None  # (N, T or more, in)
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        device = output.device  # the base's layers may lie on several
+        x, autocast = _by_row(self.name, inputs[0].to(device), self.num_rows, self.a.dtype)
+        y = output.reshape(self.num_rows, -1, output.shape[-1])
+        weights = self._weights(x)
+        if self.mask is not None:
+            x = x * self.mask[:, : x.shape[1]].to(device)
+        hidden = torch.bmm(x, self.a.to(device).mT)  # (N, T, E r)
+        if weights is not None:
+            experts = hidden.unflatten(-1, (weights.shape[-1], -1))
+            hidden = (experts * weights.to(hidden.dtype)[..., None]).flatten(-2)
+        b = self.b.to(device)
+        if autocast or y.dtype == hidden.dtype:
+            y = torch.baddbmm(y, hidden, b.mT, alpha=self.scaling)
+        else:
+            y = y + self.scaling * torch.bmm(hidden, b.mT)
+        return y.view(output.shape).to(output.dtype)
+
+    def _weights(self, x: Tensor) -> Tensor | None:
+        """g: (N, T, E), (N, 1, E), or None for a plain sum."""
+        if self.router is None:
+            return None if self.mix is None else self.mix.to(x.device)
+        scores = torch.bmm(x, self.router.to(x.device).mT)
+        return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The forward hook of a linear layer that every row has its own of, in the place of the base's."""
+
+    name: str
+    num_rows: int  # N
+    weight: Tensor  # (N, out, in)
+    bias: Tensor | None  # (N, out)
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x, _ = _by_row(self.name, inputs[0], self.num_rows, self.weight.dtype)
+        w = self.weight.mT
+        y = torch.bmm(x, w) if self.bias is None else torch.baddbmm(self.bias[:, None], x, w)
+        return y.view(output.shape).to(output.dtype)
+
+
+def _by_row(name: str, x: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """A layer's inputs as (N, T, in), in `dtype` unless autocast chooses; and whether it does."""
+    if x.shape[0] != num_rows:
+        raise ValueError(f"{name} was given {x.shape[0]} rows, but the adapter index has {num_rows}")
+    autocast = torch.is_autocast_enabled(x.device.type)
+    x = x.reshape(num_rows, -1, x.shape[-1])
+    return (x if autocast else x.to(dtype)), autocast
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    """The experts side by side along their ranks."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)

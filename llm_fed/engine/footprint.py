@@ -1,0 +1,126 @@
+"""What training takes of the device's memory, estimated before it begins: weights, optimizer state, activations.
+
+Letters: n tokens or pictures of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.config import LocalConfig
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.examples import Kind
+from llm_fed.engine.fit import token_losses
+from llm_fed.engine.inference import autocast
+from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
+from llm_fed.models.images import ImageBase
+from llm_fed.models.joined import full, respond
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import Full
+from llm_fed.site import Site
+from llm_fed.tasks.common import Encoded, labels_of, pixels_of
+
+_MEASURED = 16  # tokens; twice as many and this many give a constant part and one that grows
+_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0}
+
+
+def weights(modules: Iterable[nn.Module]) -> int:
+    """Bytes of the parameters and buffers of models, as they are held: quantised ones packed."""
+    tensors = {id(t): t for module in modules for t in [*module.parameters(), *module.buffers()]}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def training_copies(structure: Lora | Full, local: LocalConfig, per_pass: int) -> int:
+    """How many numbers training holds for each number of a client's state, over the clients of a pass.
+
+    Row, gradient and the optimizer's moments, where fused once per client; then what each client starts from and what
+    it ends with.
+    """
+    at_once = per_pass if isinstance(structure, Lora) else 1
+    return at_once * (2 + _MOMENTS[local.optimizer] + bool(local.proximal)) + 2 * per_pass
+
+
+def activations(
+    base: Base | ImageBase, site: Site, kind: Callable[[Lora], Kind], local: LocalConfig, per_pass: int
+) -> int:
+    """Bytes that a backward pass over the largest micro-batch keeps, extrapolated from two small ones that are run.
+
+    Args:
+        site: with the longest examples.
+        per_pass: clients in a fused pass.
+
+    Returns:
+        What autograd saves, masks of dropout among it, without the model's own weights.
+    """
+    structure = site.structure
+    if isinstance(structure, Full):
+        assert isinstance(base, ImageBase)
+        size = min(local.batch_size, len(site.train))
+        pictures = [site.train[i % len(site.train)] for i in range(4)]
+        few, more = (_of_whole_model(base, structure, pictures[:n]) for n in (2, 4))
+        return max(0, few + (more - few) * (size - 2) // 2)
+    its_kind = kind(structure)
+    longest = max(site.train, key=its_kind.length)
+    length, (budget, _) = its_kind.length(longest), budget_and_overhead(base.device)
+    rows = per_pass * min(local.batch_size, len(site.train))
+    if isinstance(longest, Encoded):
+        tokens = max(length, min(budget, rows * length))
+        few, more = (_of_adapters(base, structure, its_kind, [_cut(longest, n)]) for n in (_MEASURED, 2 * _MEASURED))
+        return max(0, few + (more - few) * (tokens - _MEASURED) // _MEASURED)
+    rows = max(1, min(budget // length, rows))
+    few, more = (_of_adapters(base, structure, its_kind, [longest] * n) for n in (1, 2))
+    return max(0, few + (more - few) * (rows - 1))
+
+
+def _cut(example: Encoded, length: int) -> Encoded:
+    """An example of so many tokens with the same share of targets."""
+    ids = [example.input_ids[i % len(example.input_ids)] for i in range(length)]
+    targets = max(1, round(length * sum(example.target) / len(example.target)))
+    return Encoded(ids, [i >= length - targets and i > 0 for i in range(length)])
+
+
+def _of_adapters(base: Base | ImageBase, structure: Lora, kind: Kind, examples: Sequence[Any]) -> int:
+    bank, model = AdapterBank(base.model, structure, 1), base.model
+    batch, count = kind.collate(examples), len(examples)
+    masks = bank.draw_masks([0] * count, [kind.length(example) for example in examples])
+    mix = torch.full((count, len(structure.experts)), 1.0) if structure.gate == "mix" else None
+
+    def loss() -> Tensor:
+        index = torch.zeros(count, dtype=torch.int64)
+        with bank.attached(index, masks, mix), activation_checkpointing(model), autocast(base):
+            return token_losses(model, batch, kind=kind, all_rows=bank.adapts_head).sum()
+
+    return _saved(loss, [*model.parameters(), *model.buffers(), bank.rows])
+
+
+def _of_whole_model(base: ImageBase, structure: Full, pictures: Sequence[Any]) -> int:
+    flat = base.flat(structure)
+    flat.module.train()
+    labels, devices = labels_of(pictures).to(base.device), range(torch.cuda.device_count())
+
+    def loss() -> Tensor:
+        with torch.random.fork_rng(devices=devices), autocast(base):  # dropout draws
+            answer = respond(flat.module, base.prepare(pixels_of(pictures)), base.head_in(structure))
+        return nn.functional.cross_entropy(full(answer.logits), labels)
+
+    return _saved(loss, [flat.row, *flat.module.buffers()])
+
+
+def _saved(loss: Callable[[], Tensor], known: Sequence[Tensor]) -> int:
+    """Bytes that autograd saves for the backward pass of a loss, but for what is known."""
+    kept: dict[int, Tensor] = {}  # by storage; holding them keeps their addresses apart
+    ignored = {tensor.untyped_storage().data_ptr() for tensor in known}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if (place := tensor.untyped_storage().data_ptr()) not in ignored:
+            kept.setdefault(place, tensor)
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

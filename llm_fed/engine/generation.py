@@ -1,0 +1,227 @@
+"""Answers of many clients in one batch: greedy generation and option scoring, each row under its own adapter.
+
+Shape letters: N rows of a batch, T tokens with padding, V vocabulary, R options of all rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Cache
+
+from llm_fed import signs
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.errors import UserError
+from llm_fed.models.loading import Base
+
+Asked = tuple[int, Sequence[int]]  # row of the bank, token ids of the prompt
+Scored = tuple[int, Sequence[int], Sequence[Sequence[int]]]  # the same, and token ids of each option
+
+
+@torch.inference_mode()
+def generate(
+    base: Base,
+    bank: AdapterBank,
+    requests: Sequence[Asked],
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    mix: Tensor | None = None,
+) -> list[str]:
+    """Greedy answers, in the order of the requests; the base's own sampling settings do not count.
+
+    An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is
+    full. It does not depend on the rows beside it, up to the rounding of a batched product (in half precision a
+    near tie of two tokens may fall either way). Unlike in `model.generate`, a row leaves the batch when its
+    answer ends.
+
+    Args:
+        requests: (row of the bank, token ids of the prompt); no prompt is truncated.
+        batch_size: rows per forward pass; they are sorted by length, whichever adapter they use.
+        mix: (len(requests), E), where the gate of the bank's structure is `mix`.
+
+    Raises:
+        UserError: an empty prompt, or one that is longer than the base's context.
+    """
+    stops = stop_tokens(base)
+    rooms = [_room(base, prompt, max_new_tokens) for _, prompt in requests]
+    texts = [""] * len(requests)
+    # Longest first: if memory does not suffice, that shows at once.
+    order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]))
+    for at in range(0, len(order), batch_size):
+        chosen = order[at : at + batch_size]
+        weights = None if mix is None else mix[chosen]
+        answers = _answers(base, bank, [requests[i] for i in chosen], [rooms[i] for i in chosen], stops, weights)
+        for i, tokens in zip(chosen, answers, strict=True):
+            texts[i] = str(base.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+        signs.answered(len(chosen))
+    return texts
+
+
+@torch.inference_mode()
+def option_log_likelihoods(
+    base: Base,
+    bank: AdapterBank,
+    requests: Sequence[Scored],
+    *,
+    batch_size: int,
+    mix: Tensor | None = None,
+) -> list[list[float]]:
+    """The log-likelihood of each option after its prompt: the sum over the option's tokens, in nats.
+
+    Nothing is generated; a prompt is processed once for all its options.
+
+    Args:
+        requests: (row of the bank, token ids of the prompt, token ids of each option).
+        batch_size: options per forward pass; a request with more options than this has a pass of its own.
+        mix: (len(requests), E), where the gate of the bank's structure is `mix`.
+
+    Raises:
+        UserError: an empty prompt, an empty option or no option, or more tokens than the base's context.
+    """
+    for _, prompt, options in requests:
+        if not options or not all(options):
+            raise UserError("option scoring needs an option per example and a token per option; one is empty")
+        _room(base, prompt, max(map(len, options)), at_least=max(map(len, options)))
+    results: list[list[float]] = [[] for _ in requests]
+    for chosen in _batches(requests, batch_size):
+        weights = None if mix is None else mix[chosen]
+        scores = iter(_score(base, bank, [requests[i] for i in chosen], weights))
+        for i in chosen:
+            results[i] = [next(scores) for _ in requests[i][2]]
+        signs.answered(len(chosen))
+    return results
+
+
+def _answers(
+    base: Base,
+    bank: AdapterBank,
+    batch: Sequence[Asked],
+    rooms: Sequence[int],
+    stops: set[int],
+    mix: Tensor | None,
+) -> list[list[int]]:
+    """The new tokens of each row of one batch, at most rooms[n] of them, without the stop token."""
+    index = torch.tensor([row for row, _ in batch])
+    ids, mask = _pad_left([prompt for _, prompt in batch], base.model.device)
+    answers: list[list[int]] = [[] for _ in batch]
+    cache: Cache | None = None
+    live = list(range(len(batch)))
+    while live:
+        with bank.attached(index[live], mix=None if mix is None else mix[live]):
+            going = live
+            while going == live:
+                logits, cache = _forward(base, ids, mask, cache, keep=1)
+                ids = logits[:, -1].argmax(-1, keepdim=True)  # (N, 1)
+                going = []
+                for n, token in zip(live, ids[:, 0].tolist(), strict=True):
+                    if token not in stops:
+                        answers[n].append(token)
+                        if len(answers[n]) < rooms[n]:
+                            going.append(n)
+                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        if going:
+            kept = torch.tensor([live.index(n) for n in going], device=ids.device)
+            _select(cache, kept)
+            ids, mask = ids[kept], mask[kept]
+        live = going
+    return answers
+
+
+def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor | None) -> list[float]:
+    """The log-likelihoods of all options of the batch, one request after another (R)."""
+    device = base.model.device
+    index = torch.tensor([row for row, _, _ in batch])
+    owner = torch.tensor([n for n, (_, _, options) in enumerate(batch) for _ in options])
+    options = [torch.tensor(option, device=device) for _, _, options in batch for option in options]
+    ids, mask = _pad_left([prompt for _, prompt, _ in batch], device)
+    with bank.attached(index, mix=mix):
+        logits, cache = _forward(base, ids, mask, None, keep=1)
+    places = owner.to(device)
+    logits = logits[places]  # (R, 1, V)
+    labels = pad_sequence(options, batch_first=True)  # (R, T)
+    real = pad_sequence([torch.ones_like(option) for option in options], batch_first=True)
+    if labels.shape[1] > 1:
+        _select(cache, places)
+        mask = torch.cat([mask[places], real[:, 1:]], dim=1)
+        with bank.attached(index[owner], mix=None if mix is None else mix[owner]):
+            rest, _ = _forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1)
+        logits = torch.cat([logits, rest], dim=1)  # (R, T, V)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    picked = logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(-1)
+    return (picked * real).sum(1).tolist()
+
+
+def _forward(base: Base, ids: Tensor, mask: Tensor, cache: Cache | None, keep: int) -> tuple[Tensor, Cache]:
+    """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them.
+
+    `mask` covers what is in the cache and the new tokens. Positions count real tokens only.
+    """
+    options = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :], "logits_to_keep": keep}
+    known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
+    with torch.autocast(ids.device.type, base.autocast, enabled=base.autocast is not None):
+        output = base.model(
+            input_ids=ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            **{name: value for name, value in options.items() if name in known},
+        )
+    return output.logits[:, -keep:], output.past_key_values
+
+
+def _select(cache: Cache | None, rows: Tensor) -> None:
+    """Keep (or repeat) these rows of the cache; every kind of cache can do so, as beam search needs it."""
+    cast(Cache, cache).reorder_cache(cast(torch.LongTensor, rows))
+
+
+def _pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids (N, T) and the mask (N, T) of the real ones; as padding is masked, its value is free."""
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+    return ids.to(device), mask.to(device)
+
+
+def _batches(requests: Sequence[Scored], limit: int) -> Iterator[list[int]]:
+    """The requests, longest prompt first, in batches of at most `limit` options and at least one request."""
+    batch: list[int] = []
+    size = 0
+    for i in sorted(range(len(requests)), key=lambda i: -len(requests[i][1])):
+        options = len(requests[i][2])
+        if batch and size + options > limit:
+            yield batch
+            batch, size = [], 0
+        batch.append(i)
+        size += options
+    if batch:
+        yield batch
+
+
+def _room(base: Base, prompt: Sequence[int], wanted: int, at_least: int = 1) -> int:
+    """How many of the wanted tokens fit after the prompt; the last one is not read, so it needs no place."""
+    if not prompt:
+        raise UserError("a prompt has no tokens; use a template that puts text around it (task.template)")
+    context = getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
+    room = wanted if context is None else min(wanted, context - len(prompt) + 1)
+    if room < at_least:
+        raise UserError(
+            f"a prompt of {len(prompt)} tokens leaves no room for an answer of {at_least}: the context of "
+            f"{base.name!r} is {context} tokens; lower task.max_length, so that longer examples are skipped"
+        )
+    return room
+
+
+def stop_tokens(base: Base) -> set[int]:
+    """Every token that ends an answer: those of an adapter's folder, or the tokenizer's EOS and the base's (a chat
+    model has several)."""
+    if base.prompt is not None:
+        return set(base.prompt.stop)
+    stops = base.model.generation_config.eos_token_id
+    stops = [stops] if isinstance(stops, int) else stops or []
+    return {*stops, base.tokenizer.eos_token_id}

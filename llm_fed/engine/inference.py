@@ -1,0 +1,108 @@
+"""What the frozen base computes without training: losses of several adapters, hidden states of prompts, mixing weights.
+
+Shape letters: E experts, H hidden size, N rows, R prompts or pictures, S stored ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.examples import TEXT, Kind
+from llm_fed.engine.fit import token_losses
+from llm_fed.engine.memory import budget_and_overhead
+from llm_fed.engine.packing import plan
+from llm_fed.models.frozen import device_of
+from llm_fed.models.lora import ANCHORS, SCALE
+from llm_fed.state import State
+
+if TYPE_CHECKING:
+    from llm_fed.models.images import ImageBase
+    from llm_fed.models.loading import Base
+
+
+@torch.inference_mode()
+def mean_losses(
+    base: Base | ImageBase,
+    bank: AdapterBank,
+    asked: Sequence[tuple[int, Sequence[Any]]],
+    *,
+    kind: Kind = TEXT,
+    mix: Tensor | None = None,
+    budget: int | None = None,
+) -> list[float]:
+    """The mean loss per target of each list of examples under one row of the bank; NaN without a target.
+
+    Args:
+        asked: (row of the bank, examples); examples of equal length share a micro-batch, whoever asks.
+        mix: (examples of all lists, E), where the gate of the bank's structure is `mix`.
+        budget: most tokens of a micro-batch (default: by device).
+    """
+    work = [(n, row, example) for n, (row, examples) in enumerate(asked) for example in examples]
+    total = torch.zeros(len(asked), dtype=torch.float64)
+    count = torch.zeros(len(asked), dtype=torch.float64)
+    lengths = [kind.length(example) for _, _, example in work]
+    default, overhead = budget_and_overhead(device_of(base.model))
+    for chosen in plan(lengths, budget or default, overhead):
+        batch = kind.collate([work[i][2] for i in chosen])
+        index, weights = torch.tensor([work[i][1] for i in chosen]), None if mix is None else mix[chosen]
+        with bank.attached(index, mix=weights), autocast(base):
+            losses = token_losses(base.model, batch, kind=kind, all_rows=bank.adapts_head).double().cpu()
+        owner = torch.tensor([work[i][0] for i in chosen])[batch.rows]
+        total.index_add_(0, owner, losses)
+        count.index_add_(0, owner, torch.ones_like(losses))
+    return (total / count).tolist()
+
+
+@torch.inference_mode()
+def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
+    """h (R, H): the base's last hidden state at each prompt's last token, at least float32, on the CPU."""
+    lengths = [len(prompt) for prompt in prompts]
+    found = torch.zeros(len(prompts), base.model.config.get_text_config().hidden_size)
+    for chosen in plan(lengths, *budget_and_overhead(base.model.device)):
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompts[i]) for i in chosen], batch_first=True)
+        with autocast(base):  # padding on the right reaches no real token
+            output = base.model.base_model(input_ids=ids.to(base.model.device), use_cache=False)
+        rows = torch.arange(len(chosen))
+        last = torch.tensor([lengths[i] for i in chosen]) - 1
+        hidden = output.last_hidden_state.cpu()[rows, last]
+        found = found.to(torch.promote_types(found.dtype, hidden.dtype))
+        found[torch.tensor(chosen)] = hidden.to(found.dtype)
+    return found
+
+
+def mixing_weights(base: Base, asked: Sequence[tuple[State, Sequence[int]]]) -> Tensor:
+    """`similarity_weights` (R, 2) of prompts.
+
+    Args:
+        asked: (state with the extras ANCHORS and SCALE, token ids of the prompt).
+    """
+    return similarity_weights(features(base, [prompt for _, prompt in asked]), [state for state, _ in asked])
+
+
+def similarity_weights(found: Tensor, states: Sequence[State]) -> Tensor:
+    """Weights (R, 2) of two experts for each prompt or picture: 1 - alpha(x) and alpha(x).
+
+    alpha(x) is the mean cosine of h(x) with the state's stored anchors, times its scale, clipped to [0, 1]
+    (Yang et al. 2024, instance-wise dynamic weighting).
+
+    Args:
+        found: h (R, H), the base's features of each.
+        states: of each, with the extras ANCHORS (S, H) and SCALE.
+    """
+    weights = torch.zeros(len(states), 2, dtype=found.dtype)
+    for row, state in enumerate(states):
+        anchors = state.extras[ANCHORS].to(found)
+        cosine = torch.nn.functional.cosine_similarity(found[row], anchors, dim=-1)
+        alpha = (state.extras[SCALE].to(found) * cosine.mean()).clamp(0, 1)
+        weights[row] = torch.stack([1 - alpha, alpha])
+    return weights
+
+
+def autocast(base: Base | ImageBase) -> torch.autocast:
+    """The base's compute dtype, where it differs from that of its weights."""
+    return torch.autocast(device_of(base.model).type, base.autocast, enabled=base.autocast is not None)

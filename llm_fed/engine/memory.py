@@ -1,0 +1,73 @@
+"""What fits into the device's memory: token budgets, retries with half of it, recomputed activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+import psutil
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from llm_fed.errors import RunError
+
+Result = TypeVar("Result")
+
+
+def budget_and_overhead(device: torch.device) -> tuple[int, int]:
+    """Most tokens of a micro-batch, and what one more micro-batch costs in tokens.
+
+    On the CPU as measured (docs/performance.md); elsewhere reasoned, not measured.
+    """
+    return (1024, 32) if device.type == "cpu" else (16384, 512)
+
+
+def within_memory(run: Callable[[int], Result], budget: int) -> Result:
+    """`run(budget)`, again with half the budget as long as the device's memory does not suffice."""
+    from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
+    while True:
+        try:
+            return run(budget)
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            if budget <= 1:
+                raise RunError(
+                    "the device's memory does not suffice to train on one example; use a smaller base, and for text "
+                    "base.activation_checkpointing, base.quantization or a smaller task.max_length"
+                ) from error
+        clear_device_cache(garbage_collection=True)
+        budget //= 2
+
+
+@contextmanager
+def activation_checkpointing(model: nn.Module) -> Iterator[None]:
+    """Recompute activations in the layers where `model.gradient_checkpointing_enable()` asked for it.
+
+    Transformers itself does so in training mode alone, which would also turn the base's dropout on.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
+    before = [layer.__dict__.get("forward") for layer in layers]  # accelerate's device hooks replace it, too
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes; of a GPU with those that torch has reserved and does not use."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return psutil.virtual_memory().available

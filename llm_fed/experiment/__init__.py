@@ -1,0 +1,1 @@
+"""Builds what a configuration names, and runs it from start to export."""

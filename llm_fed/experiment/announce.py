@@ -1,0 +1,441 @@
+"""What a run says before its first round: who trains what, on which data, and, when asked for, what it will cost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor
+
+from llm_fed.config import Config
+from llm_fed.engine.footprint import activations, training_copies, weights
+from llm_fed.engine.memory import free_memory
+from llm_fed.federation.clients import broadcast
+from llm_fed.messages.wire import Message, entries, pack, unpack
+from llm_fed.models.images import ImageBase
+from llm_fed.models.structure import Full, Structure
+from llm_fed.runs.pace import Ahead
+from llm_fed.site import Site
+from llm_fed.state import State
+
+if TYPE_CHECKING:
+    from llm_fed.experiment.build import Experiment
+
+SPLITS = ("training", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of several clients."""
+
+    total: int = 0
+    least: int = 0
+    most: int = 0
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Counts:
+        found = list(numbers)
+        return cls(sum(found), min(found), max(found)) if found else cls()
+
+    def each(self) -> str:
+        """`16`, or `3 to 120`."""
+        return f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run will move and hold, in bytes.
+
+    Attributes:
+        down, up: of what one client is sent in round 1, and of its answer.
+        exact: whether `up` is exact; else what an answer holds depends on what is learned.
+        down_first, up_first: over all clients in round 1.
+        down_run, up_run: over the whole run, if each client moves in every round what it moves in the first.
+        base: the weights of the base and of clients' own models.
+        training: adapters or models with gradients and optimizer state, of the clients that train at once.
+        activations: what one backward pass keeps, roughly; 0 where no client's data are here.
+        memory_free: on the device, with the base loaded.
+        state: the server's part of a checkpoint.
+        kept: what a client that was asked adds to it at most: the entries that it trains and does not send.
+        disk_free: where the run folder is, or will be.
+    """
+
+    down: Counts
+    up: Counts
+    exact: bool
+    down_first: int
+    up_first: int
+    down_run: int
+    up_run: int
+    base: int
+    training: int
+    activations: int
+    memory_free: int
+    state: int
+    kept: int
+    disk_free: int
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run is about to do.
+
+    Attributes:
+        reached: the round after which it goes on; 0: it begins.
+        complete: whether it has ended already.
+        needs: the plans of the runs that it starts from and trains first; only their methods where costs are not
+            asked for.
+        examples: by split, over the clients that have any; empty where the clients' data are not here.
+        left_out: by split, examples that are longer than `task.max_length` tokens.
+        parameters: that each client holds and trains.
+        sent: parameters in a client's answer; None: not looked at, as the run goes on from a checkpoint.
+        structure: what clients train, in words.
+        steps: of the optimizer, per client and round; zero where they depend on data that are not here.
+        scored: on which split, after which rounds, by which metric, in words.
+    """
+
+    method: str
+    paper: str
+    rounds: int
+    reached: int
+    clients: tuple[str, ...]
+    cohort: int
+    examples: Mapping[str, Counts]
+    server_examples: Mapping[str, int]
+    left_out: Mapping[str, int]
+    base: str
+    base_parameters: int
+    device: str
+    processes: int
+    dtype: str
+    quantization: str | None
+    structure: str
+    parameters: Counts
+    sent: int | None
+    steps: Counts
+    epochs: int | None
+    batch_size: int
+    lr: tuple[float, float]
+    scored: str
+    needs: tuple[str, ...] = ()
+    complete: bool = False
+    costs: Costs | None = None
+    parents: tuple[RunPlan, ...] = field(default=(), repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+        return asdict(self)
+
+    def rows(self) -> dict[str, str]:
+        """Lines for people, by their label."""
+        rows = {"method": self._method(), "base": self._base()}
+        if self.reached or self.complete:
+            return rows
+        rows = {
+            "method": rows["method"],
+            "clients": self._clients(),
+            "examples": self._examples(),
+            "base": rows["base"],
+        }
+        rows["training"] = self._training()
+        if not self.needs:
+            rows["each round"] = self._work()
+        rows["scores"] = self.scored
+        return {label: text for label, text in rows.items() if text}
+
+    def for_terminal(self, folder: Path) -> list[str]:
+        """All lines of a dry run, aligned: what lies in the folder first, then the whole plan with its costs."""
+        if self.complete:
+            here = f"{folder} is complete, and nothing would be done; --fresh starts again"
+        elif self.reached:
+            here = f"{folder} would be continued at round {min(self.reached + 1, self.rounds)} of {self.rounds}"
+        else:
+            here = f"{folder} would be begun"
+        whole = replace(self, reached=0, complete=False)
+        rows = {"run": here, **whole.rows(), **self.cost_rows()}
+        return [f"{label:<11}{text}" for label, text in rows.items()]
+
+    def cost_rows(self) -> dict[str, str]:
+        """Further lines about bytes, memory and disk; none where these were not asked for."""
+        costs = self.costs
+        if costs is None:
+            return {}
+        free = f"{_bytes(costs.memory_free)} of memory beside the base, {_bytes(costs.disk_free)} of disk"
+        return {"messages": self._messages(costs), "memory": _memory(costs), "disk": _disk(costs), "free": free}
+
+    def _method(self) -> str:
+        paper = f": {self.paper}" if self.paper else ""
+        if self.needs:
+            return f"{self.method}{paper}; trains {' and '.join(self.needs)} first and merges their results"
+        return f"{self.method}{paper}, {_count(self.rounds, 'round')}"
+
+    def _clients(self) -> str:
+        number = len(self.clients)
+        if number == 1:
+            return f"1, {self.clients[0]}"
+        return f"{number}, {'all' if self.cohort >= number else self.cohort} of them asked in each round"
+
+    def _examples(self) -> str:
+        if not self.examples and not any(self.server_examples.values()):
+            return "known to the clients alone"
+        words = {"training": "for training", "validation": "for validation", "test": "for the test"}
+        parts = [
+            f"{counts.total:,} {words[split]} ({counts.each()} per client)"
+            for split, counts in self.examples.items()
+            if counts.total
+        ]
+        at_server = [f"{number:,} {words[split]}" for split, number in self.server_examples.items() if number]
+        parts += [f"at the server {' and '.join(at_server)}"] if at_server else []
+        out = [f"{number:,} {split}" for split, number in self.left_out.items() if number]
+        return ", ".join(parts) + (f"; too long and left out: {' and '.join(out)}" if out else "")
+
+    def _base(self) -> str:
+        weights = f"{self.dtype}, {self.quantization}" if self.quantization else self.dtype
+        several = f" in {self.processes} processes" if self.processes > 1 else ""
+        return f"{self.base}, {self.base_parameters:,} parameters, {weights}, on {self.device}{several}"
+
+    def _training(self) -> str:
+        sent = ""
+        if self.sent is not None and self.sent != self.parameters.most:
+            sent = f", of which {self.sent:,} are sent" if self.sent else ", none is sent"
+        elif self.sent is not None:
+            sent = ", all of which are sent"
+        return f"{self.structure}: {self.parameters.each()} parameters per client{sent}"
+
+    def _work(self) -> str:
+        examples = _count(self.batch_size, "example")
+        steps = f"{self.steps.each()} steps of {examples}" if self.steps.most else f"steps of {examples}"
+        if self.epochs:
+            epochs = _count(self.epochs, "epoch")
+            steps = f"{epochs}, {steps}" if self.steps.most else f"{epochs} in {steps}"
+        first, last = self.lr
+        rate = f"{first:g}" if first == last or self.rounds == 1 else f"{first:g}, falling to {last:g} in the last"
+        return f"{steps}, learning rate {rate}"
+
+    def _messages(self, costs: Costs) -> str:
+        about = "" if costs.exact else "about "
+        if not costs.down_run and not costs.up_run:
+            return "nothing travels"
+        each = (
+            ""
+            if self.parents
+            else (
+                f"a client is sent {costs.down.each()} bytes and answers with {about}{costs.up.each()}; "
+                f"{_bytes(costs.down_first)} down and {about}{_bytes(costs.up_first)} up in round 1, "
+            )
+        )
+        return f"{each}{_bytes(costs.down_run)} down and {about}{_bytes(costs.up_run)} up in the whole run"
+
+
+def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, names: Sequence[str] = ()) -> RunPlan:
+    """What an experiment is about to do.
+
+    Args:
+        reached: the round of the checkpoint from which it continues; 0: it begins.
+        names: the clients, where their data are on other machines.
+    """
+    config, base, method, server = built.config, built.base, built.method, built.server
+    sites = list(built.clients.values())
+    layouts = {structure: base.layout(structure) for structure in {s.structure for s in [*sites, server]}}
+    trained = [
+        sum(layouts[s.structure].slices[name].stop - layouts[s.structure].slices[name].start
+            for name in layouts[s.structure].matching(method.trained))
+        for s in sites or [server]
+    ]  # fmt: skip
+    sent = None
+    if not method.needs and not reached:
+        message = method.broadcast(method.init(server), next(iter(server.clients or names)))
+        sent = entries(method.upload_like(message))
+    where = "cpu" if base.device.type == "cpu" else f"{base.device} ({torch.cuda.get_device_name(base.device)})"
+    same = config.local.steps or 0
+    steps = Counts.of(local_steps(site) for site in sites if site.train) if sites else Counts(0, same, same)
+    number = len(sites or names)
+    return RunPlan(
+        method=config.method["name"], paper=method.paper, rounds=config.rounds, reached=reached, complete=complete,
+        clients=tuple(built.clients or names), cohort=min(number, server.cohort),
+        examples=_examples(sites), left_out=_sum(site.left_out for site in [*sites, server]),
+        server_examples={"training": len(server.train), **{s: len(q) for s, q in server.queries.items()}},
+        base=config.base.name if not config.base.clients else f"{config.base.name} (shared)",
+        base_parameters=parameters_of(base), device=where, processes=PartialState().num_processes,
+        dtype=_dtype(base), quantization=config.base.quantization,
+        structure=describe(sites[0].structure if sites else server.structure, config), parameters=Counts.of(trained),
+        sent=sent, steps=steps, epochs=config.local.epochs,
+        batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
+        scored=_scored(built, bool(sites)), needs=method.needs,
+    )  # fmt: skip
+
+
+def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence[RunPlan] = ()) -> RunPlan:
+    """The plan with its costs, for which method and engine are asked; the experiment must not be trained afterwards.
+
+    Args:
+        folder: the run folder, which need not exist.
+        parents: the plans, with costs, of the runs that this one starts from.
+    """
+    config, base, method, server = built.config, built.base, built.method, built.server
+    sites, down, up, exact, state = built.clients, {}, {}, True, None
+    if not method.needs:
+        state = method.init(server)
+        for client, sent in broadcast(method, state, sites, config.transport.down).items():
+            answer = method.upload_like(unpack(sent))
+            down[client], up[client] = len(sent), len(pack(answer, config.transport.up))
+            exact = exact and _fixed(answer)
+    asks = [built.schedule.asks(round) for round in range(1, config.rounds + 1)] if down else []
+    moved_down = [sum(down[ask.client] for ask in round) for round in asks] or [0]
+    moved_up = [sum(up[ask.client] for ask in round if ask.delay is not None) for round in asks] or [0]
+    trainers = [site for site in sites.values() if site.train]
+    at_once = min(built.runtime.clients_per_pass, server.cohort)
+    layouts = {site.structure: base.layout(site.structure) for site in trainers}
+    largest = max(trainers, key=lambda site: layouts[site.structure].size, default=None)
+    training = found = 0
+    if largest:
+        copies = training_copies(largest.structure, config.local, at_once)
+        training = copies * layouts[largest.structure].size * 4  # float32
+        longest = largest if isinstance(base, ImageBase) else max(trainers, key=_longest)
+        found = activations(base, longest, built.runtime.engine.kind_of, config.local, at_once)  # type: ignore[attr-defined]
+    prices = [parent.costs for parent in parents if parent.costs]
+    models = [base.model, *(base.model_of(s) for s in layouts)] if isinstance(base, ImageBase) else [base.model]
+    costs = Costs(
+        down=Counts.of(down.values()), up=Counts.of(up.values()), exact=exact and all(price.exact for price in prices),
+        down_first=moved_down[0], up_first=moved_up[0],
+        down_run=sum(moved_down) + sum(price.down_run for price in prices),
+        up_run=sum(moved_up) + sum(price.up_run for price in prices),
+        base=weights(models), training=training, activations=found, memory_free=free_memory(base.device),
+        state=len(pack(state)), kept=_kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
+        if sites and state is not None else 0,
+        disk_free=shutil.disk_usage(next(p for p in [folder, *folder.absolute().parents] if p.is_dir())).free,
+    )  # fmt: skip
+    return replace(plan, costs=costs, parents=tuple(parents))
+
+
+def ahead(built: Experiment) -> Ahead:
+    """What the pace of a run is measured against."""
+    config = built.config
+    steps = {id: local_steps(site) for id, site in built.clients.items() if site.train}
+    sites, limit = built.scored.values(), config.eval.limit
+
+    def expected(round: int) -> float:
+        return sum(steps.get(ask.client, 0) for ask in built.schedule.asks(round) if ask.delay is not None)
+
+    return Ahead(
+        config.rounds,
+        expected if steps else lambda round: 0.0,
+        lambda round: round == config.rounds or bool(config.eval.every and round % config.eval.every == 0),
+        config.eval.during,
+        {split: sum(len(s.queries.get(split, ())[:limit]) for s in sites) for split in ("validation", "test")},
+    )
+
+
+def local_steps(site: Site) -> int:
+    """The optimizer steps of one `site.fit`, as the run's local settings say."""
+    size = min(site.local.batch_size, site.num_examples)
+    return site.local.steps or (site.local.epochs or 1) * -(-site.num_examples // size)
+
+
+def describe(structure: Structure, config: Config) -> str:
+    """What a client trains, in words."""
+    if isinstance(structure, Full):
+        if structure.plain:
+            return "a whole model"
+        names = [name for name, _ in structure.parts]
+        return f"{len(names)} whole models side by side ({', '.join(names)})"
+    chosen = structure.target_modules
+    layers = chosen if isinstance(chosen, str) else ", ".join(chosen)
+    several = f"{len(structure.experts)} LoRA adapters" if len(structure.experts) > 1 else "a LoRA adapter"
+    head = f" and the head {', '.join(structure.whole)}" if structure.whole else ""
+    return f"{several} of rank {structure.rank} on {layers}{head}"
+
+
+def parameters_of(base: Any) -> int:
+    """How many parameters a base has; of a quantised one as many as before."""
+    if isinstance(base, ImageBase):
+        return sum(parameter.numel() for parameter in base.model.parameters())
+    return base.model.num_parameters()
+
+
+def _examples(sites: Sequence[Site]) -> dict[str, Counts]:
+    held = {"training": [len(site.train) for site in sites]}
+    held |= {split: [len(site.queries.get(split, ())) for site in sites] for split in SPLITS[1:]}
+    return {split: Counts.of(numbers) for split, numbers in held.items()} if sites else {}
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for counted in counts:
+        for split, number in counted.items():
+            total[split] = total.get(split, 0) + number
+    return total
+
+
+def _scored(built: Experiment, here: bool) -> str:
+    settings, rounds = built.config.eval, built.config.rounds
+    where = "the server's" if "server" in built.scored else "the clients'"
+    has = {split for site in built.scored.values() for split, queries in site.queries.items() if queries}
+    if built.method.needs:
+        return f"{built.metric} on {where} test examples, after the merge" if "test" in has else "no test examples"
+    if settings.during not in has and here:
+        during = f"no {settings.during} examples, so no scores before the end"
+    else:
+        every = f"every {settings.every} rounds" + (" and after the last" if rounds % (settings.every or 1) else "")
+        every = "after the last round" if not 0 < settings.every < rounds else every
+        every = "after every round" if settings.every == 1 else every
+        during = f"{built.metric} on {where} {settings.during} examples {every}"
+    best = settings.select == "best" and settings.during in has | (set() if here else {settings.during})
+    tested = "the best of them" if best else "the last round"
+    return during + (f"; {tested} is tested" if "test" in has or not here else "; no test examples")
+
+
+def _dtype(base: Any) -> str:
+    held = str(base.dtype).removeprefix("torch.")
+    computed = str(base.autocast or base.dtype).removeprefix("torch.")
+    return held if held == computed else f"{held}, computed in {computed}"
+
+
+def _longest(site: Site) -> int:
+    return max(len(example.input_ids) for example in site.train)
+
+
+def _fixed(message: Message) -> bool:
+    """Whether the size of messages like this one does not depend on what they hold."""
+    if isinstance(message, dict | list):
+        return all(_fixed(child) for child in (message.values() if isinstance(message, dict) else message))
+    return message is None or isinstance(message, Tensor | State)
+
+
+def _kept(message: Message, layouts: Mapping[Structure, Any], trained: str) -> int:
+    """Bytes of the entries that a client trains but is not sent, hence keeps; of unlike clients the most."""
+    sent = message.layout.slices if isinstance(message, State) else {}
+    return max(
+        (4 * sum(layout.slices[name].stop - layout.slices[name].start for name in layout.matching(trained)
+                 if name not in sent) for layout in layouts.values()),
+        default=0,
+    )  # fmt: skip
+
+
+def _memory(costs: Costs) -> str:
+    total = costs.base + costs.training + costs.activations
+    return (
+        f"about {_bytes(total)} to train: base {_bytes(costs.base)}, what clients train with gradients and optimizer "
+        f"state {_bytes(costs.training)}, activations about {_bytes(costs.activations)}; scoring is not counted"
+    )
+
+
+def _disk(costs: Costs) -> str:
+    kept = f", and up to {_bytes(costs.kept)} for each client that was asked" if costs.kept else ""
+    return f"{_bytes(costs.state)} per checkpoint for the server's state{kept}"
+
+
+def _bytes(number: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.0f} bytes"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,39 @@
+"""Base models as configurations name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_fed import tasks
+from llm_fed.config import BaseConfig, Config
+from llm_fed.models.images import ImageBase, load_images
+from llm_fed.models.loading import Base, load_base
+from llm_fed.runtime.launch import choose_device
+from llm_fed.tasks.common import TaskData
+
+
+def load(config: Config, task: TaskData, device: str) -> Base | ImageBase:
+    """The base that the run's sites share: an image model where the task is one of pictures."""
+    if task.labels:
+        size = next((picture.pixels.shape[-1] for data in task.clients.values() for picture in data.train), 0)
+        return load_images(config.base, task.labels, device, size)
+    return load_base(config.base, device)
+
+
+class Bases:
+    """Loads bases as they are asked for, one in memory at a time; `loads` counts them."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+        self._key: tuple[BaseConfig, str, str, str | None, int | None] | None = None
+        self._base: Any = None
+
+    def of(self, config: Config) -> Base | ImageBase:
+        task = config.task  # of images, their labels are the head's, and their size may be the model's
+        key = config.base, config.device, task.name, task.path, task.image_size
+        if key != self._key:
+            self._key = self._base = None
+            self._base = load(config, tasks.load(task, config.seed), choose_device(config.device))
+            self.loads += 1
+            self._key = key
+        return self._base

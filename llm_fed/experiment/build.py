@@ -1,0 +1,242 @@
+"""Builds what a configuration names: base, task, the sites with their data, method, schedule, runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from llm_fed import methods, signs, tasks
+from llm_fed.config import Config
+from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.language import LanguageEngine
+from llm_fed.errors import UserError, require
+from llm_fed.eval.clients import Personal, check_options, evaluate, notes_without_credit
+from llm_fed.eval.scores import METRICS, Summary
+from llm_fed.experiment import bases, start
+from llm_fed.experiment.encoding import Encoder
+from llm_fed.experiment.needed import check_rounds
+from llm_fed.experiment.placement import place
+from llm_fed.federation import privacy
+from llm_fed.federation.schedule import Delayed, Poisson, Schedule
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base, settle_dtype
+from llm_fed.models.structure import Structure, structure_of
+from llm_fed.requests import Engine
+from llm_fed.rng import generator
+from llm_fed.runs import extend
+from llm_fed.runs.tracking import Reporter, check_trackers
+from llm_fed.runtime.accelerate import Shared
+from llm_fed.runtime.launch import choose_device
+from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
+from llm_fed.site import Site
+from llm_fed.state import State
+from llm_fed.tasks.common import ClientData, TaskData
+
+
+@dataclass
+class Experiment:
+    """Everything that a run needs, in memory."""
+
+    config: Config
+    base: Base | ImageBase
+    metric: str
+    method: Method
+    clients: dict[str, Site]
+    server: Site
+    schedule: Schedule
+    runtime: LocalRuntime
+
+    @property
+    def scored(self) -> dict[str, Site]:
+        """Who is scored: every client, or the server alone where it holds the test examples."""
+        return scored(self.clients, self.server)
+
+    def evaluate(self, messages: Mapping[str, Message], split: str) -> Summary | None:
+        """The score of everybody who is scored, under the model that the method makes of what this one is sent."""
+        return self.score(lambda site: self.method.personalize(site, messages[site.id]), split)
+
+    def score(self, personal: Personal, split: str) -> Summary | None:
+        """The score of everybody who is scored, under the model that `personal` gives it."""
+        limit = self.config.eval.limit
+        return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit)
+
+    def score_base(self, split: str) -> Summary | None:
+        """The scores without training: everybody under one plain adapter whose B is zero, which adds nothing."""
+        structure = structure_of(self.config.adapter, self.base.head)
+        draw = partial(self.base.draw, structure)
+        bare = {id: replace(site, structure=structure, draw=draw) for id, site in self.scored.items()}
+        state = draw(generator(self.config.seed, "base"))
+
+        async def personal(site: Site) -> State:
+            return state
+
+        return evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=self.config.eval.limit)
+
+    def lr(self, round: int) -> float:
+        """Of a round, see `extend.lr`."""
+        return extend.lr(self.config, round)
+
+    def shared(self) -> Shared:
+        """What all ranks of a launch build alike."""
+        model = self.base.model if isinstance(self.base, Base) else None
+        return Shared.of(self.runtime.engine, [*self.clients.values(), self.server], model)
+
+
+def prepare(
+    config: Config,
+    reporter: Reporter,
+    *,
+    base: Base | ImageBase | None = None,
+    task: tasks.common.TaskData | None = None,
+) -> Experiment:
+    """Load and build everything, the cheap and fallible parts first; the experiment's configuration says in which dtype
+    it computes, also where the given one says `auto`.
+
+    Args:
+        base, task: instead of what the configuration names; a client of such a task may come without training examples.
+
+    Raises:
+        UserError: anything that the configuration names is not there or does not fit.
+    """
+    method = methods.build(config.method)
+    check_rounds(method, config)
+    check_trackers(config.track)
+    privacy.check(config, method)
+    with signs.part(f"reading the data of {config.task.name}"):
+        task = task or tasks.load(config.task, config.seed)
+    metric = config.eval.metric or task.metric
+    require("eval.metric", metric, METRICS)
+    check_kinds(config, task, method, metric)
+    device = str(base.device) if base else choose_device(config.device)
+    settled, said = settle_dtype(config.base, device)
+    if said:
+        config = replace(config, base=settled)
+        reporter.note(said)
+    with signs.part(f"loading the base {config.base.name}"):
+        base = base or bases.load(config, task, device)
+    with signs.part("preparing the clients' examples"):
+        clients, server = build(config, task, base, method, metric, reporter)
+    delay = config.delay
+    schedule: Schedule
+    if privacy.central(config.privacy):
+        schedule = Poisson(tuple(clients), config.participation, config.seed)
+    else:
+        schedule = Delayed(
+            tuple(clients), config.participation, config.seed,
+            sigma=delay.sigma, per=delay.per, drop_out=delay.drop_out,
+        )  # fmt: skip
+    server.cohort = schedule.cohort_size
+    if start.place(config):
+        reporter.note(start.give(config, method, [*clients.values(), server], base))
+        method.init(server)  # a method that cannot start there says so now
+    per_pass = choose_clients_per_pass(config.clients_per_pass, schedule.cohort_size, server.initial(), base.device)
+    engine: Engine
+    if isinstance(base, ImageBase):
+        engine = VisionEngine(base, config.local)
+    else:
+        engine = LanguageEngine(base, config.local, config.eval)
+    runtime = LocalRuntime(engine, per_pass)
+    return Experiment(config, base, metric, method, clients, server, schedule, runtime)
+
+
+def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> None:
+    """Refuse what does not go together, before anything is loaded.
+
+    Raises:
+        UserError: what, and what to set.
+    """
+    pictures = bool(task.labels)
+    if not pictures and config.adapter is None:
+        raise UserError(
+            "adapter is null, which trains a whole model: of image models only; set adapter.rank and "
+            "adapter.target_modules"
+        )
+    if config.local.augment and not pictures:
+        raise UserError(f"local.augment is for images, but {config.task.name} is text; leave it out")
+    if method.whole_models and not (pictures and config.adapter is None):
+        raise UserError(
+            f"{config.method['name']} trains whole image models; set adapter=null, and task.name to a task of images"
+        )
+    if config.base.clients and not (method.any_model and pictures and config.adapter is None):
+        raise UserError(
+            f"base.clients gives clients image models of their own, and {config.method['name']} needs the same model "
+            "at all of them; leave base.clients out, or choose another method"
+        )
+    if config.adapter is None and (method.needs or "lora" in method.trained + method.shared):
+        raise UserError(
+            f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
+            "adapter.rank"
+        )
+    if pictures != (metric == "accuracy"):
+        given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
+        raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
+    if config.eval.base and pictures:
+        raise UserError(
+            "eval.base=true scores the base as it is before training, and the head of an image model is not trained "
+            "then; set eval.base=false"
+        )
+    if task.server and task.server.test and not method.one_model:
+        raise UserError(
+            f"task.server.test=true tests one model for all at the server, but {config.method['name']} gives each "
+            "client a model of its own; set task.server.test=false"
+        )
+
+
+def build(
+    config: Config, task: TaskData, base: Base | ImageBase, method: Method, metric: str, reporter: Reporter
+) -> tuple[dict[str, Site], Site]:
+    """(clients, server).
+
+    Raises:
+        UserError: a client whose examples do not fit, or data that a metric cannot score.
+    """
+    structure = structure_of(config.adapter, base.head)
+    if isinstance(base, ImageBase):
+        encoder, task = None, place(task, base.device, reporter)
+    else:
+        encoder = Encoder(base.tokenizer, config.task, base.prompt and base.prompt.template)
+
+    def site(id: str, data: ClientData | None, labels: int) -> Site:
+        wrapped: Structure = method.wrap(structure, None)
+        site = Site(id, wrapped, config.local, config.seed, partial(base.draw, wrapped), metric=metric)
+        site.num_labels, site.rounds = labels, config.rounds
+        if data is None:
+            return site
+        if encoder is None:
+            site.train, site.held_out = data.train, data.validation
+            site.queries = {"validation": data.validation, "test": data.test}
+        else:
+            before = encoder.skipped.copy()
+            site.train = encoder.training(id, "training", data.train)
+            site.held_out = encoder.training(id, "validation", data.validation, required=False)
+            site.queries = {
+                split: encoder.queries(id, split, examples, config.eval.limit)
+                for split, examples in (("validation", data.validation), ("test", data.test))
+            }
+            site.left_out = encoder.skipped - before
+            if metric == "option_accuracy":
+                check_options(site)
+        return site
+
+    clients = {id: site(id, data, len(task.labels)) for id, data in task.clients.items()}
+    for number, client in enumerate(clients.values()):
+        own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
+        client.structure = method.wrap(structure_of(config.adapter, base.head, own), client)
+        client.draw = partial(base.draw, client.structure)
+    server = site("server", task.server, len(task.server_labels or task.labels))
+    server.clients, server.foreign = tuple(clients), config.task.server.name is not None
+    if encoder and (note := encoder.note()):
+        reporter.note(note)
+    for warning in notes_without_credit([*clients.values(), server], metric):
+        reporter.note_once(warning)
+    return clients, server
+
+
+def scored(clients: dict[str, Site], server: Site) -> dict[str, Site]:
+    """Who is scored: every client, or the server alone where it holds the test examples."""
+    tested: Sequence[Any] = server.queries.get("test", ())
+    return {server.id: server} if tested else clients

@@ -1,0 +1,136 @@
+"""The end of a run: the round that is tested, test scores, exported models, report and summary."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_fed import signs
+from llm_fed.errors import RunError
+from llm_fed.eval.report import write_report
+from llm_fed.experiment.build import Experiment
+from llm_fed.export import models
+from llm_fed.export.card import model_card
+from llm_fed.export.prompt import prompt_of
+from llm_fed.federation import privacy
+from llm_fed.federation.clients import finish, messages_for
+from llm_fed.federation.progress import Progress, restore
+from llm_fed.messages.wire import Message, WireError
+from llm_fed.method import Method
+from llm_fed.runs.folder import Run, log_base
+from llm_fed.runs.tracking import Reporter
+from llm_fed.site import Site
+
+
+def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> dict[str, Any]:
+    """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
+    config = experiment.config
+    progress = selected_round(experiment, run, progress, reporter)
+    with signs.part("finishing at the clients"):
+        messages = finish(
+            experiment.method, experiment.clients, experiment.runtime, run, progress,
+            round=config.rounds + 1, lr=config.local.lr,
+        )  # fmt: skip
+    others = experiment.scored.keys() - messages.keys()
+    messages |= messages_for(experiment.method, progress.state, others, config.transport.down)
+    return deliver(experiment, run, messages, progress.round, models.seen(run.records(), progress.round))
+
+
+def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
+    """The progress after the round that is tested: the best one, or the last."""
+    config = experiment.config
+    if config.eval.select == "best" and progress.best_round not in (0, progress.round):
+        try:
+            progress = restore(run.checkpoints.load(progress.best_round), experiment.clients, experiment.server)
+        except WireError as error:
+            raise RunError(
+                f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last"
+            ) from error
+    reporter.note(f"testing round {progress.round} of {config.rounds}")
+    return progress
+
+
+def deliver(
+    experiment: Experiment,
+    run: Run,
+    messages: Mapping[str, Message],
+    round: int,
+    seen: Collection[str],
+    **facts: Any,
+) -> dict[str, Any]:
+    """Test scores, exported adapters, the report, and last the summary, with further `facts`.
+
+    Args:
+        seen: clients of which an answer had arrived by this round.
+    """
+    with signs.part("test"):
+        if experiment.config.eval.base and (base := log_base(run, "test", experiment.score_base)):
+            facts["base"] = base
+        summary = experiment.evaluate(messages, "test")
+    record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})
+    if summary:
+        run.log(record)
+    server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, where it is scored
+    exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
+    for path in (run.folder / "adapters").glob("*"):
+        if path.is_dir() and path.name not in exported:  # of an earlier end of this run
+            shutil.rmtree(path)
+    personal = experiment.runtime.run(
+        {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in exported}
+    )
+    config_text = (run.folder / "config.yaml").read_text()
+    spent = spent_in(run)
+    for id, state in personal.items():
+        if isinstance(state, Exception):
+            raise state
+        score = summary.clients.get(id) if summary else None
+        export_client(experiment, experiment.scored[id], state, score, run.folder / "adapters" / id, config_text, spent)
+    return write_summary(experiment, run, record, round, **facts)
+
+
+def spent_in(run: Run) -> dict[str, Any] | None:
+    """What the run spent of its clients' privacy; None where it had none."""
+    line = next((line for line in reversed(run.records()) if line["kind"] == "privacy"), None)
+    return {key: line[key] for key in ("epsilon", "delta", "where")} if line else None
+
+
+def export_client(
+    experiment: Experiment,
+    site: Site,
+    state: Message,
+    score: float | None,
+    folder: Path,
+    config_text: str,
+    spent: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a site's personal model and its card to `folder`; `spent` is what the run spent of its clients' privacy."""
+    config, method = experiment.config, experiment.method
+    own = bool(site.memory) or type(method).personalize is not Method.personalize
+    prompt = prompt_of(experiment.base, config)
+    card = model_card(
+        client=site.id, base=config.base.name, method=config.method["name"], paper=experiment.method.paper,
+        metrics={} if score is None else {experiment.metric: score},
+        config=config_text, recipe=experiment.method.recipe(site),
+        kind=models.kind(site.structure, experiment.base), labels=site.num_labels,
+        models=models.models(site.structure, experiment.base),
+        privacy=privacy.statement(config.privacy, spent, own) if spent else "",
+        prompt=prompt, dtype=str(experiment.base.dtype).removeprefix("torch."),
+    )  # fmt: skip
+    models.write(folder, state, site.structure, experiment.base, card, prompt)
+
+
+def write_summary(
+    experiment: Experiment, run: Run, record: Mapping[str, Any], round: int, **facts: Any
+) -> dict[str, Any]:
+    """The report, and last the summary, with the test scores in `record` and further `facts`."""
+    config = experiment.config
+    result = {"round": round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
+    result |= facts
+    if spent := spent_in(run):
+        result["privacy"] = spent
+    run.mark()
+    write_report(run.folder)
+    run.remember("summary.json", result)  # the last file: a folder that has it is complete
+    return result

@@ -1,0 +1,261 @@
+"""Runs an experiment from start to export: a federation, or the merging of runs that others began."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from transformers.utils import logging as transformers_logging
+
+from llm_fed import methods, signs
+from llm_fed.config import Config
+from llm_fed.configfile import as_dict
+from llm_fed.errors import ClientError, RunError, UserError
+from llm_fed.experiment import announce, start
+from llm_fed.experiment.bases import Bases
+from llm_fed.experiment.build import Experiment, prepare
+from llm_fed.experiment.finish import deliver, finish_and_deliver
+from llm_fed.experiment.needed import needed_config, states_of_run
+from llm_fed.export import models
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import federate
+from llm_fed.federation.schedule import most_asked
+from llm_fed.messages.wire import Message
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import check_names
+from llm_fed.runs import extend
+from llm_fed.runs.folder import Run, holds_results, look, read_records
+from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.accelerate import Build, Shared, Spread, serve_orders
+from llm_fed.runtime.launch import other_ranks
+
+
+def train(
+    config: Config,
+    folder: Path,
+    *,
+    fresh: bool = False,
+    reporter: Reporter | None = None,
+    needed: Mapping[str, Path] | None = None,
+    base: Base | ImageBase | None = None,
+) -> dict[str, Any]:
+    """Run a federation, or continue it, to its end: adapters, test scores and report lie in `folder` afterwards.
+
+    Args:
+        needed: by name of a method that this one needs, the folder of that run, which is begun or continued as
+            necessary (default: `folder/needs/<name>`).
+        base: the configured base, where it is loaded already.
+
+    Returns:
+        The content of `summary.json`: the test scores, and which round they belong to.
+
+    Raises:
+        UserError, RunError: see `Run`, `prepare` and `federate`.
+    """
+    reporter = reporter or Reporter()
+    ranks = other_ranks()
+    if ranks and config.base.device_map:
+        raise UserError(
+            f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
+            "leave it out"
+        )
+    with reporter.working(), Run(folder, config, fresh, reporter.record) as run:
+        done = run.summary()
+        if done is not None and not lacks_exports(run):
+            reporter.note(f"{folder} is complete: {config.rounds} rounds; --fresh starts again")
+            return done
+        if config.base.dtype == "auto" and run.config.base.dtype != "auto":
+            reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
+        _check_place(run.config, folder)
+        experiment = prepare(run.config, reporter, base=base)
+        run.config = config = experiment.config
+        if fresh or not holds_results(folder):  # what was begun before this was checked goes on as it is
+            check_names(experiment.base.model, config.adapter)
+        models.check_names(config.export.clients, experiment.scored)
+        if ranks:
+            experiment.runtime.engine = Spread(ranks, config, experiment.shared())
+        sites, origin = [*experiment.clients.values(), experiment.server], start.place(config)
+        if origin and run.continues:
+            start.check(run, sites, origin)
+        if run.before is not None:
+            for note in extend.notes(run.before, config, folder, experiment.method):
+                reporter.note(note)
+        reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
+        run.begin()
+        if origin:
+            start.remember(run, sites, origin)
+        if done is not None:
+            reporter.note(f"{folder} is complete; export.clients has changed, so its end is done again")
+            (folder / "summary.json").unlink()
+        same_environment(run, experiment, reporter)
+        if experiment.method.needs:
+            return _merge(experiment, run, needed or {}, reporter)
+        with reporter.tracking(config, folder, announce.ahead(experiment)):
+            progress = federate(
+                experiment.method, LocalClients(experiment.clients, experiment.schedule, experiment.runtime),
+                experiment.server, experiment.runtime, run, experiment.evaluate,
+                rounds=config.rounds, lr=experiment.lr, scored=experiment.scored, on_resume=reporter.resumed,
+                most_asked=partial(most_asked, experiment.schedule),
+                score_base=experiment.score_base if config.eval.base else None,
+            )  # fmt: skip
+            return finish_and_deliver(experiment, run, progress, reporter)
+
+
+def dry_run(
+    config: Config,
+    folder: Path,
+    *,
+    fresh: bool = False,
+    reporter: Reporter | None = None,
+    base: Base | ImageBase | None = None,
+) -> announce.RunPlan:
+    """What `train` would do with the same arguments, with what it would cost; nothing is trained or written.
+
+    Raises:
+        UserError, RunError: as `train` before its first round.
+    """
+    reporter = reporter or Reporter()
+    with reporter.working():
+        reached, complete = look(folder, config, fresh)
+        built = prepare(config, reporter, base=base)
+        parents = [
+            dry_run(
+                needed_config(config, need), folder / "needs" / need, fresh=fresh, reporter=reporter, base=built.base
+            )
+            for need in built.method.needs
+        ]
+        plan = announce.run_plan(built, reached=reached, complete=complete)
+        with signs.part("measuring the memory of a training step"):
+            return announce.with_costs(plan, built, folder, parents)
+
+
+def _check_place(config: Config, folder: Path) -> None:
+    """Refuse a run that would start from its own folder, which --fresh deletes.
+
+    Raises:
+        UserError: it would.
+    """
+    origin = start.place(config)
+    if origin and folder.resolve() in (Path(origin).resolve(), *Path(origin).resolve().parents):
+        raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
+
+
+def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporter: Reporter) -> dict[str, Any]:
+    """The whole run of a method that starts from the results of others."""
+    config, method, name = experiment.config, experiment.method, experiment.config.method["name"]
+    rounds, given, seen = {}, {}, set()
+    for need in method.needs:
+        folder, its_config = needed.get(need, run.folder / "needs" / need), needed_config(config, need)
+        reporter.note(f"{name} starts from {need}: {folder}")
+        summary = train(its_config, folder, reporter=reporter, needed=needed, base=experiment.base)
+        round = method.needed_round(need)
+        rounds[need] = summary["round"] if round is None else round
+        given[need] = states_of_run(folder, round, its_config, experiment.base, experiment.clients, experiment.runtime)
+        seen |= models.seen(read_records(folder / "metrics.jsonl"), rounds[need])
+    run.rewind(0)
+    with signs.part("merging at the clients"):
+        merge(experiment, given, config.rounds + 1, config.local.lr)
+    for id, site in experiment.clients.items():
+        recipe = method.recipe(site)
+        run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
+        if "note" in recipe:
+            reporter.note(f"{id}: {recipe['note']}")
+    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, needs=rounds)
+
+
+def merge(experiment: Experiment, given: Mapping[str, Mapping[str, Message]], round: int, lr: float) -> None:
+    """`Method.finish` at every client with what it is `given` (by needed method and client).
+
+    Raises:
+        UserError, RunError: a client cannot be merged.
+    """
+    for id, site in experiment.clients.items():
+        site.given = {need: states[id] for need, states in given.items()}
+        site.begin(round, lr)
+    work = {id: experiment.method.finish(site, None) for id, site in experiment.clients.items()}
+    for outcome in experiment.runtime.run(work).values():
+        if isinstance(outcome, ClientError):
+            raise RunError(str(outcome)) from outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+def lacks_exports(run: Run) -> bool:
+    """Whether `export.clients` has changed since a run was finished, and asks for more than the folder holds.
+
+    Raises:
+        UserError: it does, but the checkpoints are gone, from which the end could be done again.
+    """
+    asked = run.config.export.clients
+    before, now = (run.saved or {}).get("export"), as_dict(run.config)["export"]
+    if before in (None, now):
+        return False
+    if isinstance(asked, str):
+        lacks = asked == "all" or (asked == "seen" and before != {"clients": "all"})
+    else:
+        lacks = not all((run.folder / "adapters" / id).is_dir() for id in asked)
+    needs = methods.build(run.config.method).needs  # what they keep, this run does not
+    if lacks and not needs and not any((run.folder / "checkpoints").glob("round-*")):
+        raise UserError(
+            f"{run.folder} has no checkpoints any more, from which more personal models could be exported, as "
+            "export.clients asks; leave it out, or give --fresh to train again"
+        )
+    return lacks
+
+
+def serve() -> None:
+    """What the ranks above 0 of a launch do in the place of a command: their share of what rank 0 runs, until it
+    ends."""
+    quiet()
+    serve_orders(builder())
+
+
+def builder() -> Build:
+    """How a rank above 0 makes, of rank 0's configurations one after another, what it shares with it."""
+    bases, silent = Bases(), Reporter(Console(quiet=True))
+
+    def build(config: Config) -> Shared:
+        return prepare(config, silent, base=bases.of(config)).shared()
+
+    return build
+
+
+def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
+    """Record what decides the bits of a result beside the configuration; a continued run takes over what it can."""
+    now = {
+        "clients_per_pass": experiment.runtime.clients_per_pass,
+        "threads": torch.get_num_threads(),
+        "processes": PartialState().num_processes,
+        "device": str(experiment.base.device),
+        "dtype": experiment.config.base.dtype,
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+    before = run.recall("environment.json")
+    if before is None:
+        run.remember("environment.json", now)
+        return
+    experiment.runtime.clients_per_pass = before["clients_per_pass"]
+    before = {"processes": 1, "dtype": now["dtype"]} | before  # of a run begun before these were recorded
+    changed = [
+        f"{key} {before[key]} -> {now[key]}" for key in now if key != "clients_per_pass" and before[key] != now[key]
+    ]
+    if changed:
+        reporter.note(f"this run began elsewhere ({'; '.join(changed)}): results may differ in the last bits")
+
+
+def quiet() -> None:
+    """Keep transformers' progress bars and notices out of the run's own output, unless the user set its verbosity."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing optional kernels
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()

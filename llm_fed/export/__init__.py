@@ -1,0 +1,1 @@
+"""Personal models as files: PEFT folders, image models, their cards, loading them, the Hub."""

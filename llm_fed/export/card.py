@@ -1,0 +1,212 @@
+"""The model card of a personal adapter: what the Hub, and whoever is handed the folder, reads first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+
+from llm_fed import datapath
+from llm_fed.export.prompt import Prompt
+from llm_fed.paths import is_local, public
+
+_LOAD = """import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, {classes}
+
+base, folder = {base!r}, "path/to/this/folder"
+prompt = "a prompt"
+
+tokenizer = AutoTokenizer.from_pretrained(base{revision})
+model = AutoModelForCausalLM.from_pretrained(base{revision}, dtype={dtype!r}{quantized})
+model.generation_config = GenerationConfig(
+    do_sample=False, max_new_tokens={most}, eos_token_id={stop}, pad_token_id={pad}
+)
+model = PeftModel.from_pretrained(model, folder).eval()
+
+{encode}
+inputs = torch.tensor([ids], device=model.device)
+output = model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs))[0, len(ids):].tolist()
+answer = [token for token in output if token not in {stop}]
+print(tokenizer.decode(answer, skip_special_tokens=True).strip())"""
+_ENCODE = """text = {text!r}.replace("{{prompt}}", prompt)
+ids = tokenizer(text)["input_ids"]
+if ids[-1] == tokenizer.eos_token_id:  # some tokenizers end every text with it
+    ids = ids[:-1]"""
+_ENCODE_CHAT = """with open(folder + "/prompt.json", encoding="utf-8") as file:
+    chat = json.load(file)
+ids = tokenizer.apply_chat_template(
+    [{"role": "user", "content": prompt}], chat_template=chat["chat_template"], add_generation_prompt=True,
+    return_dict=False, date_string=chat["date_string"],
+)"""
+_QUANTIZED = {  # as `models.loading` does it
+    "nf4": "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True, "
+    "bnb_4bit_compute_dtype={dtype!r})",
+    "int8": "BitsAndBytesConfig(load_in_8bit=True)",
+}
+_LOAD_IMAGE_ADAPTER = """from peft import PeftModel
+from transformers import AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained({base!r}, num_labels={labels}, ignore_mismatched_sizes=True)
+model = PeftModel.from_pretrained(model, "path/to/this/folder")"""
+_LOAD_IMAGE_MODEL = """from transformers import AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained("path/to/this/folder")"""
+_LOAD_BUILT = """from llm_fed import load_image_model
+
+model = load_image_model("path/to/this/folder")  # logits (N, {labels}) = model(images), (N, 1 or 3, H, W) uint8"""
+_LOAD_IMAGE_EXPERTS = """from llm_fed import load_client
+
+client = load_client("path/to/this/folder", {base!r}, labels={labels})
+print(client.classify(pixels))  # of images (N, 3, height, width) uint8 the labels' numbers (N,)"""
+_LOAD_EXPERTS = """from llm_fed import load_client
+
+client = load_client("path/to/this/folder", {base!r}, dtype={dtype!r})
+print(client.generate(["a prompt"])[0])"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a personal model is, in a card's words."""
+
+    words: str
+    loads: str  # an example in Python
+    library: str
+    task: str  # the Hub's name of what it does
+    on_hub: bool = True  # whether its base can be a Hub model
+
+
+KINDS = {
+    "adapter": Kind("A personal LoRA adapter", _LOAD, "peft", "text-generation"),
+    "experts": Kind("Personal LoRA experts, a folder each, with their gate,", _LOAD_EXPERTS, "peft", "text-generation"),
+    "image adapter": Kind("A personal LoRA adapter", _LOAD_IMAGE_ADAPTER, "peft", "image-classification"),
+    "image experts": Kind(
+        "Personal LoRA experts, a folder each, with their gate and head,",
+        _LOAD_IMAGE_EXPERTS,
+        "peft",
+        "image-classification",
+    ),
+    "image model": Kind("A personal model", _LOAD_IMAGE_MODEL, "transformers", "image-classification"),
+    "built image model": Kind("A personal model", _LOAD_BUILT, "llm_fed", "image-classification", on_hub=False),
+    "image models": Kind(
+        "Personal image models, which answer together,", _LOAD_BUILT, "llm_fed", "image-classification", on_hub=False
+    ),
+}
+
+
+def model_card(
+    *,
+    base: str,
+    client: str,
+    method: str,
+    paper: str,
+    metrics: Mapping[str, float],
+    config: str,
+    recipe: Mapping[str, Any] | None = None,
+    kind: str = "adapter",
+    labels: int = 0,
+    models: Sequence[str] = (),
+    privacy: str = "",
+    prompt: Prompt | None = None,
+    dtype: str = "float32",
+) -> str:
+    """The text of an adapter's README.md, with the front matter that the Hub reads, without a licence field.
+
+    A card is made to be handed on, so a local file or folder stands in it by its last name alone.
+
+    Args:
+        base: the base's name; only one from the Hub is in the front matter.
+        paper: how to cite the method.
+        metrics: scores by name, 0-100.
+        config: the run's resolved configuration, YAML.
+        recipe: what a merge found out (`Method.recipe`).
+        kind: a name in KINDS.
+        labels: of an image model, how many it tells apart.
+        models: names of those it consists of, where the base alone does not say it.
+        privacy: a paragraph on what is guaranteed, if anything is.
+        prompt: of a language model, how it is put, and where an answer ends, as far as that is known.
+        dtype: of the base in the example.
+    """
+    shown = KINDS[kind]
+    settings = public(yaml.safe_load(config))
+    task, shown_as = settings["task"], " and ".join(f"`{public(name)}`" for name in models or (base,))
+    hub = datapath.hub_id("task.path", task["path"] or "")
+    dataset = hub or task["name"]
+    loads = f"path/to/{public(base)}" if is_local(base) else base
+    data = ModelCardData(
+        base_model=base if shown.on_hub and not is_local(base) else None,
+        library_name=shown.library,
+        pipeline_tag=shown.task,
+        tags=["llm_fed", *(["lora"] if shown.library == "peft" else []), "federated-learning"],
+        model_name=f"{method}-{client}" if metrics else None,
+        eval_results=[
+            EvalResult(
+                task_type=shown.task, dataset_type=dataset, dataset_name=f"{task['name']}, client {client}",
+                dataset_split="test", metric_type=name, metric_value=round(value, 2),
+            )
+            for name, value in metrics.items()
+        ]
+        or None,
+    )  # fmt: skip
+    scores = "".join(f"| {name} | {value:.2f} |\n" for name, value in metrics.items())
+    return f"""---
+{data.to_yaml()}
+---
+
+# {"Adapter" if shown.library == "peft" else "Model"} of client {client}
+
+{shown.words} of {shown_as}, \
+trained by llm_fed with the method `{method}` ({paper}).
+
+```python
+{_example(shown, loads, labels, settings.get("base", {}), prompt, dtype)}
+```
+
+## Scores of this client
+
+| metric | score (0-100) |
+|---|---|
+{scores}{_privacy(privacy)}{_recipe(recipe)}
+## Configuration of the run
+
+```yaml
+{yaml.safe_dump(settings, sort_keys=False).strip()}
+```
+"""
+
+
+def _example(
+    shown: Kind, base: str, labels: int, settings: Mapping[str, Any], prompt: Prompt | None, dtype: str
+) -> str:
+    """A few lines of Python that use the model, with stock transformers and PEFT where these know it."""
+    if shown.loads == _LOAD and prompt is None:  # a merge of adapters that do not say how they were trained
+        return _LOAD_EXPERTS.format(base=base, dtype=dtype)
+    if prompt is None or shown.loads != _LOAD:
+        return shown.loads.format(base=base, labels=labels, dtype=dtype)
+    chat = prompt.template.date is not None
+    kind, revision = settings.get("quantization"), settings.get("revision")
+    text = _LOAD.format(
+        base=base, dtype=dtype, most=prompt.max_new_tokens, stop=list(prompt.stop), pad=prompt.stop[0],
+        encode=_ENCODE_CHAT if chat else _ENCODE.format(text=prompt.template.text),
+        revision=f", revision={revision!r}" if revision else "",
+        quantized=f", quantization_config={_QUANTIZED[kind].format(dtype=dtype)}" if kind else "",
+        classes="BitsAndBytesConfig, GenerationConfig" if kind else "GenerationConfig",
+    )  # fmt: skip
+    return f"import json\n\n{text}" if chat else text
+
+
+def _privacy(text: str) -> str:
+    """A section of the card; nothing without a text."""
+    return f"\n## Privacy\n\n{text}\n" if text else ""
+
+
+def _recipe(recipe: Mapping[str, Any] | None) -> str:
+    """A section of the card; nothing without a recipe."""
+    if not recipe:
+        return ""
+    return (
+        f"\n## Recipe of the merge\n\n```yaml\n{yaml.safe_dump(public(dict(recipe)), sort_keys=False).strip()}\n```\n"
+    )

@@ -1,0 +1,183 @@
+"""Pushes the personal adapters of a finished run to the Hugging Face Hub, one PEFT repository per client."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from httpx import HTTPError
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import logging, validate_repo_id
+
+from llm_fed.errors import RunError, UserError
+from llm_fed.export import peft_folders
+from llm_fed.runs.folder import adapter_folders, exported, read_config
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What became of one client's adapter; `changed` is false where the Hub had all of it already."""
+
+    client: str
+    url: str
+    changed: bool
+
+
+def push(
+    folder: Path,
+    namespace: str,
+    *,
+    clients: Sequence[str] = (),
+    private: bool = False,
+    license: str | None = None,
+    prefix: str | None = None,
+) -> Iterator[Pushed]:
+    """Push each client's adapter folder to `namespace/<prefix>-<client>`, and yield what became of it.
+
+    A repository changes in one commit, and only where its files differ from those that are pushed: what was pushed
+    before is left alone, and a push that was interrupted continues when it is given again. Files that only the Hub
+    has stay. Endpoint, token and cache are those of huggingface_hub (HF_ENDPOINT, HF_TOKEN, `hf auth login`).
+
+    Args:
+        clients: only these; all if empty.
+        private: new repositories are private; one that exists and is public is refused.
+        license: the licence of the adapters; otherwise that of the base's model card, or "other" if it names none.
+        prefix: instead of the run folder's name (with the method's, where it does not hold it).
+
+    Raises:
+        UserError: no finished run, no such client, a name that the Hub does not allow, a token that is missing, refused
+            or without the right to write to `namespace`, or a public repository where `private` is asked for.
+        RunError: the Hub cannot be reached, or does not take the files.
+    """
+    config, found = read_config(folder), adapter_folders(folder)
+    cards = {client: _card(path) for client, path in exported(folder, clients).items()}
+    method, name = config.method["name"], _allowed(folder.resolve().name)
+    names = repository_names(namespace, prefix or (name if method in name else f"{name}-{method}"), found)
+    token = get_token()
+    if token is None:
+        raise UserError("no token for the Hub: give one with hf auth login, or as HF_TOKEN in the environment")
+    api = HfApi(token=token)
+    with _errors(f"{api.endpoint} does not say whose token this is", denied=f"{api.endpoint} refuses the token"):
+        user = api.whoami()["name"]
+    hub_id = next((card.data.get("base_model") for card in cards.values()), None)
+    with _errors(f"the model card of {hub_id} cannot be read", denied=f"{user} may not read {hub_id}"):
+        terms, source = _terms(license, hub_id, Path(config.base.name))
+    for client, card in cards.items():
+        repository = names[client]
+        for key, value in terms.items():
+            card.data[key] = value
+        card.text += f"\n## Licence\n\n`{terms.get('license_name') or terms['license']}`: {source}.\n"
+        with _errors(f"{repository} is not pushed", denied=f"{user} may not write to {repository} with this token"):
+            api.create_repo(repository, private=private or None, exist_ok=True)
+            before = api.model_info(repository)
+            if private and not before.private:
+                raise UserError(
+                    f"{repository} exists and is public, but --private is given; make it private on the Hub, or give "
+                    "another --prefix"
+                )
+            files = _files(found[client], str(card), is_local=not hub_id)
+            commit = api.create_commit(repository, files, commit_message=f"Adapter of client {client}")
+        yield Pushed(client, f"{api.endpoint}/{repository}", commit.oid != before.sha)
+
+
+def repository_names(namespace: str, prefix: str, clients: Collection[str]) -> dict[str, str]:
+    """The repository of each client: its id in the Hub's alphabet, with a hash of it where that alone is not unique.
+
+    Raises:
+        UserError: the Hub does not allow the namespace or the prefix, or a name is too long.
+    """
+    counts = Counter(_allowed(client).lower() for client in clients)  # the Hub's names do not differ by case alone
+    names = {}
+    for client in clients:
+        name = _allowed(client)
+        if not name or counts[name.lower()] > 1:
+            name = "-".join(filter(None, (name, hashlib.sha256(client.encode()).hexdigest()[:8])))
+        names[client] = f"{namespace}/{prefix}-{name}"
+        try:
+            validate_repo_id(names[client])
+        except HFValidationError as error:
+            raise UserError(f"client {client}: {_one_line(error)} Give another NAMESPACE or --prefix.") from error
+    return names
+
+
+def _allowed(name: str) -> str:
+    """The name with what the Hub does not allow in one replaced or left out."""
+    return re.sub(r"\.+", ".", re.sub(r"[^\w.]+", "-", name, flags=re.ASCII)).strip("-.")
+
+
+def _card(folder: Path) -> ModelCard:
+    try:
+        return ModelCard.load(folder / peft_folders.CARD)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{folder / peft_folders.CARD} is no model card: {_one_line(error)}") from error
+
+
+def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[str, Any], str]:
+    """The card's licence fields, and in words where they come from."""
+    if license:
+        return {"license": license}, "given when the adapter was pushed"
+    data = None
+    if hub_id:
+        with suppress(RemoteEntryNotFoundError, RepositoryNotFoundError):  # no card, or none for this user
+            data = ModelCard.load(hub_id).data
+    elif (base / peft_folders.CARD).is_file():
+        data = _card(base).data
+    if data is None or not data.get("license"):
+        return {"license": "other"}, "no licence was given, and none is to be read in a model card of the base"
+    terms = {key: data.get(key) for key in ("license", "license_name", "license_link") if data.get(key)}
+    return terms, "the base's licence, by its model card"
+
+
+def _files(folder: Path, card: str, is_local: bool) -> list[CommitOperationAdd]:
+    """The files of an adapter as they are pushed: with this card, and without the path of a local base."""
+    content: dict[Path, Any] = {path: path for path in sorted(folder.rglob("*")) if path.is_file()}
+    content[folder / peft_folders.CARD] = card.encode()
+    for path in content:
+        if path.name == peft_folders.CONFIG and is_local:
+            settings = json.loads(path.read_text())
+            settings["base_model_name_or_path"] = Path(settings["base_model_name_or_path"]).name
+            content[path] = json.dumps(settings, indent=2, sort_keys=True).encode()
+    return [CommitOperationAdd(path.relative_to(folder).as_posix(), data) for path, data in content.items()]
+
+
+@contextmanager
+def _errors(what: str, denied: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises into one line."""
+    try:
+        yield
+    except (HTTPError, OSError, RuntimeError, ValueError, yaml.YAMLError) as error:
+        cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
+        if not isinstance(cause, HfHubHTTPError):
+            unreachable = isinstance(cause, (HTTPError, ConnectionError))
+            advice = "; check the network and HF_ENDPOINT, then give the same command again" if unreachable else ""
+            raise RunError(f"{what}: {_one_line(cause)}{advice}") from error
+        status, said = cause.response.status_code, _one_line(cause.server_message or cause)
+        if status in (401, 403):
+            advice = "give another with hf auth login, or as HF_TOKEN"
+            raise UserError(f"{denied}: {said}; {advice}") from error
+        raise RunError(f"{what}, the Hub answers {status}: {said}; the same command continues there") from error
+
+
+def quiet() -> None:
+    """Keep huggingface_hub's warnings (of each unchanged repository) off the screen, unless the user asks for them."""
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        logging.set_verbosity_error()
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

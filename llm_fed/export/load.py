@@ -1,0 +1,178 @@
+"""A client's exported model for use: any LoRA folder of llm_fed or PEFT, also one with several experts and a gate; any
+whole image model, alone or several side by side."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForImageClassification
+
+from llm_fed.config import BaseConfig, LocalConfig
+from llm_fed.engine import generation
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.image_adapters import ImageAdapterEngine
+from llm_fed.engine.inference import mixing_weights
+from llm_fed.errors import UserError, lookup
+from llm_fed.export import models, peft_folders
+from llm_fed.export.prompt import read_prompt
+from llm_fed.models.images import ARCHITECTURES, ImageBase, head_of, load_images
+from llm_fed.models.joined import respond
+from llm_fed.models.loading import Base, load_base
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import Full
+from llm_fed.requests import Request
+from llm_fed.state import State
+from llm_fed.tasks.common import Picture, encode_prompt
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A base with one client's adapter, or with its experts and the gate that weighs them."""
+
+    base: Base | ImageBase
+    state: State
+    structure: Lora
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        template: str | None = None,
+        max_new_tokens: int | None = None,
+        batch_size: int = 32,
+    ) -> list[str]:
+        """Greedy answers, one per prompt.
+
+        Args:
+            template: by name (default: the one that the folder says; alpaca-short, with a warning, if it says none).
+            max_new_tokens: most tokens of an answer (default: what the folder says, or 128).
+
+        Raises:
+            UserError: an image model, an unknown template, or a prompt that is longer than the base's context.
+        """
+        if isinstance(self.base, ImageBase):
+            raise UserError("this is an image model; give it pictures with `classify`")
+        said = self.base.prompt
+        if template is None and said is None:
+            warnings.warn(
+                "the folder does not say with which prompt template it was trained, so alpaca-short is used; give "
+                "template=... if it was another",
+                peft_folders.AdapterWarning,
+                stacklevel=2,
+            )
+        chosen = template or (said.template if said else "alpaca-short")
+        most = max_new_tokens if max_new_tokens is not None else said.max_new_tokens if said else 128
+        tokens = [encode_prompt(prompt, self.base.tokenizer, template=chosen) for prompt in prompts]
+        bank = AdapterBank(self.base.model, self.structure, 1, self.state.row.dtype)
+        bank.load(0, self.state)
+        mixed = self.structure.gate == "mix"
+        return generation.generate(
+            self.base,
+            bank,
+            [(0, prompt) for prompt in tokens],
+            max_new_tokens=most,
+            batch_size=batch_size,
+            mix=mixing_weights(self.base, [(self.state, prompt) for prompt in tokens]) if mixed else None,
+        )
+
+    def classify(self, pixels: Tensor) -> Tensor:
+        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8.
+
+        Raises:
+            UserError: a language model.
+        """
+        if not isinstance(self.base, ImageBase):
+            raise UserError("this is a language model; give it prompts with `generate`")
+        engine = ImageAdapterEngine(self.base, LocalConfig())
+        asked = self.state, [Picture(image, -1, "") for image in pixels]
+        (logits,) = engine.execute([Request("logits", "", self.structure, asked)])
+        return logits.argmax(-1)
+
+
+def load_client(
+    folder: str | Path, base: Base | ImageBase | str, *, labels: int = 0, dtype: str = "float32", device: str = "cpu"
+) -> Personal:
+    """A client's personal model from `adapters/<client>` of a run, a copy of it, or any PEFT LoRA folder.
+
+    Args:
+        base: the base model, or its Hub id or folder, which is then loaded in `dtype` on `device`.
+        labels: of an image model, how many it tells apart; 0: a language model.
+
+    Raises:
+        UserError: the base cannot be loaded, or the folder is no adapter of it, or is damaged.
+    """
+    if isinstance(base, str):
+        config = BaseConfig(name=base, dtype=dtype)
+        base = load_images(config, tuple(map(str, range(labels))), device) if labels else load_base(config, device)
+    state, structure = peft_folders.read(Path(folder), base)
+    if isinstance(base, Base):
+        base = replace(base, prompt=read_prompt(Path(folder)))
+    return Personal(base, state, structure)
+
+
+class ImageModel(nn.Module):
+    """A client's whole image model, or its models side by side with their gate, in evaluation mode.
+
+    Attributes:
+        labels: names of the C classes.
+    """
+
+    def __init__(self, base: ImageBase, structure: Full, state: State):
+        super().__init__()
+        self.module = base.model_of(structure)
+        self.module.load_state_dict({**state.tensors(), **state.extras}, strict=False)  # but for counters
+        self.labels, self._head = base.labels, base.head_in(structure)
+        self._base = replace(base, model=self.module)  # prepares images where, and in the dtype that, the module is
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, C) of images (N, 1 or 3, H, W) uint8 of any size; `softmax(1)` gives probabilities."""
+        return respond(self.module, self._base.prepare(images), self._head).logits
+
+
+def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
+    """A client's image model from `adapters/<client>` of a run that trained whole models, or from a copy of it.
+
+    Raises:
+        UserError: the folder holds no such model, or one that is damaged.
+    """
+    folder = Path(folder)
+    settings, processing = _json(folder / models.CONFIG), _json(folder / models.PROCESSING)
+    if "id2label" not in settings:
+        raise UserError(f"{folder / models.CONFIG} names no labels; give a folder of an exported image model")
+    labels = tuple(label for _, label in sorted(settings["id2label"].items(), key=lambda item: int(item[0])))
+    with torch.random.fork_rng(devices=[]):  # weights are drawn, which the folder's will replace
+        if "parts" not in settings:
+            base, structure = load_images(BaseConfig(name=str(folder), dtype="float32"), labels, device), Full()
+        else:
+            structure = Full(tuple((name, own) for name, own in settings["parts"]), settings["answer"])
+            base = _base(settings, processing, labels, device)
+        return ImageModel(base, structure, models.read(folder, structure, base))
+
+
+def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[str, ...], device: str) -> ImageBase:
+    """A base from which the parts that config.json names can be made, with any weights."""
+    if "checkpoint" in settings:
+        name, config = "", AutoConfig.for_model(**settings["checkpoint"])
+        model: nn.Module = AutoModelForImageClassification.from_config(config)
+    else:
+        name = settings["parts"][0][1]
+        model = lookup("parts of config.json", name, ARCHITECTURES)(len(labels))
+    return ImageBase(
+        model.to(device), name, labels, processing["size"]["height"], tuple(processing["image_mean"]),
+        tuple(processing["image_std"]), head_of(model), pretrained=False,
+    )  # fmt: skip
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is absent or damaged ({error}); give a folder of an exported image model") from error

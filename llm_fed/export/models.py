@@ -1,0 +1,147 @@
+"""What a run hands out: personal adapters as PEFT folders, personal image models as safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from llm_fed.errors import UserError, require
+from llm_fed.export import peft_folders
+from llm_fed.export.prompt import FILE, Prompt
+from llm_fed.files import write_folder
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
+from llm_fed.models.structure import Full, Structure
+from llm_fed.paths import public
+from llm_fed.state import State
+
+WEIGHTS, CONFIG, PROCESSING = "model.safetensors", "config.json", "preprocessor_config.json"
+
+
+def seen(records: Iterable[Mapping[str, Any]], round: int) -> set[str]:
+    """The clients of which an answer had arrived by the end of a round.
+
+    Args:
+        records: lines of metrics.jsonl, which hold this also of a run that was interrupted.
+    """
+    answers = [line for line in records if line["kind"] == "client"]
+    return {line["client"] for line in answers if line["round"] + line.get("staleness", 0) <= round}
+
+
+def chosen(asked: tuple[str, ...] | str, everybody: Collection[str], seen: Collection[str]) -> list[str]:
+    """Those of `everybody` whose personal model is written, by `export.clients`."""
+    words = {"all": everybody, "seen": seen, "none": ()}
+    names = words[asked] if isinstance(asked, str) else asked
+    return [id for id in everybody if id in names]
+
+
+def check_names(asked: tuple[str, ...] | str, everybody: Collection[str]) -> None:
+    """Refuse names in `export.clients` that nobody has.
+
+    Raises:
+        UserError: the name, and the closest.
+    """
+    for name in () if isinstance(asked, str) else asked:
+        require("export.clients", name, everybody)
+
+
+def kind(structure: Structure, base: Base | ImageBase) -> str:
+    """What a personal model is, for its card: a name in `card.KINDS`."""
+    if isinstance(structure, Full):
+        assert isinstance(base, ImageBase)  # only image models train whole
+        if not structure.plain:
+            return "image models"
+        ((_, architecture),) = structure.parts
+        return "image model" if base.pretrained and architecture in ("", base.name) else "built image model"
+    image = "image " if isinstance(base, ImageBase) else ""
+    return image + ("adapter" if structure.plain else "experts")
+
+
+def models(structure: Structure, base: Base | ImageBase) -> tuple[str, ...]:
+    """The models, by name, that a personal model consists of."""
+    parts = structure.parts if isinstance(structure, Full) else (("", ""),)
+    return tuple(dict.fromkeys(architecture or base.name for _, architecture in parts))
+
+
+def write(
+    folder: Path,
+    state: State,
+    structure: Structure,
+    base: Base | ImageBase,
+    card: str,
+    prompt: Prompt | None = None,
+) -> None:
+    """Write one personal model: an adapter as `peft_folders.write` does, a whole model as safetensors.
+
+    The `prompt` of a language model lies beside its adapter.
+
+    A checkpoint's model becomes a folder that `AutoModelForImageClassification.from_pretrained` loads; one that is
+    built here, and models side by side, one that `load.load_image_model` loads.
+
+    Raises:
+        UserError: the folder holds other files.
+        RunError: the disk is full, or the folder cannot be written.
+    """
+    if not isinstance(structure, Full):
+        more = {FILE: prompt.as_json(base.tokenizer)} if prompt and isinstance(base, Base) else {}
+        peft_folders.write(folder, state, structure, base, card, more)
+        return
+    assert isinstance(base, ImageBase)  # only image models train whole
+    module = base.model_of(structure)
+    counters = {name: value for name, value in module.state_dict().items() if not value.is_floating_point()}
+    whole = {**counters, **state.tensors(), **state.extras}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.items()}
+    processing = {
+        "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_resize": True,
+        "size": {"height": base.size, "width": base.size}, "image_mean": base.mean, "image_std": base.std,
+    }  # fmt: skip
+    files = {
+        WEIGHTS: save(tensors, metadata={"format": "pt"}),
+        CONFIG: json.dumps(_settings(structure, base), indent=2, sort_keys=True, default=str).encode(),
+        PROCESSING: json.dumps(processing, indent=2).encode(),
+        peft_folders.CARD: card.encode(),
+    }
+    write_folder(folder, files, "a model")
+
+
+def _settings(structure: Full, base: ImageBase) -> dict[str, Any]:
+    """What config.json says: transformers' words for a checkpoint's model, else [name, architecture] of each part."""
+    labels = dict(enumerate(base.labels))
+    # It names the folder that it was loaded from.
+    checkpoint: dict[str, Any] = public(base.model.config.to_dict()) if base.pretrained else {}  # type: ignore[operator, union-attr]
+    if kind(structure, base) == "image model":
+        return {**checkpoint, "id2label": labels, "label2id": {name: index for index, name in labels.items()}}
+    # A checkpoint is none of our architectures, and its name may be a path of this machine: its configuration, then.
+    unnamed = ("", base.name) if base.pretrained else ()
+    parts = [[name, "" if own in unnamed else own or base.name] for name, own in structure.parts]
+    settings: dict[str, Any] = {"parts": parts, "answer": structure.answer, "id2label": labels}
+    return settings | ({"checkpoint": checkpoint} if "" in dict(parts).values() else {})
+
+
+def read(folder: Path, structure: Structure, base: Base | ImageBase) -> State:
+    """The state in a folder that `write` made.
+
+    Raises:
+        UserError: no such folder, damaged files, or a model of another base.
+    """
+    if not isinstance(structure, Full):
+        return peft_folders.read(folder, base, structure)[0]
+    assert isinstance(base, ImageBase)
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{folder / WEIGHTS} is absent or damaged ({error}); export the model again") from error
+    layout = base.layout(structure)
+    for name, shape in layout.shape_of.items():
+        if name not in tensors or tuple(tensors[name].shape) != shape:
+            raise UserError(f"the model {folder} does not fit the base {base.name!r}: {name} should be {shape}")
+    entries = {name: tensors.pop(name) for name in layout.names}
+    state = State.of(entries, {name: value for name, value in tensors.items() if value.is_floating_point()})
+    if not state.is_finite():
+        raise UserError(f"the model {folder} holds NaN or infinite numbers; export it again")
+    return state

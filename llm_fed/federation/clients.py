@@ -1,0 +1,179 @@
+"""How the round loop reaches the clients: what each is sent, what it does with it, and its answer on its way."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, Protocol
+
+from llm_fed.config import Config
+from llm_fed.errors import RunError, UserError
+from llm_fed.federation import uploads
+from llm_fed.federation.privacy import protected
+from llm_fed.federation.progress import InFlight, Progress
+from llm_fed.federation.schedule import Ask, Schedule
+from llm_fed.messages.wire import Message, pack, unpack
+from llm_fed.method import Method
+from llm_fed.requests import Runtime
+from llm_fed.runs.folder import Run, log_failure, rounded
+from llm_fed.runs.tracking import Watch
+from llm_fed.site import Site
+
+
+class Clients(Protocol):
+    """The clients of a run, in this process or elsewhere."""
+
+    @property
+    def sites(self) -> Mapping[str, Site]:
+        """Those whose memories lie in this process, hence in its checkpoints."""
+        ...
+
+    def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
+        """Send each client of the round's cohort its message, and put what is answered on its way.
+
+        Args:
+            progress: `in_flight` takes the answers.
+
+        Returns:
+            What the round's line in metrics.jsonl says of it: how many were asked and failed, bytes, the mean loss.
+        """
+        ...
+
+
+class LocalClients:
+    """Clients whose sites are in this process; how late they answer is the schedule's virtual time."""
+
+    def __init__(self, sites: Mapping[str, Site], schedule: Schedule, runtime: Runtime):
+        self.sites, self._schedule, self._runtime = sites, schedule, runtime
+
+    def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
+        asks = self._schedule.asks(progress.round)
+        with watch("broadcast"):
+            encoding = run.config.transport.down
+            messages = broadcast(method, progress.state, [ask.client for ask in asks], encoding)
+        with watch("local"):
+            answered = {ask.client: messages[ask.client] for ask in asks if ask.delay is not None}
+            answers = self._ask(method, answered, progress.round, lr)
+        with watch("collect"):
+            return self._collect(method, asks, run, progress, messages, answers)
+
+    def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float) -> dict[str, Any]:
+        for name in messages:
+            self.sites[name].begin(round, lr)
+        work = {name: method.client_update(self.sites[name], unpack(sent)) for name, sent in messages.items()}
+        answers = attempt(self.sites, work, self._runtime)
+        failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
+        if failed and len(failed) == len(answers):
+            raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
+        return answers
+
+    def _collect(
+        self,
+        method: Method,
+        asks: Sequence[Ask],
+        run: Run,
+        progress: Progress,
+        messages: Mapping[str, bytes],
+        answers: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Put the answers on their way, and log each client's line; who drops out was sent its message and did no
+        work."""
+        up = down = failed = dropped = 0
+        means = []
+        for ask in asks:
+            name = ask.client
+            down += len(messages[name])
+            if ask.delay is None:
+                dropped += 1
+                run.log({"kind": "drop-out", "round": progress.round, "client": name})
+                continue
+            answer, site = answers[name], self.sites[name]
+            if isinstance(answer, Exception):
+                failed += 1
+                log_failure(run, progress.round, name, answer)
+                continue
+            content = sealed(answer, run.config, run.config.seed, progress.round, name)
+            up += len(content)
+            expected = uploads.skeleton(method.upload_like(unpack(messages[name])))
+            row = run.checkpoints.store.row(content)
+            arrival, examples = progress.round + ask.delay, told_examples(site, run.config)
+            progress.in_flight.append(InFlight(name, progress.round, arrival, examples, row, expected))
+            record: dict[str, Any] = {"kind": "client", "round": progress.round, "client": name}
+            if site.losses:
+                means.append(rounded(statistics.fmean(site.losses)))
+                record |= {"loss": means[-1], "steps": len(site.losses)}
+            record |= {"examples": site.num_examples, "bytes_up": len(content), "bytes_down": len(messages[name])}
+            run.log(record | {"staleness": ask.delay})
+        total = {"asked": len(messages), "failed": failed, "dropped_out": dropped, "bytes_up": up, "bytes_down": down}
+        return total | ({"loss": rounded(statistics.fmean(means))} if means else {})
+
+
+def finish(
+    method: Method,
+    sites: Mapping[str, Site],
+    runtime: Runtime,
+    run: Run,
+    progress: Progress,
+    *,
+    round: int,
+    lr: float,
+) -> dict[str, Message]:
+    """`Method.finish` at every client, once after the last round; a client that fails is logged and goes without.
+
+    Returns:
+        What each client was sent.
+    """
+    messages = messages_for(method, progress.state, sites, run.config.transport.down)
+    for site in sites.values():
+        site.begin(round, lr)
+    work = {name: method.finish(site, messages[name]) for name, site in sites.items()}
+    for name, answer in attempt(sites, work, runtime).items():
+        if isinstance(answer, Exception):
+            log_failure(run, round, name, answer)
+    return messages
+
+
+def messages_for(
+    method: Method, state: Message, clients: Iterable[str], encoding: str | None = None
+) -> dict[str, Message]:
+    """What each client would be sent now, in memory of its own; `encoding` is `transport.down`."""
+    return {client: unpack(sent) for client, sent in broadcast(method, state, clients, encoding).items()}
+
+
+def broadcast(method: Method, state: Message, clients: Iterable[str], encoding: str | None = None) -> dict[str, bytes]:
+    """What each client is sent, packed; `encoding` is `transport.down`."""
+    packed: dict[int, tuple[Message, bytes]] = {}  # equal objects are packed once; the pair keeps their ids alive
+    sent = {}
+    for client in clients:
+        message = method.broadcast(state, client)
+        if id(message) not in packed:
+            packed[id(message)] = (message, pack(message, encoding))
+        sent[client] = packed[id(message)][1]
+    return sent
+
+
+def sealed(answer: Message, config: Config, seed: int, round: int, client: str) -> bytes:
+    """What a client uploads: its answer, protected as `config.privacy` says, in the form of `transport.up`.
+
+    Args:
+        seed: of the noise. The server must not know it, so where clients are other parties, each has one of its own.
+    """
+    return pack(protected(answer, config.privacy, seed, round, client), config.transport.up)
+
+
+def told_examples(site: Site, config: Config) -> int:
+    """The number of examples by which the server weighs a client; with privacy on it is told none."""
+    return site.num_examples if config.privacy.clip is None else 1
+
+
+def attempt(sites: Mapping[str, Site], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:
+    """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked."""
+    before = {name: copy(sites[name].memory) for name in work}
+    answers = runtime.run(work)
+    for name, answer in answers.items():
+        if isinstance(answer, UserError | RunError):
+            raise answer
+        if isinstance(answer, Exception):
+            sites[name].memory = before[name]
+    return answers

@@ -1,0 +1,178 @@
+"""Differential privacy at the client level: clipped uploads, Gaussian noise, and the epsilon that it buys.
+
+`privacy.where=server` (central) is DP-FedAvg with a fixed denominator (McMahan, Ramage, Talwar, Zhang 2018, "Learning
+Differentially Private Recurrent Language Models"): the method's server step sees one upload, the noisy mean of the
+clipped ones, so it must need no more (`Method.mean_only`). The neighbour of a federation is one with a client more or
+less, each round asks each client with probability `participation`, and the server is trusted.
+`privacy.where=client` (local): each client adds the noise itself, so that the server is not trusted. Neighbours differ
+in one client's data. Two uploads of one client are up to 2 * clip apart, so a noise multiplier z counts as z / 2, once
+for each time that the client was asked, without amplification.
+Numbers of examples, which uploads would otherwise be weighed by, count as 1.
+
+All noise and sampling is drawn from the run's seed, so that a continued run repeats it: in a deployment the seed must
+be secret, and the generators are statistical, not cryptographic. Rounding of floating-point numbers (Mironov 2012) is
+not accounted for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from llm_fed.config import Config, PrivacyConfig
+from llm_fed.errors import UserError, install
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload
+from llm_fed.rng import generator
+from llm_fed.state import State
+
+# Of the sampled Gaussian: any order gives a bound, but between integers it is a series that may not converge.
+_ORDERS = [*range(2, 64), 80, 96, 128, 192, 256, 384, 512]
+
+
+def central(settings: PrivacyConfig) -> bool:
+    """Whether the server adds noise to the sum of the uploads."""
+    return settings.clip is not None and settings.where == "server"
+
+
+def check(config: Config, method: Method) -> None:
+    """Refuse a run whose settings ask for a privacy that it could not give.
+
+    Raises:
+        UserError: what does not go together, or that the accountant is not installed.
+    """
+    name = config.method["name"]
+    if config.privacy.clip is None:
+        return
+    if method.needs:
+        raise UserError(f"privacy.clip is for methods with rounds; {name} starts from finished runs: set it to null")
+    if central(config.privacy):
+        if not method.mean_only:
+            raise UserError(
+                f"privacy.where=server is for methods whose server uses the mean of the uploads alone; {name} is none "
+                "of them: use privacy.where=client"
+            )
+        if config.delay.sigma or config.delay.drop_out:
+            raise UserError(
+                "privacy.where=server needs delay.sigma=0 and delay.drop_out=0; or use privacy.where=client"
+            )
+    _accounting()
+
+
+def check_upload(upload: Message) -> None:
+    """Refuse an upload, or what stands for it, that holds anything but the numbers of one state.
+
+    Raises:
+        UserError: what it holds.
+    """
+    held = type(upload).__name__ if not isinstance(upload, State) else "running statistics" if upload.extras else ""
+    if held:
+        raise UserError(
+            f"privacy.clip is for uploads of one state of parameters, but those of this method hold {held}, which "
+            "would travel without noise; set it to null"
+        )
+
+
+def clipped(state: State, bound: float) -> State:
+    """The state, scaled down to the norm `bound` if it is longer; one that is not finite stays so."""
+    norm = float(torch.linalg.vector_norm(state.row, dtype=torch.float64))
+    if norm <= bound:
+        return state
+    short = 1 - torch.finfo(state.row.dtype).eps  # rounding must not make it longer than the bound
+    return state.like((state.row.double() * (short * bound / norm)).to(state.row.dtype))
+
+
+def noised(row: torch.Tensor, deviation: float, draws: torch.Generator) -> torch.Tensor:
+    """The row (P,) in float64 with Gaussian noise of this standard deviation on each number."""
+    return row.double() + deviation * torch.randn(len(row), dtype=torch.float64, generator=draws)
+
+
+def protected(upload: Message, settings: PrivacyConfig, seed: int, round: int, client: str) -> Message:
+    """What a client sends in the place of its upload: the clipped one, with noise if the client adds it."""
+    if settings.clip is None:
+        return upload
+    check_upload(upload)
+    upload = clipped(upload, settings.clip)
+    if settings.where == "server":
+        return upload
+    row = noised(upload.row, settings.noise * settings.clip, generator(seed, "privacy", round, client))
+    return upload.like(row.to(upload.row.dtype))
+
+
+def released(uploads: Sequence[Upload], like: State, config: Config, clients: int, seed: int, round: int) -> Upload:
+    """The noisy mean of what arrived in a round, perhaps nothing: all that the server's step sees.
+
+    The sum is divided by the mean size of a cohort, however many arrived. Uploads are clipped here too, since
+    compression (`transport.up`), or a client, may have made them longer.
+
+    Args:
+        like: a state of their entries.
+        clients: how many are registered.
+        seed: of the noise.
+    """
+    bound = config.privacy.clip
+    assert bound is not None
+    total = torch.zeros(like.layout.size, dtype=torch.float64)
+    for upload in uploads:
+        total += clipped(upload.content, bound).row
+    row = noised(total, config.privacy.noise * bound, generator(seed, "privacy", round))
+    mean = row / (config.participation * clients)
+    return Upload("cohort", 1, 0, like.like(mean.to(like.row.dtype)))
+
+
+def spent(config: Config, round: int, most_asked: Callable[[int], int]) -> dict[str, Any]:
+    """What metrics.jsonl says of the privacy after a round; an infinite epsilon is None there.
+
+    Args:
+        most_asked: see `federate`; of the clients, the one that was asked most has the largest epsilon.
+    """
+    at_server = central(config.privacy)
+    value = epsilon(config.privacy, config.participation, round if at_server else most_asked(round))
+    shown = float(f"{value:.6g}") if math.isfinite(value) else None
+    return {"epsilon": shown, "delta": config.privacy.delta, "where": config.privacy.where}
+
+
+def epsilon(settings: PrivacyConfig, participation: float, times: int) -> float:
+    """The epsilon of (epsilon, delta)-differential privacy after so many rounds (of a client, under `client`: after it
+    was asked so many times), by Renyi differential privacy; infinite without noise."""
+    if not times:
+        return 0.0
+    dp, orders = _accounting(), None  # the accountant's own
+    event = dp.GaussianDpEvent(settings.noise / (1 if settings.where == "server" else 2))
+    if settings.where == "server" and participation < 1:
+        event, orders = dp.PoissonSampledDpEvent(participation, event), _ORDERS
+    return dp.rdp.RdpAccountant(orders).compose(event, times).get_epsilon(settings.delta)
+
+
+def statement(settings: PrivacyConfig, found: Mapping[str, Any], own: bool) -> str:
+    """The sentence of a model card.
+
+    Args:
+        found: what `spent` says of the run.
+        own: whether the model also holds what its client learned from its own data and sent to nobody.
+    """
+    epsilon = "infinite (no noise)" if found["epsilon"] is None else f"{found['epsilon']:.3g}"
+    by, covers = {
+        "server": ("the server to the sum of the uploads", "what clients are sent, for a client more or less"),
+        "client": ("each client to its uploads", "what the server receives of a client, for any change of its data"),
+    }[found["where"]]
+    return (
+        f"Client-level (epsilon, delta)-differential privacy: epsilon = {epsilon} at delta = {found['delta']:g}, clip "
+        f"{settings.clip:g}, noise multiplier {settings.noise:g}, added by {by}. It covers {covers}, over all rounds; "
+        "scores, and the choice of a round by them, are not covered."
+        + (" This model also holds what its client learned and never sent, which is not covered either." if own else "")
+    )
+
+
+def _accounting() -> ModuleType:
+    try:
+        import dp_accounting.rdp
+    except ImportError as error:
+        raise UserError(
+            f"privacy.clip needs the accountant dp-accounting, which is not installed; {install('privacy')}"
+        ) from error
+    return dp_accounting

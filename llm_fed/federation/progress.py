@@ -1,0 +1,180 @@
+"""Progress: where a run stands after a round, and how a checkpoint holds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method
+from llm_fed.runs import extend
+from llm_fed.runs.folder import comparable
+from llm_fed.runs.rows import Memory, Row
+from llm_fed.site import Site
+
+if TYPE_CHECKING:
+    from llm_fed.config import Config
+    from llm_fed.runs.checkpoint import Saved
+    from llm_fed.runs.folder import Run
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """An upload on its way to the server."""
+
+    client: str
+    asked: int  # the round in which the client was asked
+    arrival: int  # the round in which the server receives it
+    num_examples: int
+    content: Row
+    expected: Any  # `skeleton` of what the method says that the upload looks like
+
+
+@dataclass
+class Progress:
+    """Where a run stands after a round; this is what a checkpoint holds."""
+
+    state: Message
+    round: int = 0
+    in_flight: list[InFlight] = field(default_factory=list)
+    best_round: int = 0  # 0: none yet
+    best_score: float = float("-inf")
+    best_loss: float = float("inf")  # of the same round; infinite where it is not known
+    elsewhere: Message = None  # of clients whose memories are not in this process: what is known of these
+
+    def consider(self, line: Mapping[str, Any], config: Config) -> bool:
+        """Take in a line of scores; whether they are the best so far of those among which the best is sought.
+
+        Of equal scores the one with the lower loss is better, and of equal losses the later one, which has seen more
+        training.
+        """
+        settings, round = config.eval, line["round"]
+        to_come = math.ceil((config.rounds - round) / settings.every) if settings.every else 0
+        too_early = settings.of_last is not None and to_come >= settings.of_last
+        loss = math.inf if line.get("loss") is None else line["loss"]
+        if too_early or (line["mean"], -loss) < (self.best_score, -self.best_loss):
+            return False
+        self.best_round, self.best_score, self.best_loss = round, line["mean"], loss
+        return True
+
+    def search_anew(self, lines: Sequence[Mapping[str, Any]], config: Config) -> None:
+        """Forget the best round, and seek it among these lines of scores."""
+        for known in fields(self):
+            if known.name.startswith("best_"):
+                setattr(self, known.name, known.default)
+        for line in lines:
+            self.consider(line, config)
+
+
+def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Site) -> Progress:
+    """The progress of the run's newest checkpoint, or of a run that begins; the sites have their memories.
+
+    Where the run is continued with other settings of the search for the best round (`extend`), the best round is that
+    of a run that has had these settings from the start. If its checkpoint is gone, this is the progress of an earlier
+    one.
+    """
+    saved = run.checkpoints.latest()
+    if saved is None:
+        run.rewind(0)
+        for _, site in _owners(clients, server):
+            site.memory = Memory(run.checkpoints.store)
+        return Progress(method.init(server))
+    run.rewind(saved.state["metrics"])
+    now = extend.search(run.config)
+    before = saved.state.get("search", now)
+    changed = {key: [before[key], now[key]] for key in now if before[key] != now[key]}
+    if rescored := {key: values for key, values in changed.items() if key in extend.SCORED_BY}:
+        progress = restore(saved, clients, server)
+        progress.search_anew([], run.config)
+        run.log({"kind": "search anew", "round": progress.round, "changed": rescored})
+        return progress
+    if not changed or before["eval.of_last"] is now["eval.of_last"] is None:
+        return restore(saved, clients, server)
+    return _sought_again(run, saved, clients, server, go_back="eval.of_last" not in changed)
+
+
+def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: Site, *, go_back: bool) -> Progress:
+    """The progress of the newest checkpoint with the best of the scores that count now.
+
+    The checkpoint of that round may be gone, as it was not the best of those that counted before.
+
+    Args:
+        go_back: take then the newest earlier checkpoint from which that round is trained again. Without it, or where
+            there is none, only rounds that have a checkpoint count.
+    """
+    kept = [round for round in run.checkpoints.rounds() if round <= newest.round]
+    lines, seeking = scores(run), Progress(None)
+    for round in reversed(kept) if go_back else ():
+        seeking.search_anew([line for line in lines if line["round"] <= round], run.config)
+        if seeking.best_round in (0, *kept):
+            break
+    else:
+        round, lines = newest.round, [line for line in lines if line["round"] in kept]
+    if round < newest.round:
+        run.checkpoints.prune(lambda other: other <= round)
+        earlier = run.checkpoints.latest()
+        assert earlier is not None  # that of `round` at least, or an error
+        newest = earlier
+        run.rewind(newest.state["metrics"])
+    progress = restore(newest, clients, server)
+    progress.search_anew([line for line in lines if line["round"] <= newest.round], run.config)
+    return progress
+
+
+def scores(run: Run) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl with scores among which the best round is sought."""
+    split, lines = run.config.eval.during, comparable(run.records())
+    return [line for line in lines if line["kind"] == "score" and line["split"] == split and line["round"]]
+
+
+def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site) -> None:
+    """Write the checkpoint of `progress.round`, then delete those that are no longer kept."""
+    rows: dict[str, Row | Mapping[str, Row]] = {}
+    for owner, site in _owners(clients, server):
+        assert isinstance(site.memory, Memory)  # since `resume`
+        if site.memory:
+            rows[owner] = site.memory.rows
+    flying = []
+    for item in progress.in_flight:
+        key = f"flight/{item.asked}/{item.client}"
+        rows[key] = item.content
+        flying.append([key, item.client, item.asked, item.arrival, item.num_examples, item.expected])
+    state = {
+        "state": progress.state,
+        "best_round": progress.best_round,
+        "best_score": progress.best_score,
+        "best_loss": progress.best_loss,
+        "in_flight": flying,
+        "elsewhere": progress.elsewhere,
+        "metrics": run.mark(),
+        "search": extend.search(run.config),
+    }
+    run.checkpoints.save(progress.round, state, rows)
+    settings = run.config.checkpoint
+    newest = run.checkpoints.rounds()[-settings.keep :]
+    run.checkpoints.prune(
+        lambda round: round in newest or round in settings.keep_rounds or round == progress.best_round
+    )
+
+
+def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = None) -> Progress:
+    """Put what a checkpoint holds back: the memories of the clients and the server, and the rest as it is returned."""
+    for owner, site in _owners(clients, server):
+        site.memory = saved.memory(owner)
+    held, flying = saved.state, []
+    for key, client, asked, arrival, examples, expected in held["in_flight"]:
+        content = saved.rows[key]
+        assert isinstance(content, Row)  # as `save` put it there
+        flying.append(InFlight(client, asked, arrival, examples, content, expected))
+    best_loss = held.get("best_loss", float("inf"))  # which earlier versions did not keep
+    best = held["best_round"], held["best_score"], best_loss
+    return Progress(held["state"], saved.round, flying, *best, held.get("elsewhere"))
+
+
+def _owners(clients: Mapping[str, Site], server: Site | None) -> Iterator[tuple[str, Site]]:
+    """The sites whose memories a checkpoint holds, each with the key of its rows there."""
+    yield from ((f"memory/{name}", site) for name, site in clients.items())
+    if server is not None:
+        yield "server", server

@@ -1,0 +1,1 @@
+"""What travels and what is kept: messages as bytes, states in fewer bits and of lower rank."""

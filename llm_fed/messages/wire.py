@@ -1,0 +1,120 @@
+"""The wire format: a message is one safetensors byte string whose header carries its structure as JSON. No pickle.
+
+A message is a tree of None, bool, int, float, str, lists, dicts with string keys, tensors and `State`s. Everything that
+crosses between server and clients, and everything that a checkpoint holds, passes through `pack` and `unpack`, so
+nothing is shared by reference and `len(pack(message))` is the exact number of bytes that travels.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, float32
+
+from llm_fed.messages.compression import decode, encode
+from llm_fed.messages.lowrank import LowRank
+from llm_fed.state import Layout, State
+
+Message = Any  # a tree as described above
+
+_HEADER = "llm_fed"
+
+
+class WireError(ValueError):
+    """Bytes that are no message of this format: cut short, damaged, or made by something else."""
+
+
+def pack(message: Any, encoding: str | None = None) -> bytes:
+    """The bytes of a message.
+
+    Args:
+        encoding: float16 | bfloat16 | int8, in which the float32 row of every `State` is written; `unpack` makes it
+            float32 again by itself. Nothing else is: other tensors, extras (BatchNorm statistics), rows of another
+            dtype, and the whole of a `LowRank` stay as they are. None: nothing is.
+
+    Raises:
+        TypeError: it holds something that cannot travel (an object, a function, a non-string key).
+    """
+    tensors: dict[str, Tensor] = {}
+    tree = _flatten(message, tensors, encoding)
+    header = json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
+    return save(tensors, metadata={_HEADER: header})
+
+
+def unpack(data: bytes) -> Any:
+    """The message that `pack` made these bytes from, in fresh memory.
+
+    Raises:
+        WireError: the bytes are damaged or are no message.
+    """
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])["__metadata__"][_HEADER]
+        return _restore(json.loads(header), load(data))
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {error}") from error
+
+
+def entries(message: Message) -> int:
+    """The number of parameters in a message: those of its states; other tensors (logits, statistics) are none."""
+    if isinstance(message, State):
+        return message.layout.size
+    children: Any = message.values() if isinstance(message, dict) else message if isinstance(message, list) else ()
+    return sum(entries(child) for child in children)
+
+
+def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None) -> Any:
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    if isinstance(node, Tensor):
+        key = str(len(tensors))
+        tensors[key] = node.detach().cpu().contiguous()
+        return {"t": key}
+    if isinstance(node, LowRank):
+        return {
+            "l": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]],
+            "factors": [[name, _flatten(pair, tensors)] for name, pair in node.factors.items()],
+            "rest": _flatten(node.rest, tensors),
+        }
+    if isinstance(node, State):
+        tree: dict[str, Any] = {"s": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]]}
+        if encoding is None or node.row.dtype != float32:
+            tree["row"] = _flatten(node.row, tensors)
+        else:
+            row, scales = encode(node.layout, node.row.detach().cpu(), encoding)
+            tree |= {"row": _flatten(row, tensors), "scales": _flatten(scales, tensors), "dtype": "float32"}
+        return tree | {"extras": [[name, _flatten(value, tensors)] for name, value in node.extras.items()]}
+    if isinstance(node, list | tuple):
+        return [_flatten(item, tensors, encoding) for item in node]
+    if isinstance(node, dict):
+        if not all(isinstance(key, str) for key in node):
+            raise TypeError(f"only string keys can travel, got {sorted(map(repr, node))[:3]}")
+        return {"d": [[key, _flatten(value, tensors, encoding)] for key, value in node.items()]}
+    raise TypeError(
+        f"{type(node).__name__} cannot travel: a message is made of numbers, strings, lists, dicts, tensors, states"
+    )
+
+
+def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(node, list):
+        return [_restore(item, tensors) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "t" in node:
+        return tensors[node["t"]]
+    if "s" in node:
+        names, shapes = node["s"]
+        layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+        row = tensors[node["row"]["t"]]
+        if "dtype" in node:  # float32, the only one that is encoded
+            row = decode(layout, row, _restore(node["scales"], tensors))
+        return State(layout, row, {name: _restore(value, tensors) for name, value in node["extras"]})
+    if "l" in node:
+        names, shapes = node["l"]
+        layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+        factors = {name: tuple(_restore(pair, tensors)) for name, pair in node["factors"]}
+        return LowRank(layout, factors, _restore(node["rest"], tensors))
+    return {key: _restore(value, tensors) for key, value in node["d"]}

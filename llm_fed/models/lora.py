@@ -1,0 +1,227 @@
+"""Lora: the structure of what clients train - one adapter, or several experts and a gate - and its named entries.
+
+Shape letters: E experts, r rank.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from llm_fed.config import AdapterConfig
+from llm_fed.errors import UserError
+from llm_fed.state import Layout, State
+
+ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `mix`: (S, H) and ()
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The structure of what clients train (Hu et al. 2022); equal ones are trained together.
+
+    With several experts each adapted layer adds `s * sum_e g_e B_e A_e x`. The gate says what g is: 1 (`sum`), a
+    softmax of `router @ x` for every token and layer (`router`), or weights given per row of a batch (`mix`).
+    """
+
+    rank: int
+    alpha: float
+    dropout: float
+    target_modules: tuple[str, ...] | str  # as in PEFT: last parts of names, a regular expression, or all-linear
+    experts: tuple[str, ...] = ("",)  # adapters side by side on each layer; one alone needs no name
+    gate: str = "sum"  # sum | router | mix
+    whole: tuple[str, ...] = ()  # modules trained whole beside the adapters: an image model's head
+
+    @classmethod
+    def from_config(cls, config: AdapterConfig, whole: tuple[str, ...] = ()) -> Lora:
+        """Raises UserError where a value cannot be an adapter's."""
+        chosen = config.target_modules
+        if config.rank < 1:
+            raise UserError(f"adapter.rank is {config.rank}; it must be at least 1")
+        if not (math.isfinite(config.alpha) and config.alpha > 0):
+            raise UserError(f"adapter.alpha is {config.alpha}; it must be a positive number")
+        if not 0 <= config.dropout < 1:
+            raise UserError(f"adapter.dropout is {config.dropout}; it must be at least 0 and less than 1")
+        if not chosen:
+            raise UserError("adapter.target_modules is empty; name layers to adapt, e.g. [q_proj, v_proj]")
+        chosen = chosen if isinstance(chosen, str) else tuple(chosen)
+        return cls(config.rank, config.alpha, config.dropout, chosen, whole=whole)
+
+    @property
+    def scaling(self) -> float:
+        """s: what the adapter's output B A x is multiplied by."""
+        return self.alpha / self.rank
+
+    def with_experts(self, *names: str, gate: str) -> Lora:
+        """Several such adapters on each layer, combined by `gate`."""
+        return replace(self, experts=names, gate=gate)
+
+    def beside(self, own: str, shared: str, answer: str) -> NoReturn:
+        """Raises UserError: only whole models stand side by side."""
+        raise UserError("this method gives clients a second model beside their own, which is whole; set adapter=null")
+
+    def only(self, expert: str) -> Lora:
+        """One of the experts alone, under its name and without a gate."""
+        return replace(self, experts=(expert,), gate="sum")
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is one adapter that stock PEFT knows."""
+        return self.experts == ("",)
+
+
+def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
+    """The linear layers that the structure adapts, by name and in module order, chosen as PEFT chooses them.
+
+    Linear layers are `nn.Linear` and its subclasses (such as bitsandbytes' 4- and 8-bit layers), and the
+    `Conv1D` of transformers.
+
+    Raises:
+        UserError: nothing matches, or something that matches is no linear layer.
+    """
+    from transformers import PreTrainedModel  # takes seconds to import, and a wrong setting is to be named at once
+    from transformers.pytorch_utils import Conv1D
+
+    chosen = structure.target_modules
+    modules = {name: module for name, module in model.named_modules() if name}
+    linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
+    if isinstance(chosen, str) and chosen.lower() == "all-linear":
+        head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+        return {name: module for name, module in linear.items() if module is not head and name not in structure.whole}
+    if isinstance(chosen, str):
+        try:
+            found = [name for name in modules if re.fullmatch(chosen, name)]
+        except re.error as error:
+            raise UserError(f"adapter.target_modules={chosen!r} is no regular expression: {error}") from error
+    else:
+        endings = tuple("." + ending for ending in chosen)
+        found = [name for name in modules if name in chosen or name.endswith(endings)]
+    if not found:
+        raise UserError(
+            f"adapter.target_modules={chosen!r} matches no layer of {type(model).__name__}; "
+            + _closest_layers([chosen.rpartition(".")[2]] if isinstance(chosen, str) else chosen, list(linear))
+        )
+    for name in found:
+        if name not in linear:
+            inner = _endings([layer for layer in linear if layer.startswith(f"{name}.")], 1)
+            raise UserError(
+                f"adapter.target_modules={chosen!r} matches {name}, a {type(modules[name]).__name__}; "
+                "only linear layers can be adapted" + (f", such as {', '.join(inner[:8])} within it" if inner else "")
+            )
+        if name in structure.whole:
+            raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
+    return {name: linear[name] for name in found}
+
+
+def check_names(model: nn.Module, adapter: AdapterConfig | None) -> None:
+    """Refuse a configuration whose list of target modules has names that match nothing.
+
+    `targets` takes what a list matches, as PEFT does, so that folders of strangers may name more than a base has. In a
+    configuration such a name is a mistake, and whoever made it would train fewer layers than they think. A regular
+    expression has no names to check.
+
+    Raises:
+        UserError: every such name, and the linear layers with the closest names.
+    """
+    from transformers.pytorch_utils import Conv1D  # takes seconds to import
+
+    if adapter is None or isinstance(adapter.target_modules, str):
+        return
+    modules = [f".{name}" for name, _ in model.named_modules()]
+    if absent := [name for name in adapter.target_modules if not any(each.endswith(f".{name}") for each in modules)]:
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+        raise UserError(
+            f"adapter.target_modules names {' and '.join(map(repr, absent))}, which no layer of {type(model).__name__} "
+            f"is called; {_closest_layers(absent, linear)}"
+        )
+
+
+def _closest_layers(wanted: Sequence[str], linear: Collection[str]) -> str:
+    """In words, the names of linear layers that are closest to each wanted one, with as many parts as it has."""
+    close: dict[str, None] = {}
+    known: dict[str, None] = {}
+    for name in wanted:
+        endings = _endings(linear, name.count(".") + 1)
+        known |= dict.fromkeys(endings)
+        close |= dict.fromkeys(difflib.get_close_matches(name, endings, n=3 if len(wanted) > 1 else 8, cutoff=0))
+    return f"it has linear layers named {', '.join(close)}{', ...' if len(known) > len(close) else ''}"
+
+
+def _endings(names: Collection[str], parts: int) -> list[str]:
+    """The different last `parts` of dotted names."""
+    return list(dict.fromkeys(".".join(name.split(".")[-parts:]) for name in names))
+
+
+def layout(model: nn.Module, structure: Lora) -> Layout:
+    """The entries of one client's state, in module order.
+
+    Per layer and expert `{module}.{expert}.lora_A` (r, in) and `.lora_B` (out, r), an unnamed expert without its
+    part of the name; then, with a router, `{module}.router` (E, in). Last the parameters of modules trained whole.
+    """
+    names: list[str] = []
+    shapes: list[tuple[int, ...]] = []
+    for name, module in targets(model, structure).items():
+        inputs, outputs = sizes(module)
+        for expert in structure.experts:
+            names += pair(name, expert)
+            shapes += [(structure.rank, inputs), (outputs, structure.rank)]
+        if structure.gate == "router":
+            names.append(router(name))
+            shapes.append((len(structure.experts), inputs))
+    for name, parameter in whole_parameters(model, structure).items():
+        names.append(name)
+        shapes.append(tuple(parameter.shape))
+    return Layout(tuple(names), tuple(shapes))
+
+
+def whole_parameters(model: nn.Module, structure: Lora) -> dict[str, nn.Parameter]:
+    """The model's own parameters that are trained beside the adapters."""
+    return {
+        f"{module}.{name}": parameter
+        for module in structure.whole
+        for name, parameter in model.get_submodule(module).named_parameters()
+    }
+
+
+def pair(module: str, expert: str) -> tuple[str, str]:
+    """The names of an expert's two entries on a layer."""
+    place = f"{module}.{expert}" if expert else module
+    return f"{place}.lora_A", f"{place}.lora_B"
+
+
+def router(module: str) -> str:
+    """The name of a layer's router."""
+    return f"{module}.router"
+
+
+def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> State:
+    """A fresh adapter as PEFT draws it, from a CPU generator: A uniform within 1/sqrt(in) of zero, B zero.
+
+    Experts draw one after another; routers start at zero, so that all experts weigh the same. Modules trained whole
+    start as the model has them.
+    """
+    places = layout(model, structure)
+    state = State(places, torch.zeros(places.size, dtype=dtype))
+    for name, parameter in whole_parameters(model, structure).items():
+        state[name].copy_(parameter.detach())
+    for name in state:
+        if name.endswith(".lora_A"):
+            nn.init.kaiming_uniform_(state[name], a=math.sqrt(5), generator=generator)
+    return state
+
+
+def sizes(module: nn.Module) -> tuple[int, int]:
+    """(in, out) of a linear layer."""
+    from transformers.pytorch_utils import Conv1D
+
+    if isinstance(module, Conv1D):  # keeps its weight transposed
+        inputs, outputs = module.weight.shape
+        return inputs, outputs
+    assert isinstance(module, nn.Linear)
+    return module.in_features, module.out_features

@@ -1,0 +1,134 @@
+"""Flower as the carrier: the same methods behind its ServerApp and ClientApp, over SuperLink and SuperNodes.
+
+Nothing here trains, and nothing heavy is imported before the server's run begins: Flower starts a process for every
+message, which hands the order to this machine's worker (`worker.py`) and ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from llm_fed.errors import RunError, UserError
+from llm_fed.network import worker
+
+if TYPE_CHECKING:
+    from llm_fed.network.link import Reply
+
+_STYPE = "llm_fed.message"  # safetensors with our header; never numpy, never pickle
+
+
+def server_app(module: str) -> ServerApp:
+    """The ServerApp of the app folder whose server.py is `module` (`__file__`)."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        from llm_fed import configfile
+        from llm_fed.experiment import run
+        from llm_fed.network.server import train
+
+        run.quiet()
+        settings = context.run_config
+        words = [f"task.path={settings['path']}"] if settings.get("path") else []
+        try:
+            config = configfile.load(_config(module), words)
+            train(config, Path(str(settings["out"])), FlowerLink(grid), fresh=bool(settings["fresh"]))
+        except (UserError, RunError) as error:
+            print(f"llm-fed: {error}", flush=True)
+            raise SystemExit(2 if isinstance(error, UserError) else 1) from error
+
+    return app
+
+
+def client_app(module: str) -> ClientApp:
+    """The ClientApp of the app folder whose client.py is `module` (`__file__`)."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        try:
+            order, content = _opened(message.content)
+            place = _place(context)
+            idle = float(place.pop("idle", worker.IDLE))
+            request = {"place": place, "config": _config(module).read_text(), "order": order}
+            reply, answer = worker.call(Path(place["home"]), request, content, idle)
+        except (UserError, RunError) as error:
+            reply, answer = {"error": str(error)}, b""
+        return Message(_record(reply, answer), reply_to=message)
+
+    return app
+
+
+class FlowerLink:
+    """Carries orders through a SuperLink."""
+
+    def __init__(self, grid: Grid):
+        self._grid = grid
+
+    def nodes(self) -> Collection[int]:
+        return set(self._grid.get_node_ids())
+
+    def send(self, orders: Sequence[tuple[int, Mapping[str, Any], bytes]], patience: float) -> list[str | None]:
+        messages = [
+            Message(_record(order, content), dst_node_id=node, message_type="train", ttl=patience)
+            for node, order, content in orders
+        ]
+        return [id or None for id in self._grid.push_messages(messages)] if messages else []
+
+    def receive(self, ids: Collection[str]) -> dict[str, Reply]:
+        from llm_fed.network.link import Reply
+
+        replies = {}
+        for id in ids:  # one by one: what Flower cannot read raises, and would take the others along
+            try:
+                for message in self._grid.pull_messages([id]):
+                    if message.has_error():
+                        raise UserError(f"Flower's error {message.error.code}: {message.error.reason}")
+                    replies[id] = Reply(*_opened(message.content))
+            except (UserError, ValueError, TypeError, KeyError) as error:
+                replies[id] = Reply({"error": str(error)})
+        return replies
+
+
+def _record(order: Mapping[str, Any], content: bytes) -> RecordDict:
+    array = Array(dtype="uint8", shape=(len(content),), stype=_STYPE, data=content)
+    return RecordDict({"order": ConfigRecord({"json": json.dumps(order)}), "content": ArrayRecord({"message": array})})
+
+
+def _opened(record: RecordDict) -> tuple[dict[str, Any], bytes]:
+    """What `_record` was made of.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        order = json.loads(str(record.config_records["order"]["json"]))
+        array = record.array_records["content"]["message"]
+        if not isinstance(order, dict) or array.stype != _STYPE:
+            raise ValueError(f"an array of {array.stype}")
+        return order, array.data
+    except (KeyError, ValueError) as error:
+        raise UserError(f"not an order or reply of llm_fed: {error}") from error
+
+
+def _place(context: Context) -> dict[str, Any]:
+    """What `--node-config` says."""
+    given = dict(context.node_config)
+    unknown = given.keys() - {"home", "path", "clients", "device", "idle", "partition-id", "num-partitions"}
+    if unknown:
+        raise UserError(f"--node-config has {min(unknown)!r}; known: home, path, clients, device, idle")
+    if not given.get("home"):
+        raise UserError('--node-config needs home="FOLDER": where this machine\'s memories and personal models lie')
+    place = {key: given[key] for key in ("home", "path", "device", "idle") if key in given}
+    return place | {"clients": str(given["clients"]).split(",") if given.get("clients") else []}
+
+
+def _config(module: str) -> Path:
+    return Path(module).with_name("config.yaml")

@@ -1,0 +1,215 @@
+"""Runs a federation whose clients are on other machines: the round loop here, their work there."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_fed import signs, tasks
+from llm_fed.config import Config
+from llm_fed.errors import RunError, UserError, lookup
+from llm_fed.experiment import announce, start
+from llm_fed.experiment.build import Experiment, prepare
+from llm_fed.experiment.finish import selected_round, spent_in, write_summary
+from llm_fed.experiment.needed import needed_config
+from llm_fed.experiment.run import same_environment
+from llm_fed.export import models
+from llm_fed.federation.clients import messages_for
+from llm_fed.federation.loop import federate
+from llm_fed.federation.progress import Progress, restore
+from llm_fed.messages.wire import Message, WireError
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import check_names
+from llm_fed.network.clients import RemoteClients
+from llm_fed.network.link import Link
+from llm_fed.runs import extend
+from llm_fed.runs.folder import Run, holds_results, log_event
+from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.portable import fingerprint
+from llm_fed.tasks.common import TaskData
+
+
+def train(
+    config: Config,
+    folder: Path,
+    link: Link,
+    *,
+    fresh: bool = False,
+    reporter: Reporter | None = None,
+    base: Base | ImageBase | None = None,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """Run a federation, or continue it, to its end; personal models and their scores are made by the clients.
+
+    Args:
+        folder: the run folder, here; it never holds a personal model.
+        link: reaches the clients.
+        base: the configured base, where it is loaded already.
+        name: under which the clients keep their personal models (default: the folder's).
+
+    Returns:
+        The content of `summary.json`, as `run.train` does.
+
+    Raises:
+        UserError, RunError: see `Run`, `prepare`, `federate` and `RemoteClients`.
+    """
+    reporter = reporter or Reporter()
+    _check(config)
+    with reporter.working(), Run(folder, config, fresh, reporter.record) as run:
+        done = run.summary()
+        if done is not None and not done.get("unfinished"):
+            reporter.note(f"{folder} is complete: {config.rounds} rounds; fresh=true starts again")
+            return done
+        built = prepare(run.config, reporter, base=base, task=_own_data(run.config))
+        run.config = config = built.config
+        if fresh or not holds_results(folder):
+            check_names(built.base.model, config.adapter)
+        if run.before is not None:
+            for note in extend.notes(run.before, config, folder, built.method):
+                reporter.note(note)
+        run.begin()
+        same_environment(run, built, reporter)
+        link = _Marked(link, dtype=config.base.dtype)  # all nodes compute alike
+        known = run.recall("network.json") or {"token": secrets.token_hex(8), "clients": [], "nodes": {}}
+        secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
+        asked = replace(config, eval=replace(config.eval, metric=built.metric))
+        clients = RemoteClients(link, asked, known["token"], secret, reporter.note)
+        model = built.base.model if isinstance(built.base, Base) else None
+        with signs.part("waiting for the clients"):
+            clients.gather(fingerprint((), model), known["clients"], known["nodes"])
+        models.check_names(config.export.clients, clients.names)
+        run.remember("network.json", known | {"clients": list(clients.names), "nodes": clients.owners})
+        built.server.clients, built.server.cohort = clients.names, clients.cohort_size
+        reporter.announce(announce.run_plan(built, reached=run.reached, names=clients.names).rows())
+        name = name or folder.name
+        if built.method.needs:
+            return _merge(built, run, clients, link, reporter, name)
+        at_server = bool(built.scored)
+        with reporter.tracking(config, folder, announce.ahead(built)):
+            progress = federate(
+                built.method, clients, built.server, built.runtime, run,
+                built.evaluate if at_server else clients.evaluate,
+                rounds=config.rounds, lr=built.lr, scored=built.scored if at_server else clients.names,
+                on_resume=reporter.resumed, most_asked=clients.most_asked, noise_seed=secret,
+            )  # fmt: skip
+            progress = selected_round(built, run, progress, reporter)
+            clients.take(progress)
+            sent = {
+                client: {"message": message, "given": {}}
+                for client, message in messages_for(
+                    built.method, progress.state, clients.names, config.transport.down
+                ).items()
+            }
+            return _finish(built, run, clients, progress, sent, {}, name)
+
+
+def _merge(
+    built: Experiment, run: Run, clients: RemoteClients, link: Link, reporter: Reporter, name: str
+) -> dict[str, Any]:
+    """The whole run of a method that starts from the results of others."""
+    config, method = built.config, built.method
+    rounds: dict[str, int] = {}
+    given: dict[str, dict[str, dict[str, Any]]] = {client: {} for client in clients.names}
+    sent: dict[str, dict[str, Any]] = {client: {"message": None, "given": {}} for client in clients.names}
+    for need in method.needs:
+        folder, its_config = run.folder / "needs" / need, needed_config(config, need)
+        reporter.note(f"{config.method['name']} starts from {need}: {folder}")
+        summary = train(
+            its_config, folder, _Marked(link, need=need), reporter=reporter, base=built.base, name=f"{name}-{need}"
+        )
+        round = method.needed_round(need)
+        rounds[need] = summary["round"] if round is None else round
+        with Run(folder, its_config) as its_run:
+            its_run.begin()
+            its_built = prepare(its_config, reporter, base=built.base, task=_own_data(its_config))
+            try:
+                progress = restore(its_run.checkpoints.load(rounds[need]), {}, its_built.server)
+            except WireError as error:
+                raise RunError(f"the checkpoint of round {rounds[need]} of {need} cannot be read: {error}") from error
+            token = (its_run.recall("network.json") or {})["token"]
+        answered = (progress.elsewhere or {"answered": {}})["answered"]
+        down = config.transport.down
+        for client, message in messages_for(its_built.method, progress.state, clients.names, down).items():
+            sent[client]["given"][need] = message
+            given[client][need] = {"run": token, "after": answered.get(client, 0)}
+    run.rewind(0)
+    progress = Progress(None)
+    clients.take(progress)
+    return _finish(built, run, clients, progress, sent, given, name, round=config.rounds, needs=rounds)
+
+
+def _finish(
+    built: Experiment,
+    run: Run,
+    clients: RemoteClients,
+    progress: Progress,
+    sent: Mapping[str, Message],
+    given: Mapping[str, Mapping[str, Any]],
+    name: str,
+    round: int | None = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """What is done once at the end: at every client, and here."""
+    round = round or progress.round
+    record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
+    with signs.part("finishing at the clients"):
+        summary, replies = clients.finish(sent, given, name, spent_in(run))
+    if built.scored:
+        messages = messages_for(built.method, progress.state, built.scored, built.config.transport.down)
+        summary = built.evaluate(messages, "test")
+    unfinished = [client for client, reply in replies.items() if reply.error]
+    for client, reply in replies.items():
+        if reply.error:
+            again = "give the same command again, and it gets its personal model"
+            log_event(run, round, client, "not finished", f"{reply.error}; {again}")
+        elif "failed" in reply.content:
+            log_event(run, round, client, "client failed", str(reply.content["failed"]))
+        elif built.method.needs:
+            needed = {"rounds": facts["needs"]}
+            run.log({**reply.recipe, "kind": "merge", "client": client, **needed})
+    if len(unfinished) == len(replies):
+        raise RunError("no client finished; the same command tries again")
+    if summary:
+        record |= summary.as_json()
+        run.log(record)
+    return write_summary(built, run, record, round, **facts, **({"unfinished": unfinished} if unfinished else {}))
+
+
+class _Marked:
+    """A link whose orders say more: to the run of which needed method they belong, and in which dtype to compute."""
+
+    def __init__(self, link: Link, **marks: str):
+        self._link, self._marks = link, marks
+        self.nodes, self.receive = link.nodes, link.receive
+
+    def send(self, orders: Any, patience: float) -> list[str | None]:
+        return self._link.send([(node, {**order, **self._marks}, content) for node, order, content in orders], patience)
+
+
+def _check(config: Config) -> None:
+    if lookup("task.name", config.task.name, tasks.TASKS).images:
+        raise UserError(
+            f"task.name={config.task.name}: clients with images run in one process or under accelerate launch, not "
+            "over a network yet"
+        )
+    if config.eval.base:
+        raise UserError(
+            "eval.base=true is for runs in one process or under accelerate launch: over a network clients score only "
+            "what they are sent; set eval.base=false"
+        )
+    if start.place(config):
+        raise UserError(
+            "adapter.start: over a network every machine would need those adapters, which is not supported yet; set "
+            "it to null, or run in one process"
+        )
+
+
+def _own_data(config: Config) -> TaskData:
+    """The task as the server sees it: no client, and its own examples, where the configuration gives it some."""
+    if config.task.server.examples == 0 and not config.task.server.test:
+        return TaskData(config.task.name, tasks.TASKS[config.task.name].metric, {})
+    return replace(tasks.load(config.task, config.seed), clients={})

@@ -1,0 +1,151 @@
+"""Worker: a process that keeps a machine's base model loaded between orders, behind a Unix socket.
+
+Flower starts a process for every message and ends it with the reply. That one (`call`) only hands the order over; the
+worker, which it starts where there is none, lives on, also when its caller is killed. This module imports nothing
+heavy: what an order needs is imported when the first one comes.
+
+    python -m llm_fed.network.worker HOME [--idle SECONDS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from llm_fed.errors import RunError, UserError
+
+IDLE = 3600.0  # seconds without an order after which a worker ends
+_START = 60.0  # seconds within which a new worker must listen
+
+
+def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) -> tuple[dict[str, Any], bytes]:
+    """The worker's reply to an order, and its content; starts the worker of `home` where there is none.
+
+    Raises:
+        RunError: it does not start, or ends before it replies.
+        UserError: somebody else owns the folder of its socket.
+    """
+    with _connect(home, idle) as connection:
+        try:
+            connection.send_bytes(json.dumps(order).encode())
+            connection.send_bytes(content)
+            return json.loads(connection.recv_bytes()), connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise RunError(f"the worker of {home} ended while it worked; see {home / 'worker.log'}") from error
+
+
+def serve(home: Path, idle: float = IDLE) -> None:
+    """Answer orders one after another, until none has come for `idle` seconds; returns at once where another worker
+    serves this home."""
+    lock = FileLock(home / "worker.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return
+    path = address(home)
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        mask = os.umask(0o177)  # the socket is its owner's alone from the moment it exists
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        listener.listen()
+        listener.settimeout(idle)
+        node = None
+        try:
+            while True:
+                accepted, _ = listener.accept()
+                accepted.settimeout(None)
+                with Connection(accepted.detach()) as connection:
+                    try:
+                        order, content = json.loads(connection.recv_bytes()), connection.recv_bytes()
+                        node = node or _node()
+                        reply, answer = _answer(node, order, content)
+                        connection.send_bytes(json.dumps(reply).encode())
+                        connection.send_bytes(answer)
+                    except (EOFError, OSError, ValueError) as error:
+                        print(f"a caller went away: {error!r}", flush=True)  # it will ask again
+        except TimeoutError:
+            print(f"no order for {idle:g} s", flush=True)
+        finally:
+            path.unlink(missing_ok=True)
+            lock.release()
+
+
+def address(home: Path) -> Path:
+    """Where the socket of this home's worker lies: in a folder of the user's own, under a short name, since a socket's
+    path may have no more than about 100 characters.
+
+    Raises:
+        UserError: the folder is another user's.
+    """
+    own = os.environ.get("XDG_RUNTIME_DIR") or Path(tempfile.gettempdir()) / f"llm_fed-{os.getuid()}"
+    folder = Path(own)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UserError(f"{folder} must be yours and closed to others (mode 700): a worker's socket lies there")
+    return folder / f"llm_fed-{hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:16]}.sock"
+
+
+def _node() -> Any:
+    from llm_fed.experiment import run
+    from llm_fed.network.node import Node
+
+    run.quiet()
+    return Node()
+
+
+def _answer(node: Any, order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+    from llm_fed.network.node import Place
+
+    place = dict(order["place"])
+    here = Place(Path(place.pop("home")), clients=tuple(place.pop("clients", ())), **place)
+    return node.answer(here, order["config"], order["order"], content)
+
+
+def _connect(home: Path, idle: float) -> Connection:
+    path, started, until = address(home), None, time.monotonic() + _START
+    while True:
+        client = socket.socket(socket.AF_UNIX)
+        try:
+            client.connect(str(path))
+            return Connection(client.detach())
+        except OSError:
+            client.close()
+        if started is None or started.poll() == 0:  # 0: it found another one, which has just ended
+            home.mkdir(parents=True, exist_ok=True)
+            with open(home / "worker.log", "ab") as log:
+                command = [sys.executable, "-m", "llm_fed.network.worker", str(home), "--idle", str(idle)]
+                started = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+        if started.poll() or time.monotonic() > until:
+            raise RunError(f"the worker of {home} does not start; see {home / 'worker.log'}")
+        time.sleep(0.05)
+
+
+def main() -> None:
+    """The process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("home", type=Path)
+    parser.add_argument("--idle", type=float, default=IDLE)
+    arguments = parser.parse_args()
+    serve(arguments.home, arguments.idle)
+
+
+if __name__ == "__main__":
+    main()

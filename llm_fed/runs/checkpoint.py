@@ -1,0 +1,173 @@
+"""Checkpoints: a round's complete state on disk, written so that a crash at any moment leaves the previous one whole.
+
+`checkpoints/round-0007/` holds `state.safetensors` (a packed message) and `manifest.json` (its checksum and the rows it
+refers to). What is one row per client lies once in `checkpoints/rows/<sha256>.safetensors`, shared by all checkpoints
+and by the run itself, which keeps there what exceeds its RAM (`rows.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_fed.errors import RunError
+from llm_fed.files import sync_folder, write_file
+from llm_fed.messages.wire import WireError, pack, unpack
+from llm_fed.runs.rows import Memory, Row, RowStore
+
+_NAME = re.compile(r"round-(\d+)")
+Rows = Mapping[str, Row | Mapping[str, Row]]  # a row, or the rows of one owner by key
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was damaged and an older one is used."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint as it was read."""
+
+    round: int
+    state: Any  # the message given to `save`
+    rows: Rows  # the rows given to `save`
+    store: RowStore
+
+    def memory(self, owner: str) -> Memory:
+        """What the owner of these rows remembered; nothing where there are none."""
+        held = self.rows.get(owner, {})
+        if not isinstance(held, Row):
+            return Memory(self.store, held)
+        memory = Memory(self.store)  # checkpoints of older versions hold a client's whole memory as one row
+        memory.update(held.message())
+        return memory
+
+
+def rounds_in(folder: Path) -> list[int]:
+    """The rounds that have a checkpoint in the folder, oldest first; none where there is no such folder."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("round-*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+class Checkpoints:
+    """The checkpoints of one run folder; there is one writer (the run holds a lock).
+
+    Args:
+        limit: of the row store's RAM, in bytes.
+
+    Attributes:
+        store: the run's rows.
+    """
+
+    def __init__(self, folder: Path, limit: float = math.inf):
+        self.folder, self.store = folder, RowStore(folder / "rows", limit)
+        for leftover in folder.glob(".*.partial"):
+            shutil.rmtree(leftover)
+
+    def rounds(self) -> list[int]:
+        """The rounds that have a checkpoint, oldest first."""
+        return rounds_in(self.folder)
+
+    def save(self, round: int, state: Any, rows: Rows) -> Path:
+        """Write the checkpoint of `round`: the message `state` (`wire.pack`), and those of the `rows` that have no file
+        yet.
+
+        Raises:
+            RunError: the disk is full or cannot be written; nothing half-written stays, earlier checkpoints are
+                untouched.
+        """
+        final = self._path(round)
+        partial = self.folder / f".{final.name}.partial"
+        try:
+            manifest = {"round": round, "rows": {key: _files(row) for key, row in rows.items()}}
+            sync_folder(self.store.folder)
+            data = pack(state)
+            manifest["sha256"] = hashlib.sha256(data).hexdigest()
+            partial.mkdir()
+            write_file(partial / "state.safetensors", data)
+            write_file(partial / "manifest.json", json.dumps(manifest).encode())
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(partial, final)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise RunError(
+                f"cannot write the checkpoint of round {round} to {final}: {error.strerror or error}. "
+                "Earlier checkpoints are whole: make room, then give the same command to continue."
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return final
+
+    def load(self, round: int) -> Saved:
+        """Read one checkpoint.
+
+        Raises:
+            WireError: it is missing a part or damaged.
+        """
+        folder = self._path(round)
+        try:
+            manifest = json.loads((folder / "manifest.json").read_bytes())
+            data = (folder / "state.safetensors").read_bytes()
+            if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+                raise WireError("state.safetensors does not have the checksum of its manifest")
+            rows = {key: self._rows(names) for key, names in manifest["rows"].items()}
+            return Saved(round, unpack(data), rows, self.store)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WireError(f"{folder} is damaged: {error}") from error
+
+    def latest(self) -> Saved | None:
+        """The newest checkpoint that is whole; a damaged one is passed over with a warning. None where there is none.
+
+        Raises:
+            RunError: there are checkpoints, and all are damaged.
+        """
+        rounds = self.rounds()
+        for round in reversed(rounds):
+            try:
+                return self.load(round)
+            except WireError as error:
+                warnings.warn(f"{error}; falling back to an earlier checkpoint", CheckpointWarning, stacklevel=2)
+        if rounds:
+            raise RunError(f"every checkpoint in {self.folder} is damaged; start again with --fresh")
+        return None
+
+    def prune(self, keep: Callable[[int], bool]) -> None:
+        """Delete the checkpoints of rounds for which `keep(round)` is false, then rows that none refers to."""
+        for round in self.rounds():
+            if not keep(round):
+                # Renamed first, so that a crash in the middle of the deletion leaves no half checkpoint.
+                doomed = self.folder / f".{self._path(round).name}.partial"
+                os.replace(self._path(round), doomed)
+                shutil.rmtree(doomed)
+        self.store.prune({name for round in self.rounds() for name in _names_in(self._path(round))})
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"round-{round:04d}"
+
+    def _rows(self, names: str | dict[str, str]) -> Row | dict[str, Row]:
+        if isinstance(names, str):
+            return self.store.saved(names)
+        return {key: self.store.saved(name) for key, name in names.items()}
+
+
+def _files(row: Row | Mapping[str, Row]) -> str | dict[str, str]:
+    return row.file() if isinstance(row, Row) else {key: item.file() for key, item in row.items()}
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    """The rows that a checkpoint refers to; none where it is damaged."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())["rows"]
+    except (OSError, ValueError, KeyError):
+        return
+    for names in manifest.values():
+        yield from [names] if isinstance(names, str) else names.values()

@@ -1,0 +1,287 @@
+"""What a user sees while a run goes on: a progress bar on a terminal, plain lines in a log file, and experiment
+trackers; and how long the parts of a round took."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.status import Status
+from rich.text import Text
+
+from llm_fed import signs
+from llm_fed.config import Config, TrackConfig
+from llm_fed.configfile import as_dict, flat
+from llm_fed.errors import UserError, install, require
+from llm_fed.paths import public
+from llm_fed.runs.pace import Ahead, Pace
+
+
+def check_trackers(track: TrackConfig) -> None:
+    """Refuse a tracker that Accelerate does not know, or whose package is not installed.
+
+    Raises:
+        UserError: the name, and what to do.
+    """
+    for name in track.with_:
+        require("track.with", name, LOGGER_TYPE_TO_CLASS)
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"track.with names {name}, which is not installed; {install('track')}")
+
+
+class Reporter:
+    """Shows a run's records as they come, and that it goes on while none comes.
+
+    Args:
+        console: where to; standard error by default, so that `--json` has standard output for itself.
+        interval: in a log file, the most seconds without a line while work goes on.
+        clock: seconds that pass, for all that is estimated.
+    """
+
+    def __init__(
+        self, console: Console | None = None, interval: float = 30.0, clock: Callable[[], float] = time.monotonic
+    ):
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self.pace = Pace(clock=clock)
+        self._interval, self._clock = interval, clock
+        self._lock, self._printed = threading.RLock(), clock()  # when the last line was printed
+        self._working = False
+        self._stamped = False  # whether lines begin with the time
+        self._estimated = False  # whether this run has said how long it will take
+        self._status: Status | None = None
+        self._progress: Progress | None = None
+        self._bar: TaskID | None = None
+        self._rounds = 0
+        self._spent = self._missing = ""
+        self._said: set[str] = set()
+        self._accelerator: Accelerator | None = None
+        self._announced: dict[str, str] = {}
+
+    def note(self, text: str) -> None:
+        """One line."""
+        with self._lock:
+            stamp = time.strftime("%H:%M:%S ") if self._stamped and not self.console.is_terminal else ""
+            self.console.print(stamp + text)
+            self._printed = self._clock()
+
+    def announce(self, rows: Mapping[str, str]) -> None:
+        """A run's plan, aligned; of further runs only what differs from the one before."""
+        for label, text in rows.items():
+            if self._announced.get(label) != text:
+                self.note(f"{label:<11}{text}")
+        self._announced = dict(rows)
+
+    def note_once(self, text: str) -> None:
+        """One line, unless it was said before: several runs of one command may share their data."""
+        if text not in self._said:
+            self._said.add(text)
+            self.note(text)
+
+    def resumed(self, round: int) -> None:
+        """The run goes on with `round`."""
+        self.note(f"continuing at round {round}")
+        self.pace.number = round - 1
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Within, no silence lasts longer than the interval: on a terminal something moves, in a log file lines come.
+
+        Runs that are trained within another one's are part of its work.
+        """
+        if self._working or self.console.quiet:
+            yield
+            return
+        self._working, self._printed, stop = True, self._clock(), threading.Event()
+        thread = threading.Thread(target=self._beat, args=[stop], name="heartbeat", daemon=True)
+        if not self.console.is_terminal:
+            thread.start()
+        try:
+            with signs.heard_by(self):
+                yield
+        finally:
+            stop.set()
+            if thread.is_alive():
+                thread.join()
+            self._working = False
+
+    def _beat(self, stop: threading.Event) -> None:
+        """A line whenever none has come for the interval; the first estimate of a run comes earlier."""
+        while not stop.wait(self._interval / 30):
+            with self._lock:
+                silent = self._clock() - self._printed
+                early = self.pace.begun and not self._estimated and silent >= self._interval / 6
+                if not (early or silent >= self._interval) or stop.is_set():
+                    continue
+                left = self.pace.left()
+                self._estimated = self._estimated or bool(left)
+                was, self._stamped = self._stamped, True
+                self.note(", ".join(filter(None, [self.pace.where() or "still at work", left])))
+                self._stamped = was
+
+    # What is told while work goes on, see `signs.Listener`.
+
+    def round(self, number: int) -> None:
+        self.pace.round(number)
+
+    def round_ended(self) -> None:
+        self.pace.round_ended()
+
+    def begin(self, part: str) -> None:
+        self.pace.begin(part)
+        if self.console.is_terminal and self._progress is None and self._status is None:
+            self._status = self.console.status(_Live(self.pace.where))
+            self._status.start()
+
+    def end(self, part: str) -> None:
+        self.pace.end(part)
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def step(self, number: int, of: int, amount: float, total: float, loss: float | None) -> None:
+        self.pace.step(number, of, amount, total, loss)
+
+    def answered(self, amount: float) -> None:
+        self.pace.answered(amount)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl, shown where it tells a user something."""
+        if record["kind"] == "round":
+            self._round(record)
+        elif record["kind"] == "score":
+            spread = f" (std {record['std']:.2f} over clients, worst half {record['worst_half']:.2f})"
+            loss = "" if record["loss"] is None else f", loss {record['loss']:.4f}"
+            alone = "" if record["round"] else " (the base alone)"
+            self.note(
+                f"round {record['round']}{alone}: {record['split']} {record['metric']} {record['mean']:.2f}"
+                + (spread if len(record["clients"]) > 1 else "")
+                + loss
+            )
+            values = {key: record[key] for key in ("mean", "std", "worst_half", "loss")}
+            values |= {f"clients/{id}": score for id, score in record["clients"].items()}
+            values |= {f"client_losses/{id}": loss for id, loss in record["losses"].items()}
+            known = {f"{record['split']}/{key}": value for key, value in values.items() if value is not None}
+            self._track(known, record["round"])
+        elif record["kind"] == "privacy":  # logged before its round's line
+            self._spent = "" if record["epsilon"] is None else f", epsilon {record['epsilon']:.3g}"
+            self._track({"privacy/epsilon": record["epsilon"]} if self._spent else {}, record["round"])
+        elif record["kind"] == "event":
+            self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
+
+    def _round(self, record: Mapping[str, Any]) -> None:
+        loss = f"loss {record['loss']:.4f}" if "loss" in record else "nobody trained"
+        counted = ("failed", "refused", "dropped_out")
+        missing = "".join(f", {record[key]} {key.replace('_', ' ')}" for key in counted if record.get(key))
+        if self._progress is None:
+            megabytes = (record["bytes_up"] + record["bytes_down"]) / 1e6
+            left = self.pace.left()
+            self._estimated = self._estimated or bool(left)
+            self.note(
+                f"round {record['round']}/{self._rounds}: {loss}, {megabytes:.1f} MB moved{self._spent}{missing}"
+                + (f", {left}" if left else "")
+            )
+        self._missing = missing
+        self.pace.loss = record.get("loss")
+        self._track(
+            {key: record[key] for key in ("loss", "lr", "bytes_up", "bytes_down", "padding") if key in record},
+            record["round"],
+        )
+
+    @contextmanager
+    def tracking(self, config: Config, folder: Path, ahead: Ahead | None = None) -> Iterator[None]:
+        """Show a bar over the rounds (terminals only), and start the trackers that the configuration names."""
+        self._rounds = config.rounds
+        self.pace = Pace(ahead or Ahead(config.rounds), self._clock)
+        self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
+        if config.track.with_:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._accelerator = Accelerator(log_with=list(config.track.with_), project_dir=folder / "trackers")
+                plain = {
+                    key: value if isinstance(value, int | float | str) else str(value)
+                    for key, value in flat(public(as_dict(config))).items()
+                }
+                self._accelerator.init_trackers(config.track.project, config=plain)
+        try:
+            if self.console.is_terminal and not self.console.quiet:
+                with _Bar(self) as self._progress:
+                    self._bar = self._progress.add_task("", total=config.rounds)
+                    yield
+            else:
+                yield
+        finally:
+            self._progress = self._bar = None
+            self._stamped, self.pace = False, Pace(clock=self._clock)
+            if self._accelerator is not None:
+                for tracker in self._accelerator.trackers:  # end_training() would also part the ranks of a launch
+                    tracker.finish()
+                self._accelerator = None
+
+    def show(self, bar: Progress) -> None:
+        """Bring the bar to where the run is now."""
+        if self._bar is not None:
+            pace, rounds = self.pace, f"{self._rounds} round" + ("" if self._rounds == 1 else "s")
+            now = pace.where() or rounds + ("" if pace.loss is None else f", loss {pace.loss:.4f}")
+            text = ", ".join(filter(None, [f"{now}{self._spent}{self._missing}", pace.left()]))
+            # Full only at the very end, as a full bar's clock stands still.
+            bar.update(self._bar, completed=pace.done if pace.over else 0.99 * pace.done, description=text)
+
+    def _track(self, values: Mapping[str, Any], round: int) -> None:
+        if self._accelerator is not None:
+            self._accelerator.log(dict(values), step=round)
+
+
+class _Bar(Progress):
+    """The bar over the rounds; it looks where the run is whenever it is drawn."""
+
+    def __init__(self, reporter: Reporter):
+        columns = (
+            BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+        )  # fmt: skip
+        self._reporter = reporter
+        super().__init__(*columns, console=reporter.console)
+
+    def get_renderables(self) -> Any:
+        self._reporter.show(self)
+        yield from super().get_renderables()
+
+
+class _Live:
+    """Text that is asked for again whenever it is drawn."""
+
+    def __init__(self, text: Callable[[], str]):
+        self._text = text
+
+    def __rich__(self) -> Text:
+        return Text(self._text())
+
+
+class Watch:
+    """Times one round from its making on, and what is within `with watch("part"):`."""
+
+    def __init__(self, round: int) -> None:
+        signs.round(round)
+        self._parts: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        with signs.part(part):
+            yield
+        self._parts[part] = round(time.perf_counter() - start, 4)
+
+    def record(self) -> dict[str, Any]:
+        """Seconds of the round so far, and of each part."""
+        signs.round_ended()
+        return {"seconds": round(time.perf_counter() - self._start, 4), "parts": self._parts}
