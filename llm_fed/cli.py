@@ -165,10 +165,10 @@ def train_command(
         if resolved.adapter is None:
             raise UserError(f"--from {start}: only adapters can be started from, but adapter is null; set adapter.rank")
         resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(start.resolve())))
-    section.check(resolved)
+    folder = out_dir or Path("runs") / f"{config.stem}-{resolved.method['name']}-seed{resolved.seed}"
+    section.check(resolved, data=not (folder / "config.yaml").exists())  # what is complete needs its data no more
     from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
 
-    folder = out_dir or Path("runs") / f"{config.stem}-{resolved.method['name']}-seed{resolved.seed}"
     experiment.quiet()
     if dry_run:
         plan = experiment.dry_run(resolved, folder, fresh=fresh)

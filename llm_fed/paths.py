@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from llm_fed.config import Config
-from llm_fed.models.images import ARCHITECTURES
 
 KEYS = (
     "base.name",
@@ -24,6 +23,8 @@ _IN_TEXT = re.compile(r"""(?<=')~?/[^'\n]+(?=')|(?<![\w.:/'])~?/[^\s'",;:)]+""")
 def absolute(config: Config) -> Config:
     """The configuration with every path of a file or folder that exists as an absolute one, so that it means the same
     in any working directory. Names of models and data sets stay as they are."""
+    from llm_fed.models.images import ARCHITECTURES  # with transformers, which takes seconds to import
+
     base, task = config.base, config.task
     server = replace(task.server, path=_whole(task.server.path))
     is_folder = base.name not in ARCHITECTURES and os.path.isdir(os.path.expanduser(base.name))

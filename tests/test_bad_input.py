@@ -276,7 +276,7 @@ def test_eval_and_export_of_what_is_no_finished_run(small, llm_fed, finished, tm
 def test_eval_of_one_adapter_lacks_something(small, llm_fed, finished, tmp_path):
     adapter = ["eval", "--base", small.base, "--adapter", finished / "adapters/ada"]
     llm_fed(*adapter).assert_refused("--task NAME or --data FILE")
-    llm_fed("eval", "--base", small.base, "--data", "x.jsonl").assert_refused("--adapter")
+    llm_fed("eval", "--base", small.base, "--data", "x.jsonl").assert_refused("no such file")
     llm_fed(*adapter, "--data", tmp_path / "x.jsonl").assert_refused("x.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
     llm_fed(*adapter, "--data", tmp_path / "empty.jsonl").assert_refused("empty.jsonl holds no example")

@@ -22,7 +22,7 @@ from llm_fed.runs.folder import read_records
 
 REPOSITORY = Path(__file__).parents[1]
 FLAGS = {
-    "run": ["config", "settings", "--out", "--fresh", "--dry-run", "--json"],
+    "run": ["config", "settings", "--out", "--fresh", "--from", "--dry-run", "--json"],
     "quickstart": ["--out", "--seed"],
     "eval": [
         "run_dir", "settings", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template",

@@ -16,7 +16,7 @@ from llm_fed import signs
 from llm_fed.configfile import from_dict
 from llm_fed.engine import fit
 from llm_fed.errors import RunError
-from llm_fed.experiment import finish, run
+from llm_fed.experiment import bases, finish, run
 from llm_fed.runs.folder import read_records
 from llm_fed.runs.pace import Ahead, Pace, duration
 from llm_fed.runs.tracking import Reporter
@@ -189,7 +189,6 @@ def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, endi
 
 def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monkeypatch):
     from llm_fed.engine import generation
-    from llm_fed.experiment import bases
 
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     load, answers = bases.load, generation._answers
@@ -206,12 +205,14 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
 
 def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
     slowed(monkeypatch, 0.3)
+    load = bases.load  # as slow as that of a real base, so that the spinner is drawn while it goes on
+    monkeypatch.setattr(bases, "load", lambda *given: (time.sleep(1.0), load(*given))[1])
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=150)
     tree = small.tree(rounds=2, local={"steps": 4}, eval={"every": 0})
     run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(console))
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.getvalue())
-    assert "loading the base" in shown or "preparing" in shown
+    assert "loading the base" in shown
     assert re.search(r"━ 0:00:\d\d round 2 of 2, step [123] of 4, loss \d.\d+, about \d s left", shown)
     assert re.search(r"━ 0:00:\d\d 2 rounds, loss \d.\d+\s*$", shown)
     assert not STAMPED.search(shown)

@@ -84,7 +84,7 @@ def start(small, method: str, out: Path, kill: Kill | None = None, *options: str
     config = small.config(out.parent / "config.yaml", method=METHODS[method], **{**CONFIG, **SECTIONS.get(method, {})})
     log = out.parent / "log"
     code = llm_fed(["run", str(config), "--out", str(out), *options], log, kill)
-    said = [line.split()[-1] for line in log.read_text().splitlines() if line.startswith("continuing at round")]
+    said = [line.split()[-1] for line in log.read_text().splitlines() if "continuing at round" in line]
     assert len(said) <= 1 and "Traceback" not in log.read_text(), log.read_text()
     return code, int(said[0]) if said else None
 

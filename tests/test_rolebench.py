@@ -66,7 +66,7 @@ def test_both_splits_are_needed(folder):
     (folder / "test.jsonl.gz").unlink()
     with pytest.raises(UserError, match="lacks a train or a test file; rolebench needs both"):
         load(folder)
-    with pytest.raises(UserError, match="is no folder; without task.path, rolebench comes from the Hub"):
+    with pytest.raises(UserError, match="there is no such file or folder"):
         load(folder / "nowhere")
 
 

@@ -100,10 +100,10 @@ class Killer(Reporter):
 
     def __init__(self, round: int):
         super().__init__()
-        self.round = round
+        self.last = round
 
     def record(self, record: Any) -> None:
-        if (record["kind"], record["round"]) == ("round", self.round):
+        if (record["kind"], record["round"]) == ("round", self.last):
             raise KeyboardInterrupt
 
 

@@ -16,10 +16,11 @@ from llm_fed.export.card import model_card
 from llm_fed.export.prompt import prompt_of
 from llm_fed.federation import privacy
 from llm_fed.federation.clients import finish, messages_for
+from llm_fed.federation.loop import log_base
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.messages.wire import Message, WireError
 from llm_fed.method import Method
-from llm_fed.runs.folder import Run, log_base
+from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
 

@@ -14,7 +14,7 @@ from llm_fed.federation.uploads import arrivals
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.requests import Runtime
-from llm_fed.runs.folder import Run, log_base, rounded
+from llm_fed.runs.folder import Run, rounded
 from llm_fed.runs.tracking import Watch
 from llm_fed.site import Site
 
@@ -105,6 +105,18 @@ def federate(
                 score()
         run.log_timing({"round": round, **watch.record()})
     return progress
+
+
+def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) -> dict[str, Any] | None:
+    """The score line of a split without any adapter, logged unless it is there already; None without that split."""
+    for line in run.records():
+        if line["kind"] == "score" and (line["round"], line["split"]) == (0, split):
+            return line
+    if (summary := score_base(split)) is None:
+        return None
+    line = {"kind": "score", "round": 0, "split": split, **summary.as_json()}
+    run.log(line)
+    return line
 
 
 def _score(method: Method, scored: Iterable[str], run: Run, progress: Progress, evaluate: Evaluate) -> bool:

@@ -19,7 +19,6 @@ from llm_fed import datapath, paths
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
 from llm_fed.errors import RunError, UserError, require
-from llm_fed.eval.scores import Summary
 from llm_fed.files import write_file
 from llm_fed.runs import extend
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
@@ -381,15 +380,3 @@ def exported(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
         f"{folder} has no personal adapter of {whose}, since export.clients is "
         f"{asked if isinstance(asked, str) else list(asked)}; this exports all, without training: {again}"
     )
-
-
-def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) -> dict[str, Any] | None:
-    """The score line of a split without any adapter, logged unless it is there already; None without that split."""
-    for line in run.records():
-        if line["kind"] == "score" and (line["round"], line["split"]) == (0, split):
-            return line
-    if (summary := score_base(split)) is None:
-        return None
-    line = {"kind": "score", "round": 0, "split": split, **summary.as_json()}
-    run.log(line)
-    return line
