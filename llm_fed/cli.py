@@ -284,6 +284,9 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Merge a federated and a local adapter: POTARA's closed form, Fisher merging, a mean, or the best of a grid."""
+    from llm_fed import configfile
+
+    configfile.keys_of(settings or [], "the method")  # what follows takes seconds, so mistakes are named first
     from llm_fed.commands import merge as posthoc
     from llm_fed.eval.merges import for_terminal
     from llm_fed.experiment.run import quiet
@@ -335,15 +338,18 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score the personal adapters of a run, or a base with one adapter or none on a task or file. Scores are 0-100."""
-    from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run
-    from llm_fed.experiment.run import quiet
+    from llm_fed import configfile
 
-    quiet()
     words = settings or []
     if run_dir is not None and "=" in str(run_dir) and not run_dir.exists():  # no folder, but the first setting
         run_dir, words = None, [str(run_dir), *words]
     if (run_dir is None) == (base is None):
         raise UserError("give either a run folder, or --base, with --adapter or without; see llm-fed eval --help")
+    configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
+    from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run  # takes seconds, so mistakes are named first
+    from llm_fed.experiment.run import quiet
+
+    quiet()
     if run_dir is not None:
         alone = {"--adapter": adapter, "--task": task, "--data": data, "--template": template}
         if given := [option for option, value in alone.items() if value is not None]:

@@ -90,10 +90,11 @@ def overlay(config: Config, words: Sequence[str], where: str) -> Config:
 
 
 def keys_of(words: Sequence[str], where: str) -> list[str]:
-    """The dotted keys that `key=value` words set.
+    """The dotted keys that `key=value` words set. Their names and the types of their values are checked, but not those
+    of `method.*`, which need the method.
 
     Raises:
-        UserError: a word is none.
+        UserError: a word is none, its key is unknown, or its value is of another type.
     """
     for word in words:
         if "=" not in word.lstrip("="):
@@ -102,6 +103,7 @@ def keys_of(words: Sequence[str], where: str) -> list[str]:
         tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist([_spelled_out(word) for word in words]))
     except (YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"cannot use {' '.join(words)}: {' '.join(str(error).split())}") from error
+    _build(Config, tree, "")
     return list(flat(tree))
 
 

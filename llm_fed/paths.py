@@ -9,12 +9,8 @@ from typing import Any
 
 from llm_fed.config import Config
 
-KEYS = (
-    "base.name",
-    "task.path",
-    "task.server.path",
-    "adapter.start",
-)  # what may be a path; the first may also be a name
+# What may be a path; the first may also be a name.
+KEYS = ("base.name", "task.path", "task.server.path", "adapter.start")
 HUB = "hf://"  # what begins so is no path
 # A path of this machine in a text: in quotation marks, where it may hold spaces, or up to the next space.
 _IN_TEXT = re.compile(r"""(?<=')~?/[^'\n]+(?=')|(?<![\w.:/'])~?/[^\s'",;:)]+""")

@@ -65,6 +65,11 @@ def test_keys_values_and_paths_need_nothing_heavy(tmp_path):
     cases += [([*command, *missing], "there is no such file") for command in COMMANDS if command != ["flower"]]
     cases += [(["compare", "row.yaml"], "row 'steps': unknown key local.stepz (the closest is 'steps')")]
     cases += [(["compare", "c.yaml", "--seeds", "one"], "--seeds"), (["compare", "c.yaml", "seed=3"], "--seeds")]
+    after = (["eval", "run"], ["eval", "--base", "b"], ["merge", "mean", "--fed", "a", "--local", "b", "--out", "c"])
+    for command in after:
+        cases += [([*command, "task.templat=chat"], "unknown key task.templat (the closest is 'template')")]
+        cases += [([*command, "eval.limit=few"], "eval.limit is 'few'"), ([*command, "eval.limit=3", "x"], "got 'x'")]
+    cases += [(["eval"], "give either a run folder"), (["eval", "run", "--base", "b"], "give either a run folder")]
     assert imported_to_refuse(tmp_path, cases) == []
 
 

@@ -159,10 +159,11 @@ class Run:
             return
         changed = [f"{key}: {old!r} -> {new!r}" for key, (old, new) in changes.items() if key not in extend.MAY_CHANGE]
         if changed:
+            free = (f"{key}*" if key.endswith(".") else key for key in _FREE_KEYS)
             raise UserError(
                 f"{self.folder} holds a run of another configuration ({'; '.join(changed)}). Give the same "
                 "configuration to continue it, another --out, or --fresh to start again. Only "
-                f"{', '.join(extend.MAY_CHANGE)} and {', '.join(f'{key}*' for key in _FREE_KEYS)} may change."
+                f"{', '.join((*extend.MAY_CHANGE, *free))} may change."
             )
         if changes:
             extend.check(self.folder, changes)
