@@ -11,7 +11,7 @@ from typing import Any
 from llm_fed.engine.drive import drive
 from llm_fed.messages.wire import entries
 from llm_fed.method import Method, Upload
-from llm_fed.requests import Fitted, Request
+from llm_fed.requests import Fit, FitHead, Fitted, Gradient, Request
 from llm_fed.runs.folder import finished, read_records
 from llm_fed.site import Site
 from llm_fed.state import Layout
@@ -73,15 +73,15 @@ def count_parameters(
     return Parameters(entries(state), entries(message), entries(answer), held)
 
 
-def _idle(requests: Sequence[Request]) -> Sequence[Any]:
+def _idle(requests: Sequence[Request[Any]]) -> Sequence[Any]:
     """Answers of the right shape to what a server asks for, without the work."""
-    return [_IDLE[request.kind](request.payload) for request in requests]
+    return [_IDLE[type(request)](request) for request in requests]
 
 
-_IDLE: dict[str, Callable[[Any], Any]] = {
-    "fit": lambda job: Fitted(job.start, (0.0,)),
-    "gradient": lambda asked: (0.0, 0.0 * asked.state),
-    "head": lambda job: job.head,
+_IDLE: dict[type, Callable[[Any], Any]] = {
+    Fit: lambda asked: Fitted(asked.start, (0.0,)),
+    Gradient: lambda asked: (0.0, 0.0 * asked.state),
+    FitHead: lambda asked: asked.head,
 }
 
 

@@ -109,9 +109,11 @@ class LocalConfig:
     batch_size: int = 4  # examples per optimizer step and client
     lr: float = 5e-5  # in the first round
     lr_end: float = 5e-6  # in the last round; linear in between
-    optimizer: str = "adamw"  # adamw (no weight decay) | adam | sgd
+    optimizer: str = "adamw"  # adamw | adam | sgd
+    momentum: float = 0.0  # of sgd
+    weight_decay: float = 0.0
     clip: float | None = None  # largest gradient norm per client
-    proximal: float = 0.0  # lambda of lambda * ||theta - theta_start||^2
+    proximal: float = 0.0  # lambda of lambda * ||theta - theta_start||^2 in the loss, whatever the method
     augment: str | None = None  # images: crop (each shifted by up to an eighth of its sides) | crop-flip (and mirrored)
 
 
@@ -293,7 +295,14 @@ def check(config: Config) -> None:
     require(0 <= config.local.lr_end < math.inf, "local.lr_end", "at least 0 and finite")
     one_of("local.optimizer", "adamw", "adam", "sgd")
     require(config.local.clip is None or config.local.clip > 0, "local.clip", "above 0, or null")
-    require(config.local.proximal >= 0, "local.proximal", "at least 0")
+    require(0 <= config.local.proximal < math.inf, "local.proximal", "at least 0 and finite")
+    require(0 <= config.local.momentum < 1, "local.momentum", "at least 0 and below 1")
+    require(
+        not config.local.momentum or config.local.optimizer == "sgd",
+        "local.momentum",
+        "0 unless local.optimizer is sgd",
+    )
+    require(0 <= config.local.weight_decay < math.inf, "local.weight_decay", "at least 0 and finite")
     one_of("local.augment", None, "crop", "crop-flip")
     require(0 <= config.delay.sigma < math.inf, "delay.sigma", "at least 0 and finite")
     one_of("delay.per", "upload", "client")

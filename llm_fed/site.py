@@ -15,7 +15,23 @@ from llm_fed.merge.moments import Evidence
 from llm_fed.messages.wire import Message
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
-from llm_fed.requests import Fitted, GradientJob, GradientOf, HeadJob, Job, Loss, Query, Request
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import (
+    AnswerLoss,
+    Answers,
+    Distillation,
+    Features,
+    Fit,
+    FitHead,
+    Generate,
+    Gradient,
+    GradientMoments,
+    Logits,
+    Loss,
+    MeanLosses,
+    OptionScores,
+    Query,
+)
 from llm_fed.rng import derive, generator
 from llm_fed.state import Layout, State
 from llm_fed.tasks.common import Picture
@@ -92,58 +108,56 @@ class Site:
             kept = state.pick(own)
             self.memory["own"] = State(kept.layout, kept.row, extras)
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """The run's, at this round's learning rate."""
+        return Optimizer.of(self.local, self.lr)
+
     async def fit(
         self,
         state: State,
         *,
         train: str = r".*",
+        examples: Sequence[Any] | None = None,
         steps: int | None = None,
         epochs: int | None = None,
-        lr: float | None = None,
+        optimizer: Optimizer | None = None,
+        loss: Loss | Distillation | None = None,
         structure: Structure | None = None,
         mix: tuple[float, ...] | None = None,
-        teachers: Sequence[State] = (),
-        examples: Sequence[Any] | None = None,
-        loss: Loss | None = None,
-        lr_of: Mapping[str, float] | None = None,
     ) -> State:
         """Train from `state` on this site's examples with the run's `local` settings; awaitable, fused over the cohort.
 
         Args:
             state: where training starts; it is not changed.
             train: regular expression of the entries that are trained; the others stay as they are.
+            examples: to train on (default: all training examples).
             steps: optimizer steps (default: `local.steps`, else `local.epochs` passes over the examples).
             epochs: passes over the examples, in the place of steps.
-            lr: learning rate (default: this round's).
+            optimizer: default: `self.optimizer`; `dataclasses.replace` gives another like it.
+            loss: in the place of cross-entropy: `Distillation` from teachers, or, of whole image models, a function of
+                the `Answer` to a batch, its labels (N,) and the places (N,) of its pictures in the examples.
             structure: what `state` is a state of (default: the site's own).
             mix: the weight of each expert, where the structure's gate is `mix`.
-            teachers: distil from them: the loss is the divergence of the predictions from those of the teachers' mean
-                logits, and labels are not used.
-            examples: to train on (default: all training examples).
-            loss: of whole image models, in the place of cross-entropy: a number from the `Answer` to a batch, its
-                labels (N,) and the places (N,) of its pictures in the examples.
-            lr_of: of whole image models: learning rates of the entries that regular expressions match.
 
         Raises:
             ClientError: no example, or a loss that is not finite.
         """
         nth, self._fits = self._fits, self._fits + 1
         examples = self.train if examples is None else examples
-        places = self._places(len(examples), steps, nth, epochs)
-        job = Job(
-            client=self.id,
+        fitted = await Fit(
+            self.id,
+            structure or self.structure,
             start=state,
-            batches=[[examples[i] for i in chosen] for chosen in places],
-            lr=self.lr if lr is None else lr,
+            examples=examples,
+            batches=self._places(len(examples), steps, nth, epochs),
+            optimizer=optimizer or self.optimizer,
             train=train,
             seed=derive(self.seed, "dropout", self.round, self.id, nth),
+            augment=self.local.augment,
             mix=mix,
-            teachers=teachers,
             loss=loss,
-            places=places,
-            lr_of=lr_of or {},
         )
-        fitted: Fitted = await Request("fit", self.id, structure or self.structure, job)
         self.losses.extend(fitted.losses)
         return fitted.state
 
@@ -172,13 +186,13 @@ class Site:
         """The mean loss (per target token, or per picture) under each state, without training (default: of all
         training examples)."""
         chosen = self.train if examples is None else examples
-        return await Request("losses", self.id, self.structure, (states, chosen))
+        return await MeanLosses(self.id, self.structure, states, chosen)
 
     async def loss_of_answers(self, state: State, queries: Sequence[Query]) -> float | None:
         """The mean loss per target token of the queries with their right answers under `state`, as training would
         measure it; None where training would see none of them."""
         known = [query for query in queries if query.example is not None]
-        return await Request("answer_losses", self.id, self.structure, (state, known)) if known else None
+        return await AnswerLoss(self.id, self.structure, state, known) if known else None
 
     def sample(self, count: int, *, held_out: bool = False) -> list[Any]:
         """`count` of the training or of the held-out examples (all, if there are fewer), drawn from (seed, site)
@@ -213,13 +227,13 @@ class Site:
         Raises:
             ClientError: no target token, or a gradient that is not finite.
         """
-        job = GradientJob(self.id, first, second, examples, sampled, derive(self.seed, "labels", self.id))
-        return await Request("moments", self.id, structure or self.structure, job)
+        seed = derive(self.seed, "labels", self.id)
+        return await GradientMoments(self.id, structure or self.structure, first, second, examples, sampled, seed)
 
     async def features(self, examples: Sequence[Any]) -> torch.Tensor:
         """(len(examples), H): what the base alone, without any adapter, makes of each example: its last hidden state at
         the prompt's last token, or what an image model's head reads."""
-        return await Request("features", self.id, self.structure, examples)
+        return await Features(self.id, self.structure, examples)
 
     async def gradient(
         self, state: State, examples: Sequence[Any], *, head: State | None = None
@@ -229,15 +243,15 @@ class Site:
         Args:
             head: of an image model: a linear head (weight, bias) in the place of its own, whose gradient is then zero.
         """
-        return await Request("gradient", self.id, self.structure, GradientOf(state, examples, head))
+        return await Gradient(self.id, self.structure, state, examples, head)
 
     async def logits(self, state: State, pictures: Sequence[Picture]) -> torch.Tensor:
         """(N, C): what an image model says of N pictures, a logit for each of C labels."""
-        return await Request("logits", self.id, self.structure, (state, pictures))
+        return await Logits(self.id, self.structure, state, pictures)
 
     async def answers(self, state: State, pictures: Sequence[Picture]) -> Answer:
         """What whole image models make of N pictures, each on its own and together."""
-        return await Request("answers", self.id, self.structure, (state, pictures))
+        return await Answers(self.id, self.structure, state, pictures)
 
     def new_head(self, state: State) -> State:
         """A fresh linear head, entries weight (C, H) and bias (C,), zero, for the labels of this site's pictures in the
@@ -250,12 +264,12 @@ class Site:
         """Train a linear head, by Adam, on what the body of the image model `state` makes of this site's pictures."""
         nth, self._fits = self._fits, self._fits + 1
         batches = self._places(len(self.train), nth=nth, epochs=epochs)
-        return await Request("head", self.id, self.structure, HeadJob(state, head, self.train, batches, lr))
+        return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)
 
     async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:
         """Greedy answers to the prompts (token ids) under `state`; one batch serves several clients."""
-        return await Request("generate", self.id, self.structure, (state, prompts))
+        return await Generate(self.id, self.structure, state, prompts)
 
     async def option_scores(self, state: State, queries: Sequence[Query]) -> list[list[float]]:
         """Per query the log-likelihood of each of its options under `state`, without generation."""
-        return await Request("options", self.id, self.structure, (state, queries))
+        return await OptionScores(self.id, self.structure, state, queries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -60,17 +60,23 @@ class Kind:
 
     @staticmethod
     def of(name: str) -> Kind:
-        return PICTURES if name.endswith(OF_PICTURES) else TEXTS
+        kind = PICTURES if name.endswith(OF_PICTURES) else TEXTS
+        return replace(kind, local=replace(kind.local, **OWN_LOCAL.get(name, {})))
 
 
 TEXTS = Kind(
     lambda dtype: base() if dtype == torch.float64 else tiny_base.around(tiny.build("llama", dtype)), STRUCTURE, LOCAL,
     lambda base, structure, dtype, generator: draw(base.model, structure, generator, dtype=dtype),
-    lambda base: LanguageEngine(base, LOCAL, EvalConfig()), examples, falls=0.3, least=1000,
+    lambda base: LanguageEngine(base, EvalConfig()), examples, falls=0.3, least=1000,
 )  # fmt: skip
+# Of methods that do not train with every optimizer.
+OWN_LOCAL: dict[str, dict[str, Any]] = {
+    "scaffold": {"optimizer": "sgd", "lr": 0.5, "lr_end": 0.5},
+    "scaffold of pictures": {"optimizer": "sgd", "lr": 0.1, "lr_end": 0.1},
+}
 PICTURE_LOCAL = LocalConfig(steps=3, batch_size=4, lr=0.003, optimizer="adam")
 PICTURES = Kind(
     cache(lambda dtype: tiny_rounds.base_of("resnet-9", dtype)), Full(), PICTURE_LOCAL,
     lambda base, structure, dtype, generator: base.draw(structure, generator),
-    lambda base: VisionEngine(base, PICTURE_LOCAL), pictures, falls=0.02, least=100,
+    lambda base: VisionEngine(base), pictures, falls=0.02, least=100,
 )  # fmt: skip

@@ -28,7 +28,8 @@ from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.experiment import finish, run
 from llm_fed.experiment.build import prepare
 from llm_fed.models.lora import Lora
-from llm_fed.requests import GradientOf, Job, Query, Request
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Distillation, Fit, Generate, Gradient, Logits, MeanLosses, OptionScores, Query, Request
 from llm_fed.runs.folder import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, Spread, Worker
@@ -185,7 +186,7 @@ def test_two_experiments_take_turns(small, spread):
         config = from_dict(small.tree(local={"optimizer": optimizer}))
         prepared = prepare(config, Reporter(Console(quiet=True)))
         for name, engine in (("local", None), ("spread", Spread(ranks, config, prepared.shared()))):
-            runtime = LocalRuntime(engine or prepared.runtime.engine, 3)
+            runtime = LocalRuntime(engine or prepared.engine, 3)
             found[optimizer, name] = partial(trained, prepared.clients, runtime)
     for _ in range(2):
         for optimizer in ("adamw", "sgd"):
@@ -208,12 +209,12 @@ class Failing:
 
     def __init__(self, engine: Any, client: str, error: Exception | None = None):
         self._engine, self._client, self._error = engine, client, error
-        self.work = engine.work
+        self.take_work = engine.take_work
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
         found = list(self._engine.execute(requests))
         for place, request in enumerate(requests):
-            if request.kind == "fit" and request.site == self._client:
+            if isinstance(request, Fit) and request.site == self._client:
                 if self._error:
                     raise self._error
                 found[place] = ClientError(f"client {self._client}: no luck")
@@ -294,18 +295,18 @@ def encoded(length: int) -> Encoded:
 def test_cost_counts_what_goes_through_how_many_models():
     state = State.of({"a": torch.zeros(2)})
     batches = [[encoded(3), encoded(5)], [encoded(4)]]
-    alone = Job("c", state, batches, 0.1)
-    taught = replace(alone, teachers=[state, state])
+    alone = Fit.on("c", LORA, state, batches, Optimizer(0.1, proximal=1.0, anchor=state))
+    taught = replace(alone, loss=Distillation([state, state]))
     queries = [Query([1, 2, 3], ("w",), ([4], [5, 6])), Query([7], ("w",))]
     pictures = [Picture(torch.zeros(1, 2, 2, dtype=torch.uint8), 0, "0")] * 3
-    payloads = {
-        12: ("fit", alone), 36: ("fit", taught), 16: ("losses", ([state, state], [encoded(8)])),
-        7: ("options", (state, queries)), 2: ("generate", (state, [[1, 2, 3], [4]])),
-        3: ("logits", (state, pictures)), 5: ("gradient", GradientOf(state, [encoded(5)])),
-        1: ("fit", replace(alone, batches=[])),
+    requests = {
+        12: alone, 36: taught, 24: replace(alone, batches=[*alone.batches, *alone.batches]),
+        16: MeanLosses("c", LORA, [state, state], [encoded(8)]), 7: OptionScores("c", LORA, state, queries),
+        2: Generate("c", LORA, state, [[1, 2, 3], [4]]), 3: Logits("c", LORA, state, pictures),
+        5: Gradient("c", LORA, state, [encoded(5)]), 1: replace(alone, batches=[]),
     }  # fmt: skip
-    for expected, (kind, payload) in payloads.items():
-        assert cost(Request(kind, "c", None, payload)) == expected, kind
+    for expected, request in requests.items():
+        assert cost(request) == expected, request
 
 
 def distance(target: float, scale: float, value: float) -> float:
@@ -315,11 +316,13 @@ def distance(target: float, scale: float, value: float) -> float:
 def test_what_travels_comes_back(monkeypatch):
     examples = [encoded(4), encoded(4)]
     state = State.of({"a": torch.randn(2, 3), "b": torch.randn(4)}, {"n": torch.tensor(3), "empty": torch.zeros(0)})
-    job = Job("c0", state, [[examples[1], examples[0]], [encoded(2)]], 0.1, mix=(0.25, 0.75), teachers=[state])
+    optimizer, batches = Optimizer(0.1, correction=state, lr_of={"a": 0.2}), [[examples[1], examples[0]], [encoded(2)]]
+    job = Fit.on("c0", LORA, state, batches, optimizer, mix=(0.25, 0.75), loss=Distillation([state]))
     back = Codec(examples).unpack(Codec(examples).pack(job))
-    assert back.batches[0] == [examples[1], examples[0]] and back.batches[0][0] is examples[1]
-    assert back.batches[1] == [encoded(2)] and (back.client, back.lr, back.mix) == ("c0", 0.1, (0.25, 0.75))
+    assert back.batch(0) == [examples[1], examples[0]] and back.batch(0)[0] is examples[1]
+    assert back.batch(1) == [encoded(2)] and (back.site, back.structure, back.mix) == ("c0", LORA, (0.25, 0.75))
     assert back.start.equal(state) and back.teachers[0].equal(state) and back.start is not state
+    assert back.optimizer.lr_of == {"a": 0.2} and back.optimizer.correction.equal(state)
     errors = Codec().unpack(Codec().pack([ClientError("a"), UserError("b")]))
     assert [(type(error), str(error)) for error in errors] == [(ClientError, "a"), (UserError, "b")]
     monkeypatch.setattr("llm_fed.rng.distance", distance, raising=False)
@@ -342,8 +345,8 @@ def test_equal_states_travel_once_and_known_examples_not_at_all():
     start, examples = torch.randn(5000), [encoded(1000) for _ in range(20)]
     start[7] = math.nan
     one = len(Codec(examples).pack(State.of({"a": start})))
-    equal = [Job(f"c{k}", State.of({"a": start.clone()}), [examples], 0.1) for k in range(8)]
-    assert len(Codec(examples).pack(equal)) < one + 8000
+    equal = [Fit.on(f"c{k}", LORA, State.of({"a": start.clone()}), [examples], Optimizer(0.1)) for k in range(8)]
+    assert len(Codec(examples).pack(equal)) < one + 12000
     signed = [State.of({"a": torch.zeros(2)}), State.of({"a": -torch.zeros(2)})]
     assert [math.copysign(1, state.row[0]) for state in Codec().unpack(Codec().pack(signed))] == [1, -1]
     rows = torch.randn(3, 4)

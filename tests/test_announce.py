@@ -180,7 +180,7 @@ def test_activations_are_those_that_a_step_keeps(small, tmp_path):
     real = fit._Fit._step
 
     def measured(self, step, active, losses):
-        ignored = {t.untyped_storage().data_ptr() for t in [*self.model.parameters(), self.bank.rows]}
+        ignored = {t.untyped_storage().data_ptr() for t in [*self.model.model.parameters(), self.bank.rows]}
         tensors = []
 
         def pack(tensor):

@@ -12,13 +12,15 @@ from tiny_images import BATCHES, LORA, assert_state
 from torch.nn import functional
 
 from llm_fed import configfile
-from llm_fed.engine import fit
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.examples import Pictures
+from llm_fed.engine.fit import fit
 from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
 from llm_fed.experiment import run
 from llm_fed.models.structure import Full
-from llm_fed.requests import Job
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Distillation, Fit
 from llm_fed.rng import generator
 from llm_fed.runs.folder import read_records
 from llm_fed.tasks.augmentation import augmented, moved
@@ -48,32 +50,35 @@ def test_small_pictures_stay_in_place():
     assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(after, before, strict=True))
 
 
-def by_hand(job: Job, how: str) -> Job:
+ADAM = Optimizer(0.02, "adam")
+
+
+def by_hand(job: Fit) -> Fit:
     """The same job on pictures that were augmented beforehand."""
-    seen = [augmented(batch, how, generator(job.seed, "augment", step)) for step, batch in enumerate(job.batches)]
-    assert not torch.equal(seen[0][0].pixels, job.batches[0][0].pixels)
-    return replace(job, batches=seen)
+    plain = [replace(job, augment=None).batch(step) for step in range(len(job.batches))]
+    seen = [augmented(batch, job.augment, generator(job.seed, "augment", step)) for step, batch in enumerate(plain)]
+    assert not torch.equal(seen[0][0].pixels, plain[0][0].pixels)
+    return Fit.on(job.site, job.structure, job.start, seen, job.optimizer, seed=job.seed)
 
 
 @pytest.mark.parametrize("how", ["crop", "crop-flip"])
 def test_a_whole_model_trains_on_them(how):
     base = tiny_images.resnet()
     start = tiny_images.party(base, BATCHES[0]).initial()
-    job = Job("c0", start, BATCHES, lr=0.02, seed=5)
-    found = VisionEngine(base, replace(tiny_images.LOCAL, augment=how)).fit(Full(), job)
-    expected = VisionEngine(base, tiny_images.LOCAL).fit(Full(), by_hand(job, how))
+    job = Fit.on("c0", Full(), start, BATCHES, ADAM, seed=5, augment=how)
+    found, expected = (VisionEngine(base).fit(one) for one in (job, by_hand(job)))
     assert found.state.equal(expected.state) and found.losses == expected.losses
 
 
 def test_adapters_train_on_them_whoever_else_trains():
     """Three clients in one pass, of other draws each, and one of them alone."""
-    base, local = tiny_images.vit(), replace(tiny_images.LOCAL, augment="crop-flip")
+    base = tiny_images.vit()
     start = tiny_images.party(base, BATCHES[0], structure=LORA).initial()
-    jobs = [Job(f"c{seed}", start, BATCHES[:3], lr=0.02, seed=seed) for seed in range(3)]
-    kind = Pictures.of(base, LORA)
-    found, _ = fit.fit(base.model, LORA, jobs, local, kind=kind)
-    expected, _ = fit.fit(base.model, LORA, [by_hand(job, "crop-flip") for job in jobs], tiny_images.LOCAL, kind=kind)
-    (alone,), _ = fit.fit(base.model, LORA, jobs[1:2], local, kind=kind)
+    jobs = [Fit.on(f"c{seed}", LORA, start, BATCHES[:3], ADAM, seed=seed, augment="crop-flip") for seed in range(3)]
+    model = AdaptedModel(base.model, LORA, Pictures.of(base, LORA))
+    found, _ = fit(model, jobs)
+    expected, _ = fit(model, [by_hand(job) for job in jobs])
+    (alone,), _ = fit(model, jobs[1:2])
     for one, other in zip(found, expected, strict=True):
         assert one.state.equal(other.state)
     assert_state(found[1].state, alone.state.tensors(), 1e-10)
@@ -83,12 +88,12 @@ def test_adapters_train_on_them_whoever_else_trains():
 def test_a_pupil_sees_what_its_teachers_saw():
     """Of whole models and of adapters."""
     for base, structure in ((tiny_images.cnn(), Full()), (tiny_images.vit(), LORA)):
-        site = tiny_images.party(base, BATCHES[0], structure=structure)
-        start, found = site.initial(), []
+        found = []
         for how in (None, "crop-flip"):
-            site.begin(1, 0.02)
-            engine = VisionEngine(base, replace(tiny_images.LOCAL, augment=how))
-            found.append(tiny_images.answer(engine, site.fit(start, teachers=[site.initial("a teacher")])))
+            local = replace(tiny_images.LOCAL, augment=how)
+            site = tiny_images.party(base, BATCHES[0], structure=structure, local=local, lr=0.02)
+            start, loss = site.initial(), Distillation([site.initial("a teacher")])
+            found.append(tiny_images.answer(VisionEngine(base), site.fit(start, loss=loss)))
         assert found[0].equal(found[1]) and not found[0].equal(start)
 
 

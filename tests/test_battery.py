@@ -36,6 +36,7 @@ from llm_fed.site import Site
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedlora": {"personal_steps": 2},
+    "fedprox": {"mu": 1.0},
     "feddpa": {"personal_steps": 2, "anchors": 2},
     "fedem": {"num_models": 2},
     "ifca": {"num_models": 2, "warmup_rounds": 1},
@@ -51,6 +52,8 @@ GOLDEN: dict[str, list[float]] = {
     "local": [4.17255, 3.73894, 3.15488],
     "fedit": [4.17255, 3.87809, 3.62014],
     "fedlora": [4.17255, 3.87809, 3.62014, 3.3938],
+    "fedprox": [4.18902, 3.87196, 3.62844],
+    "scaffold": [4.24407, 3.86776, 3.4752],
     "ffa": [4.20507, 4.07159, 3.84114],
     "fedsa": [4.17255, 3.79624, 3.38421],
     "feddpa": [4.26367, 3.95714, 3.44987],
@@ -70,6 +73,8 @@ GOLDEN: dict[str, list[float]] = {
     "local of pictures": [1.02988, 0.397611, 0.231138],
     "fedit of pictures": [1.02988, 0.726773, 0.607449],
     "fedlora of pictures": [1.02988, 0.726773, 0.607449, 0.59952],
+    "fedprox of pictures": [1.03117, 0.743536, 0.648157],
+    "scaffold of pictures": [0.960456, 0.856168, 0.886418],
     "fedbn of pictures": [1.02988, 0.706019, 0.580236],
     "fedmoe of pictures": [1.05193, 0.438182, 0.212376],
     "lg-fedavg of pictures": [1.02988, 0.535666, 0.428366],

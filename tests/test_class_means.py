@@ -154,7 +154,7 @@ def test_the_head_of_lg_fedavg_is_found_by_what_it_is():
     site = tiny_images.party(base, tiny_images.pictures(5, size=16), local=LOCAL)
     start = site.initial()
     message = method.init(site)
-    engine = VisionEngine(base, LOCAL)
+    engine = VisionEngine(base)
     update = tiny_images.answer(engine, method.client_update(site, message))
     personal = tiny_images.answer(engine, method.personalize(site, message + update))
     assert not torch.equal(personal["classifier.1.weight"], start["classifier.1.weight"])

@@ -10,16 +10,29 @@ from llm_fed.federation.schedule import Synchronous
 from llm_fed.requests import Request
 
 
+class F(Request[str]): ...
+
+
+class G(Request[str]): ...
+
+
+class X(Request[str]): ...
+
+
+KINDS = {"f": F, "g": G, "x": X}
+
+
 def test_equal_requests_run_together_and_failures_stay_alone():
     calls = []
 
     async def client(name: str, kinds: str) -> str:
-        got = [await Request(kind, name, kind, name) for kind in kinds]
+        got = [await KINDS[kind](name, "a structure") for kind in kinds]
         return "".join(got)
 
     def execute(requests):
         calls.append("".join(request.site for request in requests))
-        return [ValueError("no") if r.kind == "x" else f"{r.kind}{r.site}" for r in requests]
+        (kind,) = {kind for kind, its in KINDS.items() if its is type(requests[0])}
+        return [ValueError("no") if kind == "x" else f"{kind}{request.site}" for request in requests]
 
     outcomes = drive(
         {"a": client("a", "fg"), "b": client("b", "fx"), "c": client("c", "g"), "d": client("d", "")}, execute
@@ -33,7 +46,7 @@ def test_equal_requests_run_together_and_failures_stay_alone():
 def test_a_client_may_handle_its_failure():
     async def client() -> str:
         try:
-            await Request("f", "a", 0, None)
+            await F("a", "a structure")
         except ValueError:
             return "handled"
         return "not reached"

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed import load_client
-from llm_fed.config import EvalConfig, LocalConfig
+from llm_fed.config import EvalConfig
 from llm_fed.engine import generation, inference
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit, token_losses
 from llm_fed.engine.language import LanguageEngine
@@ -23,7 +24,8 @@ from llm_fed.engine.packing import collate
 from llm_fed.errors import UserError
 from llm_fed.export import peft_folders
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, draw, targets
-from llm_fed.requests import Job
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Fit
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.state import State
 from llm_fed.tasks.common import encode_prompt
@@ -76,8 +78,8 @@ def test_training_equals_a_plain_loop(base, structure):
     starts = [state(base, structure, k) for k in range(3)]
     batches = [[tiny.examples(10 * k + step, [5 + k, 9, 7]) for step in range(3)] for k in range(3)]
     mix = MIX if structure.gate == "mix" else None
-    jobs = [Job(f"c{k}", starts[k], batches[k], lr=0.02, mix=mix) for k in range(3)]
-    results, _ = fit(base.model, structure, jobs, LocalConfig())
+    jobs = [Fit.on(f"c{k}", structure, starts[k], batches[k], Optimizer(0.02), mix=mix) for k in range(3)]
+    results, _ = fit(AdaptedModel(base.model, structure), jobs)
     for start, steps, result in zip(starts, batches, results, strict=True):
         entries = {name: nn.Parameter(value.clone()) for name, value in start.tensors().items()}
         optimizer = torch.optim.AdamW(entries.values(), lr=0.02, weight_decay=0.0)
@@ -111,7 +113,7 @@ def test_a_router_reads_its_input_before_dropout(base):
 
 
 @pytest.mark.parametrize("gate", ["sum", "router"])
-def test_weights_of_rows_belong_to_the_gate_mix(base, gate):
+def test_weights_of_rows_belong_to_the_gatemixing_weights(base, gate):
     bank = AdapterBank(base.model, PLAIN.with_experts("a", "b", gate=gate), 1, torch.float64)
     with pytest.raises(ValueError, match=gate), bank.attached(torch.tensor([0]), mix=torch.ones(1, 2)):
         pass
@@ -149,7 +151,7 @@ def test_mean_losses_are_those_of_transformers(base):
     for row, one in enumerate(states):
         bank.load(row, one)
     lists = [tiny.examples(0, [4, 9, 6]), tiny.examples(1, [8, 5])]
-    got = inference.mean_losses(base, bank, list(enumerate(lists)))
+    got = inference.mean_losses(AdaptedModel(base.model, ROUTED), bank, list(enumerate(lists)))
     for one, examples, loss in zip(states, lists, got, strict=True):
         with by_the_formula(base.model, ROUTED, one.tensors()):
             alone = torch.cat([token_losses(base.model, collate([example])) for example in examples])
@@ -176,10 +178,10 @@ def test_answers_and_options_under_a_mix_follow_each_prompts_own_weights(base):
     prompts, options = [[5, 6, 7], [8, 9]], [[10, 11], [12]]
     one = mixed(base, 0.75, [prompts[0]])
     opposite = State(one.layout, one.row, {**one.extras, ANCHORS: -one.extras[ANCHORS]})
-    runtime = LocalRuntime(LanguageEngine(base, LocalConfig(), EvalConfig(max_new_tokens=6)), 2)
-    bank = runtime.engine._bank(MIXED, [one, opposite])
+    runtime = LocalRuntime(LanguageEngine(base, EvalConfig(max_new_tokens=6)), 2)
+    bank = runtime.engine.bank(MIXED, [one, opposite])
     asked = [(0, prompts[0]), (1, prompts[0])]
-    weights = runtime.engine._mix(MIXED, [(one, prompts[0]), (opposite, prompts[0])])
+    weights = runtime.engine.mixing_weights(MIXED, [(one, prompts[0]), (opposite, prompts[0])])
     assert weights.tolist() == [pytest.approx([0.25, 0.75]), pytest.approx([1, 0])]
     texts = generation.generate(base, bank, asked, max_new_tokens=6, batch_size=2, mix=weights)
     scores = generation.option_log_likelihoods(
@@ -225,9 +227,9 @@ def test_load_client_answers_as_the_run_did(base, tmp_path):
         )
         bank = AdapterBank(base.model, structure, 1, torch.float64)
         bank.load(0, one)
-        runtime = LocalRuntime(LanguageEngine(base, LocalConfig(), EvalConfig()), 1)
+        runtime = LocalRuntime(LanguageEngine(base, EvalConfig()), 1)
         prompts = [encode_prompt(text, base.tokenizer, template="alpaca-short") for text in ("w3 w4 w5", "w7")]
-        mix = runtime.engine._mix(structure, [(one, prompt) for prompt in prompts])
+        mix = runtime.engine.mixing_weights(structure, [(one, prompt) for prompt in prompts])
         asked = [(0, prompt) for prompt in prompts]
         assert answers == generation.generate(base, bank, asked, max_new_tokens=5, batch_size=2, mix=mix)
 

@@ -99,7 +99,7 @@ def test_the_search_over_images_is_autograd_through_all_anchors(make):
     base = make()
     server = tiny_images.party(base, tiny_images.pictures(20), "server")
     method = Feddle(search_epochs=2, search_lr=0.01)
-    run = searched(method, server, VisionEngine(base, tiny_images.LOCAL))
+    run = searched(method, server, VisionEngine(base))
     assert_searched(method, run, image_loss(base, run.before["model"]))
 
 
@@ -109,7 +109,7 @@ def test_a_search_out_of_domain_is_autograd_under_the_new_head():
     server = tiny_images.party(base, tiny_images.pictures(20, classes=6), "server")
     server.num_labels, server.foreign = 6, True
     method = Feddle(search_epochs=2, search_lr=0.01, head_epochs=3, head_lr=0.05)
-    run = searched(method, server, VisionEngine(base, tiny_images.LOCAL))
+    run = searched(method, server, VisionEngine(base))
     head = {f"head.{name}": value for name, value in run.after["head"].tensors().items()}
     assert head["head.weight"].shape == (6, 64) and head["head.weight"].abs().max() > 0.01
     assert_searched(method, run, image_loss(base, run.before["model"], head), pull=0.01)
@@ -123,7 +123,7 @@ def test_the_new_head_is_fitted_to_the_features_of_the_fallback():
     server = tiny_images.party(base, tiny_images.pictures(20, classes=6), "server")
     server.num_labels, server.foreign = 6, True
     method = Feddle(head_epochs=2, head_lr=0.05)
-    run = searched(method, server, VisionEngine(base, tiny_images.LOCAL))
+    run = searched(method, server, VisionEngine(base))
     model = run.before["model"].row + sum(update.row for update in run.updates[1:]) / 2
     module = copy.deepcopy(base.model).eval()
     head = nn.Linear(64, 6).double()
@@ -150,7 +150,7 @@ def test_the_search_over_text_is_autograd_through_all_anchors(foreign):
     server = Site("server", structure, local, 0, lambda g: battery_kinds.draw(base.model, structure, g, torch.float64))
     server.train, server.foreign = battery_kinds.examples(0, 7), foreign
     method = Feddle(search_epochs=2, search_lr=0.01)
-    run = searched(method, server, LanguageEngine(base, local, battery_kinds.EvalConfig()), scale=0.3)
+    run = searched(method, server, LanguageEngine(base, battery_kinds.EvalConfig()), scale=0.3)
     wrapped = tiny.stock_peft(base.model, structure, run.before["model"]).eval()
     names = {name: f"base_model.model.{name}.default.weight" for name in run.before["model"]}
 
@@ -174,7 +174,7 @@ def test_an_update_in_the_wrong_direction_gets_a_negative_coefficient():
     """One client learned right labels, the other wrong ones. FedBuff would add both halves; the search subtracts the
     second and reaches a lower loss on the server's pictures."""
     base = tiny_images.cnn(torch.float32)
-    engine = VisionEngine(base, tiny_images.LOCAL)
+    engine = VisionEngine(base)
     right = tiny_images.pictures(32, seed=1)
     wrong = [replace(picture, label=(picture.label + 1) % tiny_images.CLASSES) for picture in right]
     server = tiny_images.party(base, tiny_images.pictures(32, seed=2), "server")

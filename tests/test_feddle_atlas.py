@@ -33,9 +33,9 @@ def execute(requests: Any) -> list[Any]:
     """Half the squared distance to the examples, which are vectors, and its gradient."""
     found = []
     for request in requests:
-        row, targets = request.payload.state.row, stack(request.payload.examples)
+        row, targets = request.state.row, stack(request.examples)
         loss = 0.5 * (row - targets).square().sum(1).mean()
-        found.append((float(loss), request.payload.state.like(row - targets.mean(0))))
+        found.append((float(loss), request.state.like(row - targets.mean(0))))
     return found
 
 

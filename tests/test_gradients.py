@@ -7,12 +7,13 @@ import tiny
 import torch
 from torch import Tensor
 
-from llm_fed.engine import gradients
+from llm_fed.engine import adapted, gradients
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.gradients import evidence, per_example_gradients
 from llm_fed.errors import ClientError
 from llm_fed.merge.moments import Moments
 from llm_fed.models.lora import Lora, draw
-from llm_fed.requests import GradientJob
+from llm_fed.requests import GradientMoments
 from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
@@ -52,7 +53,7 @@ def looped(model, structure: Lora, state: State, examples: list[Encoded], labels
 def test_chunks_are_single_backward_passes(kind, budget):
     model, structure, examples = tiny.build(kind, torch.float64), structure_of(kind), tiny.examples(0, LENGTHS)
     state = trained(model, structure, 1)
-    found = per_example_gradients(model, structure, state, examples, budget=budget)
+    found = per_example_gradients(AdaptedModel(model, structure, budget=budget), state, examples)
     torch.testing.assert_close(found, looped(model, structure, state, examples), rtol=0, atol=1e-10)
 
 
@@ -62,15 +63,16 @@ def test_an_adapted_head_and_checkpointed_activations():
     state, examples = trained(model, structure, 1), tiny.examples(0, LENGTHS)
     expected = looped(model, structure, state, examples)
     model.gradient_checkpointing_enable()
-    found = per_example_gradients(model, structure, state, examples, budget=40)
+    found = per_example_gradients(AdaptedModel(model, structure, budget=40), state, examples)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def jobs(model, structure: Lora, **options) -> list[GradientJob]:
+def jobs(model, structure: Lora, **options) -> list[GradientMoments]:
     """Two clients with other states and other examples."""
     return [
-        GradientJob(
+        GradientMoments(
             f"c{k}",
+            structure,
             trained(model, structure, 10 + k),
             trained(model, structure, 20 + k),
             tiny.examples(k, LENGTHS[k:]),
@@ -86,7 +88,7 @@ def test_moments_of_several_clients_are_those_of_the_loops(budget):
     """Eq. 19 and 54-56 of the POTARA paper, written with torch's own functions on the gradients of the loops."""
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
     asked = jobs(model, structure)
-    for job, found in zip(asked, evidence(model, structure, asked, budget=budget), strict=True):
+    for job, found in zip(asked, evidence(AdaptedModel(model, structure, budget=budget), asked), strict=True):
         loops = [looped(model, structure, state, list(job.examples)) for state in (job.first, job.second)]
         for s, rows in enumerate(loops):
             torch.testing.assert_close(found.fisher[s], rows.square().mean(0), rtol=0, atol=1e-10)
@@ -110,7 +112,7 @@ def test_merged_moments_lose_no_digits():
 
 def test_mean_losses_are_those_of_transformers():
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
-    (job, _), (found, _) = (asked := jobs(model, structure)), evidence(model, structure, asked)
+    (job, _), (found, _) = (asked := jobs(model, structure)), evidence(AdaptedModel(model, structure), asked)
     for state, loss in zip((job.first, job.second), found.losses, strict=True):
         wrapped = tiny.stock_peft(model, structure, state).eval()
         total = count = 0
@@ -126,9 +128,9 @@ def test_mean_losses_are_those_of_transformers():
 def test_drawn_labels_change_the_fisher_information_alone(budget):
     """It is the mean over labels of the model: with many copies of one example, sum_y p(y) (d log p(y))^2."""
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
-    plain = evidence(model, structure, jobs(model, structure), budget=budget)
-    drawn = evidence(model, structure, jobs(model, structure, sampled=True), budget=budget)
-    again = evidence(model, structure, jobs(model, structure, sampled=True), budget=None)
+    model_of = AdaptedModel(model, structure, budget=budget)
+    plain, drawn = (evidence(model_of, jobs(model, structure, sampled=sampled)) for sampled in (False, True))
+    again = evidence(AdaptedModel(model, structure), jobs(model, structure, sampled=True))
     for one, other, third in zip(plain, drawn, again, strict=True):
         torch.testing.assert_close(one.moments.covariance, other.moments.covariance, rtol=0, atol=1e-10)
         assert one.losses == pytest.approx(other.losses)
@@ -140,7 +142,8 @@ def test_drawn_labels_follow_the_model():
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
     example = Encoded([5, 6, 7, 8], [False, False, False, True])
     state, copies = trained(model, structure, 1), 600
-    (found,) = evidence(model, structure, [GradientJob("c", state, state, [example] * copies, sampled=True)])
+    asked = GradientMoments("c", structure, state, state, [example] * copies, sampled=True)
+    (found,) = evidence(AdaptedModel(model, structure), [asked])
     with torch.no_grad():
         wrapped = tiny.stock_peft(model, structure, state).eval()
         p = wrapped(input_ids=torch.tensor([example.input_ids])).logits[0, 2].softmax(0)
@@ -157,12 +160,13 @@ def test_drawn_labels_follow_the_model():
 def test_a_client_without_targets_or_with_infinite_gradients_fails_alone():
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
     good, bad = jobs(model, structure)
-    empty = GradientJob("empty", good.first, good.second, [Encoded([3, 4], [False, False])])
-    bad = GradientJob("bad", bad.first.like(bad.first.row * float("nan")), bad.second, bad.examples)
-    found = evidence(model, structure, [empty, good, bad])
+    empty = GradientMoments("empty", structure, good.first, good.second, [Encoded([3, 4], [False, False])])
+    bad = GradientMoments("bad", structure, bad.first.like(bad.first.row * float("nan")), bad.second, bad.examples)
+    found = evidence(AdaptedModel(model, structure), [empty, good, bad])
     assert isinstance(found[0], ClientError) and "no example has a target token" in str(found[0])
     assert isinstance(found[2], ClientError) and "client bad" in str(found[2])
-    torch.testing.assert_close(found[1].fisher, evidence(model, structure, [good])[0].fisher, rtol=0, atol=1e-10)
+    (alone,) = evidence(AdaptedModel(model, structure), [good])
+    torch.testing.assert_close(found[1].fisher, alone.fisher, rtol=0, atol=1e-10)
 
 
 def test_half_precision_keeps_small_gradients():
@@ -170,10 +174,10 @@ def test_half_precision_keeps_small_gradients():
     asked = []
     for job in jobs(model, structure):
         state = job.first.like(job.first.row.float())
-        asked.append(GradientJob(job.client, state, state, job.examples))
-    full = evidence(model, structure, asked)
+        asked.append(GradientMoments(job.site, structure, state, state, job.examples))
+    full = evidence(AdaptedModel(model, structure), asked)
     for dtype in (torch.float16, torch.bfloat16):
-        half = evidence(model, structure, asked, autocast=dtype)
+        half = evidence(AdaptedModel(model, structure, autocast=dtype), asked)
         for one, other in zip(full, half, strict=True):
             assert float(other.fisher.sum()) == pytest.approx(float(one.fisher.sum()), rel=0.1)
 
@@ -182,10 +186,10 @@ def test_chunks_are_cut_where_memory_is_short(monkeypatch):
     """With room for five rows of the bank, two examples at two states go through at a time."""
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
     (job, _), sizes = jobs(model, structure), []
-    (whole,) = evidence(model, structure, [job])
+    (whole,) = evidence(AdaptedModel(model, structure), [job])
     monkeypatch.setattr(gradients, "_most_rows", lambda states: 5)
-    real = gradients.AdapterBank
-    monkeypatch.setattr(gradients, "AdapterBank", lambda *a: sizes.append(a[2]) or real(*a))
-    (found,) = evidence(model, structure, [job])
+    real = adapted.AdapterBank
+    monkeypatch.setattr(adapted, "AdapterBank", lambda *a: sizes.append(a[2]) or real(*a))
+    (found,) = evidence(AdaptedModel(model, structure), [job])
     assert sizes == [4]
     torch.testing.assert_close(found.fisher, whole.fisher, rtol=0, atol=1e-10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tiny_images import LORA, assert_state, cross_entropy, stock, trained_by
 from torch import Tensor, nn
 
 from llm_fed.config import LocalConfig
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.drive import drive
 from llm_fed.engine.examples import Pictures
@@ -23,6 +25,7 @@ from llm_fed.errors import UserError
 from llm_fed.methods.interpolation import doubled, mixed
 from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, targets
+from llm_fed.requests import Distillation
 from llm_fed.state import State
 
 ROUTED = LORA.with_experts("one", "two", "three", gate="router")
@@ -73,9 +76,9 @@ def by_the_formula(base: ImageBase, structure: Lora, entries: dict[str, Tensor],
 
 def together(base: ImageBase, structure: Lora, starts: dict[str, State], local: LocalConfig, **options: Any):
     """Clients of different sizes train in one pass: their results, sites and engine."""
-    engine = VisionEngine(base, local)
+    engine = VisionEngine(base)
     sites = {
-        id: tiny_images.party(base, tiny_images.pictures(SIZES[id], seed), id, structure, local)
+        id: tiny_images.party(base, tiny_images.pictures(SIZES[id], seed), id, structure, local, lr=0.02)
         for seed, id in enumerate(starts)
     }
     return drive({id: sites[id].fit(start, **options) for id, start in starts.items()}, engine.execute), sites, engine
@@ -84,25 +87,26 @@ def together(base: ImageBase, structure: Lora, starts: dict[str, State], local: 
 # Training
 
 
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "clip": 0.4, "proximal": 0.2}])
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "clip": 0.4, "momentum": 0.9}])
 def test_a_cohort_is_stock_peft_one_by_one(base, changes):
     """Clients of one to three steps, batches of one to five pictures, in the same micro-batches."""
     local = replace(tiny_images.LOCAL, batch_size=5, **changes)
     starts = {id: state(base, LORA, seed) for seed, id in enumerate(SIZES)}
-    results, sites, engine = together(base, LORA, starts, local, lr=0.02)
-    assert (engine.work.tokens, engine.work.padding) == (5 * sum(SIZES.values()), 0)  # 4 patches and one more
-    assert engine.work.micro_batches == 3  # one per step, whoever takes part
+    results, sites, engine = together(base, LORA, starts, local)
+    work = engine.take_work()
+    assert (work.tokens, work.padding) == (5 * sum(SIZES.values()), 0)  # 4 patches and one more
+    assert work.micro_batches == 3  # one per step, whoever takes part
     for id, site in sites.items():
         wrapped = stock(base, starts[id]).train()
         entries = trained_by(wrapped)
-        optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[local.optimizer](entries.values(), lr=0.02)
+        kind = {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=local.momentum)}[local.optimizer]
+        optimizer = kind(entries.values(), lr=0.02)
         losses = []
         for batch in site.batches(epochs=1):
             optimizer.zero_grad()
             loss = cross_entropy(base, wrapped, batch)
             losses.append(loss.item())
-            drift = sum((p - starts[id][name]).square().sum() for name, p in entries.items())
-            (loss + local.proximal * drift).backward()
+            loss.backward()
             if local.clip:
                 nn.utils.clip_grad_norm_(entries.values(), local.clip)
             optimizer.step()
@@ -115,7 +119,7 @@ def test_experts_and_their_gate_equal_a_plain_forward(base, structure):
     local = replace(tiny_images.LOCAL, batch_size=4)
     starts = {id: state(base, structure, seed) for seed, id in enumerate(SIZES)}
     mix = MIX if structure.gate == "mix" else None
-    results, sites, _ = together(base, structure, starts, local, lr=0.02, mix=mix)
+    results, sites, _ = together(base, structure, starts, local, mix=mix)
     for id, site in sites.items():
         entries = {name: nn.Parameter(value.clone()) for name, value in starts[id].tensors().items()}
         optimizer = torch.optim.Adam(entries.values(), lr=0.02)
@@ -202,8 +206,8 @@ def test_what_a_picture_counts_as(base):
 def test_per_example_gradients_are_those_of_a_loop(base, structure, budget):
     pictures, one = tiny_images.pictures(7), state(base, structure)
     kind = Pictures.of(base, structure)
-    found = per_example_gradients(base.model, structure, one, pictures, kind=kind, budget=budget)
-    engine, site = VisionEngine(base, tiny_images.LOCAL), tiny_images.party(base, pictures, structure=structure)
+    found = per_example_gradients(AdaptedModel(base.model, structure, kind, budget=budget), one, pictures)
+    engine, site = VisionEngine(base), tiny_images.party(base, pictures, structure=structure)
     for row, picture in zip(found, pictures, strict=True):
         loss, alone = tiny_images.answer(engine, site.gradient(one, [picture]))
         torch.testing.assert_close(row, -alone.row, rtol=0, atol=1e-12)
@@ -229,7 +233,7 @@ def test_pictures_are_mixed_by_similarity(base, monkeypatch):
     """alpha = scale * the mean cosine of what the base's own head reads, by hand; several clients in passes of four."""
     monkeypatch.setattr("llm_fed.engine.image_adapters.budget_and_overhead", lambda device: (20, 0))
     pictures = tiny_images.pictures(6)
-    engine = VisionEngine(base, tiny_images.LOCAL)
+    engine = VisionEngine(base)
     sites = {id: tiny_images.party(base, pictures, id, MIXED) for id in "ab"}
     features = tiny_images.answer(engine, sites["a"].features(pictures))
     with torch.no_grad():
@@ -253,7 +257,7 @@ def test_pictures_are_mixed_by_similarity(base, monkeypatch):
 
 def test_losses_are_those_of_stock_peft(base):
     """Of several states, for several clients at once."""
-    engine, pictures = VisionEngine(base, tiny_images.LOCAL), tiny_images.pictures(7)
+    engine, pictures = VisionEngine(base), tiny_images.pictures(7)
     states = [state(base, LORA, seed) for seed in range(2)]
     sites = {id: tiny_images.party(base, pictures[:size], id, LORA) for id, size in (("a", 7), ("b", 3))}
     found = drive({id: site.losses_of(states) for id, site in sites.items()}, engine.execute)
@@ -267,10 +271,12 @@ def test_distillation_follows_the_teachers_mean_logits(base):
     """The divergence of the predictions from theirs, in a plain loop; a teacher beside another client's. In two epochs
     each teacher sees a picture once."""
     seen: list[int] = []
-    engine, start = VisionEngine(base, tiny_images.LOCAL), state(base, LORA)
-    sites = {id: tiny_images.party(base, tiny_images.pictures(9, seed), id, LORA) for seed, id in enumerate("ab")}
+    engine, start = VisionEngine(base), state(base, LORA)
+    sites = {
+        id: tiny_images.party(base, tiny_images.pictures(9, seed), id, LORA, lr=0.02) for seed, id in enumerate("ab")
+    }
     teachers = {id: [state(base, LORA, 3 + seed), state(base, LORA, 5)] for seed, id in enumerate(sites)}
-    work = {id: site.fit(start, teachers=teachers[id], epochs=2, lr=0.02) for id, site in sites.items()}
+    work = {id: site.fit(start, loss=Distillation(teachers[id]), epochs=2) for id, site in sites.items()}
     head = base.model.get_submodule(base.head)
     handle = head.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
     found = drive(work, engine.execute)

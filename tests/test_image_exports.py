@@ -11,7 +11,7 @@ import tiny_images
 import torch
 from safetensors.torch import load_file
 from tiny_images import CLASSES, answer, party, pictures
-from tiny_rounds import SGD, base_of, sites
+from tiny_rounds import base_of, sites
 from torch import Tensor
 
 from llm_fed import load_image_model, methods
@@ -57,7 +57,7 @@ def test_what_is_exported_answers_as_the_run_did(tmp_path, form):
     method, name, own = FORMS[form]
     base = base_of(name, torch.float32)
     (client,) = sites(base, method, (own,), {"ada": pictures(6)}).values()
-    engine = VisionEngine(base, SGD)
+    engine = VisionEngine(base)
     draws = torch.Generator().manual_seed(5)
     state = client.initial()
     state = state.like(state.row + 0.02 * torch.randn(state.layout.size, generator=draws))
@@ -93,7 +93,7 @@ def test_a_checkpoint_beside_a_model_of_ones_own(tmp_path):
     assert "somewhere" not in text + (tmp_path / "ada/config.json").read_text()
     model = load_image_model(tmp_path / "ada")
     site = party(base, (), structure=structure)
-    expected = answer(VisionEngine(base, SGD), site.logits(state, pictures(5, 8)))
+    expected = answer(VisionEngine(base), site.logits(state, pictures(5, 8)))
     with torch.no_grad():
         torch.testing.assert_close(model(images()), expected, rtol=0, atol=1e-6)
 

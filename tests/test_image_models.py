@@ -49,15 +49,15 @@ def load(name: str | Path, labels: tuple[str, ...] = LABELS, **settings: Any) ->
 
 def trained(base: ImageBase, structure: Any) -> State:
     """A state that is nowhere as it was drawn, and whose statistics moved."""
-    site = tiny_images.party(base, pictures(8), structure=structure)
+    site = tiny_images.party(base, pictures(8), structure=structure, lr=0.01)
     start = site.initial()
     start = start.like(start.row + 0.02 * torch.randn(start.row.shape, generator=generator(0)))
-    return tiny_images.answer(VisionEngine(base, tiny_images.LOCAL), site.fit(start, epochs=2, lr=0.01))
+    return tiny_images.answer(VisionEngine(base), site.fit(start, epochs=2))
 
 
 def logits(base: ImageBase, structure: Any, state: State) -> torch.Tensor:
     site = tiny_images.party(base, pictures(5), structure=structure)
-    return tiny_images.answer(VisionEngine(base, tiny_images.LOCAL), site.logits(state, pictures(5, 3)))
+    return tiny_images.answer(VisionEngine(base), site.logits(state, pictures(5, 3)))
 
 
 def inputs(base: ImageBase) -> torch.Tensor:

@@ -12,14 +12,16 @@ import tiny_base
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_fed.config import BaseConfig, LocalConfig
+from llm_fed.config import BaseConfig
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.fit import fit
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.errors import UserError
 from llm_fed.models import lora
 from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
-from llm_fed.requests import Job
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Fit
 
 
 def load(folder, **settings):
@@ -182,8 +184,9 @@ def test_layers_that_accelerate_keeps_elsewhere_train_alike(tmp_path):
     divided = load_base(BaseConfig(**settings, device_map={**here, **elsewhere}), "cuda")
     assert {parameter.device.type for parameter in divided.model.parameters()} == {"cpu", "meta"}
     structure = Lora(rank=2, alpha=8, dropout=0.1, target_modules=("q_proj", "v_proj"))
-    job = Job("c", lora.draw(whole.model, structure, torch.Generator()), [tiny.examples(0, [3, 9, 5])] * 3, 0.1)
-    found = [fit(base.model, structure, [job], LocalConfig())[0][0] for base in (whole, divided)]
+    start, batches = lora.draw(whole.model, structure, torch.Generator()), [tiny.examples(0, [3, 9, 5])] * 3
+    job = Fit.on("c", structure, start, batches, Optimizer(0.1))
+    found = [fit(AdaptedModel(base.model, structure), [job])[0][0] for base in (whole, divided)]
     assert found[0].state.equal(found[1].state) and len(set(found[0].losses)) == 3
 
 

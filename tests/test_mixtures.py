@@ -174,7 +174,7 @@ def test_fedem_is_expectation_maximisation(name):
     each = torch.stack([model.eval()(inputs).softmax(1) for model in means], -1).detach()
     for weights in torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64):
         asked = mixed.updated(State.of({"weights": weights}))
-        said = answer(VisionEngine(base, SGD), stranger.answers(asked, images)).logits.softmax(1)
+        said = answer(VisionEngine(base), stranger.answers(asked, images)).logits.softmax(1)
         torch.testing.assert_close(said, each @ weights, rtol=0, atol=1e-12)
 
 
@@ -213,5 +213,5 @@ def test_one_class_a_class_of_ones_own_and_one_picture(name):
     for site in clients.values():
         found = personal(base, method, site, state)
         assert found.is_finite() and all(bool(value.isfinite().all()) for value in found.extras.values())
-        said = answer(VisionEngine(base, SGD), site.answers(found, fours + others)).logits
+        said = answer(VisionEngine(base), site.answers(found, fours + others)).logits
         assert said.shape == (len(fours + others), CLASSES) and bool(said.isfinite().all())

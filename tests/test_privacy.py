@@ -134,7 +134,7 @@ def test_a_server_that_needs_the_mean_only(name):
 
 def test_which_methods_those_are():
     assert sorted(MEAN_ONLY) == [
-        "fed+ft", "fedapen", "fedbn", "feddpa", "fedem", "fedit", "fedlora", "fedmoe", "fedsa", "ffa", "fml",
+        "fed+ft", "fedapen", "fedbn", "feddpa", "fedem", "fedit", "fedlora", "fedmoe", "fedprox", "fedsa", "ffa", "fml",
         "lg-fedavg", "pfedmoe",
     ]  # fmt: skip
     assert not FedIT(wait="first_n").mean_only

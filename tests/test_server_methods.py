@@ -23,7 +23,7 @@ from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.methods.feddf import FedDF
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.hfcl import HFCL
-from llm_fed.requests import Fitted, Job
+from llm_fed.requests import Distillation, Fit, Fitted
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
@@ -44,12 +44,12 @@ class Toy:
     """Each step of a fit goes a tenth of the way to 100, or to the mean of the teachers; notes what was asked."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[Fit] = []
 
     def execute(self, requests: Any) -> list[Fitted]:
-        return [self._fit(request.payload) for request in requests]
+        return [self._fit(request) for request in requests]
 
-    def _fit(self, job: Job) -> Fitted:
+    def _fit(self, job: Fit) -> Fitted:
         self.jobs.append(job)
         row, target = job.start.row, torch.tensor([100.0], dtype=torch.float64)
         if job.teachers:
@@ -82,7 +82,7 @@ def test_fedft_averages_and_then_trains():
     state = serve(method, server, state, engine, upload("a", 2.0), upload("b", 6.0, 3, staleness=4))
     assert state.row.item() == pytest.approx(100 - 85 * 0.9**4, abs=1e-12)
     assert serve(method, server, state, engine).row.item() == pytest.approx(100 - 85 * 0.9**8, abs=1e-12)
-    assert [(job.lr, len(job.batches), job.client) for job in engine.jobs] == [(0.5, 4, "server")] * 2
+    assert [(job.optimizer.lr, len(job.batches), job.site) for job in engine.jobs] == [(0.5, 4, "server")] * 2
 
 
 def test_fedft_waits_for_the_first_answers_to_a_model():
@@ -106,7 +106,7 @@ def test_center_trains_alone():
     server, state, engine = start(method)
     state = serve(method, server, state, engine, Upload("a", 5, 0, {}))
     assert state.row.item() == pytest.approx(100 - 90 * 0.9**4, abs=1e-12)
-    assert engine.jobs[0].lr == 0.5
+    assert engine.jobs[0].optimizer.lr == 0.5
     (answer,) = drive({"a": method.client_update(toy.clients(1)["c0"], state)}, engine.execute).values()
     assert answer == method.upload_like(state) == {} and len(engine.jobs) == 1
 
@@ -119,7 +119,7 @@ def test_hfcl_counts_the_server_as_one_more_client():
     after = serve(method, server, state, engine, upload("a", 2.0), upload("b", 6.0, 3, staleness=4))
     assert after.row.item() == pytest.approx(10 + (20 + 4 * 24.39) / 8, abs=1e-12)
     assert serve(method, server, state, engine).row.item() == pytest.approx(10 + 24.39, abs=1e-12)
-    assert [(job.lr, len(job.batches)) for job in engine.jobs] == [(0.25, 3)] * 2
+    assert [(job.optimizer.lr, len(job.batches)) for job in engine.jobs] == [(0.25, 3)] * 2
 
 
 @pytest.mark.parametrize("wait_for", [1, 2])
@@ -148,7 +148,7 @@ def test_feddf_averages_models_and_then_distils():
     assert serve(method, server, state, engine).row.item() == 10
     after = serve(method, server, state, engine, upload("a", 20.0), upload("b", 40.0, 3, staleness=2))
     assert after.row.item() == pytest.approx(30 + 5 * 0.9**4, abs=1e-12)
-    assert [(job.lr, len(job.batches)) for job in engine.jobs] == [(0.5, 4)]
+    assert [(job.optimizer.lr, len(job.batches)) for job in engine.jobs] == [(0.5, 4)]
 
 
 def test_feddfs_clients_send_their_models():
@@ -163,7 +163,7 @@ def test_feddfs_clients_send_their_models():
 
 def distilled(engine: Any, server: Site, student: State, teachers: list[State]) -> State:
     server.begin(1, 0.02)
-    return tiny_images.answer(engine, server.fit(student, epochs=2, lr=0.02, teachers=teachers))
+    return tiny_images.answer(engine, server.fit(student, epochs=2, loss=Distillation(teachers)))
 
 
 @pytest.mark.parametrize("make", [tiny_images.cnn, tiny_images.resnet], ids=["cnn", "resnet"])
@@ -171,7 +171,7 @@ def test_distillation_of_images_is_a_plain_loop(make):
     """KL(softmax of the mean logits || student), the mean over a batch; teachers in evaluation mode. The labels play
     no part."""
     base = make()
-    engine = VisionEngine(base, tiny_images.LOCAL)
+    engine = VisionEngine(base)
     server = tiny_images.party(base, tiny_images.pictures(12), "server")
     student, *teachers = (server.initial(label) for label in range(4))
     found = distilled(engine, server, student, teachers)
@@ -191,14 +191,14 @@ def test_distillation_of_images_is_a_plain_loop(make):
     tiny_images.assert_state(found, student_module.state_dict(), 1e-11)
     server.train = [replace(picture, label=(picture.label + 1) % tiny_images.CLASSES) for picture in server.train]
     assert distilled(engine, server, student, teachers).equal(found)
-    assert not tiny_images.answer(engine, server.fit(student, epochs=2, lr=0.02)).equal(found)
+    assert not tiny_images.answer(engine, server.fit(student, epochs=2)).equal(found)
 
 
 def test_distillation_of_text_is_a_plain_loop():
     """The divergence at each target token, the mean over those of a batch, through stock PEFT."""
     base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
     local = LocalConfig(batch_size=2, optimizer="sgd")
-    engine = LanguageEngine(base, local, EvalConfig())
+    engine = LanguageEngine(base, EvalConfig())
     server = Site("server", structure, local, 0, lambda g: battery_kinds.draw(base.model, structure, g, torch.float64))
     server.train = tiny.examples(5, [9, 6, 7, 5])
     student, *teachers = (server.initial(label) for label in range(4))
@@ -229,8 +229,8 @@ def test_distillation_of_text_is_a_plain_loop():
 def test_labels_of_text_play_no_part_in_distillation():
     """Another last target, which no later prediction reads."""
     base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
-    engine = LanguageEngine(base, LocalConfig(batch_size=2), EvalConfig())
-    server = Site("server", structure, engine.local, 0,
+    engine = LanguageEngine(base, EvalConfig())
+    server = Site("server", structure, LocalConfig(batch_size=2), 0,
                   lambda g: battery_kinds.draw(base.model, structure, g, torch.float64))  # fmt: skip
     examples = tiny.examples(5, [9, 6, 7, 5])
     server.train = examples
@@ -240,16 +240,16 @@ def test_labels_of_text_play_no_part_in_distillation():
     server.train = [Encoded([*e.input_ids[:-1], (e.input_ids[-1] + 9) % tiny.VOCABULARY], e.target) for e in examples]
     assert distilled(engine, server, student, teachers).equal(found)
     server.begin(1, 0.02)
-    assert not tiny_images.answer(engine, server.fit(student, epochs=2, lr=0.02)).equal(found)
+    assert not tiny_images.answer(engine, server.fit(student, epochs=2)).equal(found)
 
 
 def test_each_fit_has_its_own_teachers():
     """Several sites that distil in one pass get what each would get alone, beside one that trains on labels."""
     base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
-    engine = LanguageEngine(base, LocalConfig(steps=2, batch_size=2), EvalConfig())
+    engine = LanguageEngine(base, EvalConfig())
     sites = {}
     for i, id in enumerate("abc"):
-        sites[id] = Site(id, structure, engine.local, 0,
+        sites[id] = Site(id, structure, LocalConfig(steps=2, batch_size=2), 0,
                          lambda g: battery_kinds.draw(base.model, structure, g, torch.float64),
                          train=tiny.examples(i, [9, 6, 7]))  # fmt: skip
     student, *teachers = (sites["a"].initial(label) for label in range(3))
@@ -258,7 +258,10 @@ def test_each_fit_has_its_own_teachers():
     def fits(*ids: str) -> dict[str, State]:
         for site in sites.values():
             site.begin(1, 0.02)
-        return drive({id: sites[id].fit(student, teachers=taught[id]) for id in ids}, engine.execute)
+        return drive(
+            {id: sites[id].fit(student, loss=Distillation(taught[id]) if taught[id] else None) for id in ids},
+            engine.execute,
+        )
 
     together = fits("a", "b", "c")
     for id in sites:

@@ -25,7 +25,7 @@ def test_losses_and_logits(kind, monkeypatch):
     base, examples = MAKERS[kind](), BATCHES[0] + BATCHES[2]
     site = tiny_images.party(base, examples)
     states = [site.initial(), site.initial("other")]
-    engine = VisionEngine(base, tiny_images.LOCAL)
+    engine = VisionEngine(base)
     losses = tiny_images.answer(engine, site.losses_of(states))
     for state, loss in zip(states, losses, strict=True):
         module = loaded(base, state).eval()
@@ -42,7 +42,7 @@ def test_the_gradient_of_images_is_autograd(kind):
     """Without dropout, on running statistics, and no remains of the call before."""
     base = MAKERS[kind]()
     site = tiny_images.party(base, BATCHES[0])
-    engine, state = VisionEngine(base, tiny_images.LOCAL), site.initial()
+    engine, state = VisionEngine(base), site.initial()
     for examples in (BATCHES[2], BATCHES[0]):
         loss, gradient = tiny_images.answer(engine, site.gradient(state, examples))
         module = loaded(base, state).eval().requires_grad_(True)
@@ -59,7 +59,7 @@ def test_the_gradient_under_another_head(kind, structure):
     base, examples = MAKERS[kind](), tiny_images.pictures(7, classes=6)
     site = tiny_images.party(base, examples, structure=structure)
     site.num_labels = 6
-    engine, state = VisionEngine(base, tiny_images.LOCAL), site.initial()
+    engine, state = VisionEngine(base), site.initial()
     head = site.new_head(state)
     assert {name: (tuple(value.shape), float(value.abs().max())) for name, value in head.tensors().items()} == {
         "weight": ((6, base.model.get_submodule(base.head).in_features), 0.0), "bias": ((6,), 0.0)
@@ -107,7 +107,7 @@ def test_the_gradient_of_text_is_autograd(monkeypatch):
     (total / count).backward()
     expected = {name: parameter.grad for name, parameter in tiny.peft_entries(wrapped).items()}
     for budget in (None, 30):
-        engine = LanguageEngine(base, LocalConfig(), battery_kinds.EvalConfig())
+        engine = LanguageEngine(base, battery_kinds.EvalConfig())
         engine.budget = budget
         loss, gradient = tiny_images.answer(engine, site.gradient(state, examples))  # type: ignore[arg-type]
         assert loss == pytest.approx((total / count).item(), abs=1e-6)  # logits are float32

@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from llm_fed.config import LocalConfig
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit, token_losses
 from llm_fed.engine.packing import collate, padded_tokens, plan
 from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.models.lora import Lora, draw
-from llm_fed.requests import Fitted, Job
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Fit, Fitted
 from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 
-ADAMW = LocalConfig(optimizer="adamw")
 KINDS = ["llama", "qwen3", "gpt2"]
 
 
@@ -31,7 +31,7 @@ def structure_of(kind: str, dropout: float = 0.0) -> Lora:
     return Lora(rank=3, alpha=5, dropout=dropout, target_modules=tiny.TARGETS[kind])
 
 
-def cohort(model, structure, dtype=torch.float64, clients=(0, 1, 2), lr=1e-2) -> list[Job]:
+def cohort(model, structure, dtype=torch.float64, clients=(0, 1, 2), lr=1e-2, **settings) -> list[Fit]:
     """Clients with 10, 4 and 7 steps, batches of 1 to 4 examples, lengths of 3 to 40 tokens; B is not zero."""
     jobs = []
     for client in clients:
@@ -43,11 +43,12 @@ def cohort(model, structure, dtype=torch.float64, clients=(0, 1, 2), lr=1e-2) ->
             count = 1 + (client + step) % 4
             lengths = torch.randint(3, 41, (count,), generator=draws).tolist()
             batches.append(tiny.examples(100 * client + step, lengths))
-        jobs.append(Job(f"c{client}", start, batches, lr * (1 + client / 2), seed=client))
+        optimizer = Optimizer(lr * (1 + client / 2), **settings)
+        jobs.append(Fit.on(f"c{client}", structure, start, batches, optimizer, seed=client))
     return jobs
 
 
-def stock(model, structure, job: Job, local: LocalConfig, train="", autocast=None, checkpointing=False):
+def stock(model, structure, job: Fit, train="", autocast=None, checkpointing=False):
     """One client's training as anyone would write it: padding, attention mask, labels, the model's own loss."""
     wrapped = tiny.stock_peft(model, structure, job.start)
     if checkpointing:
@@ -57,10 +58,12 @@ def stock(model, structure, job: Job, local: LocalConfig, train="", autocast=Non
     for name, parameter in entries.items():
         parameter.requires_grad_(name.endswith(train))
     parameters = [p for p in entries.values() if p.requires_grad]
+    settings = job.optimizer
     makers = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    optimizer = makers[local.optimizer](parameters, lr=job.lr, weight_decay=0.0)
-    losses = []
-    for batch in job.batches:
+    momentum = {"momentum": settings.momentum} if settings.momentum else {}
+    optimizer = makers[settings.name](parameters, lr=settings.lr, weight_decay=settings.weight_decay, **momentum)
+    anchor, losses = settings.anchor or job.start, []
+    for batch in batches_of(job):
         ids = [torch.tensor(example.input_ids) for example in batch]
         labels = [i.masked_fill(~torch.tensor(e.target), -100) for i, e in zip(ids, batch, strict=True)]
         with torch.autocast("cpu", autocast, enabled=autocast is not None):
@@ -70,18 +73,26 @@ def stock(model, structure, job: Job, local: LocalConfig, train="", autocast=Non
                 labels=pad_sequence(labels, batch_first=True, padding_value=-100),
             ).loss
         losses.append(loss.item())
-        drift = sum((p - job.start[name]).square().sum() for name, p in entries.items() if p.requires_grad)
-        (loss + local.proximal * drift).backward()
-        if local.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, local.clip)
+        drift = sum((p - anchor[name]).square().sum() for name, p in entries.items() if p.requires_grad)
+        (loss + settings.proximal * drift).backward()
+        if settings.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, settings.clip)
+        if settings.correction is not None:
+            for name, p in entries.items():
+                if p.requires_grad:
+                    p.grad += settings.correction[name]
         optimizer.step()
         optimizer.zero_grad()
     return State.of({name: parameter.detach() for name, parameter in entries.items()}), losses
 
 
-def fitted(*args, **options) -> list[Fitted]:
+def batches_of(job: Fit) -> list:
+    return [job.batch(step) for step in range(len(job.batches))]
+
+
+def fitted(model, structure, jobs, **options) -> list[Fitted]:
     """What `fit` returns where no client fails."""
-    return successes(fit(*args, **options)[0])
+    return successes(fit(AdaptedModel(model, structure, **options), jobs)[0])
 
 
 def successes(results) -> list[Fitted]:
@@ -93,12 +104,10 @@ def difference(left: State, right: State) -> float:
     return (left.row - right.row).abs().max().item()
 
 
-def assert_equal_to_stock(
-    model, structure, jobs, local=ADAMW, *, train="", checkpointing=False, tolerance=1e-10, **options
-) -> None:
-    results = fitted(model, structure, [replace(job, train=train + "$") for job in jobs], local, **options)
+def assert_equal_to_stock(model, structure, jobs, *, train="", checkpointing=False, tolerance=1e-10, **options) -> None:
+    results = fitted(model, structure, [replace(job, train=train + "$") for job in jobs], **options)
     for job, result in zip(jobs, results, strict=True):
-        expected, losses = stock(model, structure, job, local, train, checkpointing=checkpointing)
+        expected, losses = stock(model, structure, job, train, checkpointing=checkpointing)
         assert difference(expected, job.start) > 1e-3  # it was trained
         assert difference(result.state, expected) <= tolerance
         assert result.losses == pytest.approx(losses, rel=1e-5)  # transformers' loss is float32
@@ -112,19 +121,42 @@ def test_fused_training_equals_stock_peft(kind, budget):
 
 
 @pytest.mark.parametrize(
-    "local",
+    "settings",
     [
-        replace(ADAMW, clip=0.05),
-        replace(ADAMW, proximal=0.3),
-        replace(ADAMW, clip=0.05, proximal=0.3),
-        LocalConfig(optimizer="adam"),
-        LocalConfig(optimizer="sgd"),
+        {"clip": 0.05},
+        {"proximal": 0.3},
+        {"clip": 0.05, "proximal": 0.3},
+        {"weight_decay": 0.2},
+        {"name": "adam"},
+        {"name": "adam", "weight_decay": 0.2},
+        {"name": "sgd"},
+        {"name": "sgd", "momentum": 0.9, "weight_decay": 0.2, "clip": 0.5},
     ],
-    ids=["clip", "proximal", "clip of proximal", "adam", "sgd"],
+    ids=str,
 )
-def test_clipping_proximal_term_and_optimizers_equal_stock_peft(local):
+def test_clipping_proximal_term_and_optimizers_equal_stock_peft(settings):
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
-    assert_equal_to_stock(model, structure, cohort(model, structure), local)
+    assert_equal_to_stock(model, structure, cohort(model, structure, **settings))
+
+
+@pytest.mark.parametrize("train", ["", "lora_B"])
+def test_each_client_has_its_own_anchor_and_correction(train):
+    """The correction is added after clipping; both count the trained entries alone."""
+    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    jobs = cohort(model, structure, name="sgd", lr=0.3)
+    points = [draw(model, structure, generator(9, k), torch.float64) for k in range(3)]
+    for k, (job, point) in enumerate(zip(jobs, points, strict=True)):
+        own = [{"proximal": 0.3, "anchor": point}, {"clip": 0.01, "correction": 0.1 * point}, {}][k]
+        jobs[k] = replace(job, optimizer=replace(job.optimizer, **own))
+    assert_equal_to_stock(model, structure, jobs, train=train)
+
+
+def test_an_anchor_of_another_structure_is_refused():
+    model, structure = tiny.build("llama"), structure_of("llama")
+    (job,) = cohort(model, structure, torch.float32, clients=[0])
+    other = replace(job.optimizer, proximal=1.0, anchor=job.start.select("lora_A"))
+    with pytest.raises(ValueError, match="need the entries"):
+        fitted(model, structure, [replace(job, optimizer=other)])
 
 
 @pytest.mark.parametrize("client", [0, 1])
@@ -136,11 +168,11 @@ def test_one_client_alone_equals_stock_peft(client):
 def test_training_a_part_equals_stock_peft_and_leaves_the_rest():
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
     jobs = cohort(model, structure)
-    assert_equal_to_stock(model, structure, jobs, replace(ADAMW, clip=0.05), train="lora_B")
+    assert_equal_to_stock(model, structure, cohort(model, structure, clip=0.05), train="lora_B")
     mixed = [replace(job, train=t) for job, t in zip(jobs, ["lora_A$", "lora_B$", ".*"], strict=True)]
-    results = fitted(model, structure, mixed, ADAMW)
+    results = fitted(model, structure, mixed)
     for job, train, result in zip(jobs, ["lora_A", "lora_B", ""], results, strict=True):
-        assert difference(result.state, stock(model, structure, job, ADAMW, train)[0]) <= 1e-10
+        assert difference(result.state, stock(model, structure, job, train)[0]) <= 1e-10
 
 
 @pytest.mark.parametrize(
@@ -172,13 +204,13 @@ def test_activation_checkpointing_equals_stock_peft_and_recomputes(kind):
     mlp = next(module for name, module in model.named_modules() if name.endswith("mlp"))
     handle = mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     jobs = cohort(model, structure)
-    _, work = fit(model, structure, jobs, ADAMW)
+    _, work = fit(AdaptedModel(model, structure), jobs)
     handle.remove()
     assert len(calls) == 2 * work.micro_batches  # forward and recomputation
     plain = copy.deepcopy(model)
     plain.gradient_checkpointing_disable()
-    results = fitted(model, structure_of(kind, 0.3), jobs, ADAMW)
-    for one, other in zip(results, fitted(plain, structure_of(kind, 0.3), jobs, ADAMW), strict=True):
+    results = fitted(model, structure_of(kind, 0.3), jobs)
+    for one, other in zip(results, fitted(plain, structure_of(kind, 0.3), jobs), strict=True):
         assert one.state.equal(other.state)  # also the dropout masks are those of the first pass
     if kind != "gpt2":  # stock PEFT recomputes in training mode only, where GPT-2's dropout is on
         assert_equal_to_stock(model, structure, jobs, checkpointing=True)
@@ -189,13 +221,13 @@ def test_dropout_is_each_clients_own_whatever_the_packing():
     """With packing-independent masks the fused result is the lonely one; another seed is another result."""
     model, structure = tiny.build("llama", torch.float64), structure_of("llama", 0.3)
     jobs = cohort(model, structure)
-    together = fitted(model, structure, jobs, ADAMW)
-    again = fitted(model, structure, jobs, ADAMW)
-    small = fitted(model, structure, jobs, ADAMW, budget=50)
-    off = fitted(model, structure_of("llama"), jobs, ADAMW)
+    together = fitted(model, structure, jobs)
+    again = fitted(model, structure, jobs)
+    small = fitted(model, structure, jobs, budget=50)
+    off = fitted(model, structure_of("llama"), jobs)
     for job, one, same, repacked, plain in zip(jobs, together, again, small, off, strict=True):
-        (alone,) = fitted(model, structure, [job], ADAMW)
-        (other,) = fitted(model, structure, [replace(job, seed=99)], ADAMW)
+        (alone,) = fitted(model, structure, [job])
+        (other,) = fitted(model, structure, [replace(job, seed=99)])
         assert one.state.equal(same.state)
         assert difference(one.state, repacked.state) <= 1e-10
         assert difference(one.state, alone.state) <= 1e-10
@@ -206,7 +238,8 @@ def test_dropout_is_each_clients_own_whatever_the_packing():
 def test_dropout_masks_differ_between_clients_steps_and_examples(monkeypatch):
     model, structure = tiny.build("llama"), structure_of("llama", 0.5)
     batch = tiny.examples(0, [12]) * 2
-    jobs = [Job(f"c{k}", cohort(model, structure, torch.float32)[0].start, [batch] * 2, 0.0, seed=k) for k in range(2)]
+    start = cohort(model, structure, torch.float32)[0].start
+    jobs = [Fit.on(f"c{k}", structure, start, [batch] * 2, Optimizer(0.0), seed=k) for k in range(2)]
     masks: list[torch.Tensor] = []
     original = AdapterBank.draw_masks
 
@@ -217,7 +250,7 @@ def test_dropout_masks_differ_between_clients_steps_and_examples(monkeypatch):
         return drawn
 
     monkeypatch.setattr(AdapterBank, "draw_masks", recorded)
-    fit(model, structure, jobs, ADAMW)
+    fit(AdaptedModel(model, structure), jobs)
     rows = [row for mask in masks for row in mask]
     assert len(rows) == 8
     for one, other in combinations(rows, 2):
@@ -228,31 +261,29 @@ def test_dropout_masks_differ_between_clients_steps_and_examples(monkeypatch):
 def test_autocast_is_close_to_float32_and_to_stock_peft(autocast):
     """SGD, whose steps are proportional to gradients: 8 (bfloat16) or 11 bits of mantissa through ~20 roundings."""
     model, structure = tiny.build("llama"), structure_of("llama")
-    jobs = cohort(model, structure, torch.float32, lr=0.05)
-    local = LocalConfig(optimizer="sgd", clip=0.5)
-    half = fitted(model, structure, jobs, local, autocast=autocast)
-    full = fitted(model, structure, jobs, local)
+    jobs = cohort(model, structure, torch.float32, lr=0.05, name="sgd", clip=0.5)
+    half = fitted(model, structure, jobs, autocast=autocast)
+    full = fitted(model, structure, jobs)
     for job, one, exact in zip(jobs, half, full, strict=True):
         assert one.state.row.dtype == torch.float32
         moved = (exact.state - job.start).norm()
         tolerance = 0.05 if autocast is torch.bfloat16 else 0.01
         assert 0 < (one.state - exact.state).norm() < tolerance * moved
-        expected, _ = stock(model, structure, job, local, autocast=autocast)
+        expected, _ = stock(model, structure, job, autocast=autocast)
         assert (one.state - expected).norm() < tolerance * moved
 
 
 def test_float16_skips_the_step_of_the_client_that_overflows_alone():
     """B is 0, so a large A does not show in the loss, but in B's gradient under the first loss scale, 2^16."""
     model, structure = tiny.build("llama"), structure_of("llama")
-    jobs = cohort(model, structure, torch.float32, lr=0.05)
+    jobs = cohort(model, structure, torch.float32, lr=0.05, name="sgd")
     jobs = [shortened(job, 1) for job in jobs]
     row = jobs[1].start.row.clone()
     for name, place in jobs[1].start.layout.slices.items():
         row[place] *= 1000 if name.endswith("lora_A") else 0
     big = replace(jobs[1], start=jobs[1].start.like(row))
-    local = LocalConfig(optimizer="sgd")
-    calm = fitted(model, structure, jobs, local, autocast=torch.float16)
-    mixed = fitted(model, structure, [jobs[0], big, jobs[2]], local, autocast=torch.float16)
+    calm = fitted(model, structure, jobs, autocast=torch.float16)
+    mixed = fitted(model, structure, [jobs[0], big, jobs[2]], autocast=torch.float16)
     assert mixed[1].state.equal(big.start)
     for k in (0, 2):
         assert mixed[k].state.equal(calm[k].state) and not mixed[k].state.equal(jobs[k].start)
@@ -263,36 +294,38 @@ def test_a_clients_nan_ends_that_client_alone(poison):
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
     jobs = cohort(model, structure)
     if poison == "lr":
-        bad, step = replace(jobs[0], lr=1e300), 2
+        bad, step = replace(jobs[0], optimizer=Optimizer(1e300)), 2
     else:
         row = jobs[0].start.row.clone()
         row[7] = float("inf")
         bad, step = replace(jobs[0], start=jobs[0].start.like(row)), 1
-    results, work = fit(model, structure, [bad, *jobs[1:]], ADAMW)
+    adapted = AdaptedModel(model, structure)
+    results, work = fit(adapted, [bad, *jobs[1:]])
     assert isinstance(results[0], ClientError)
-    assert f"client c0: loss is nan at local step {step} (lr {bad.lr:g}); lower local.lr" in str(results[0])
-    worked = [*shortened(bad, step).batches, *jobs[1].batches, *jobs[2].batches]  # its later steps are spared
-    assert work.tokens == sum(len(example.input_ids) for batch in worked for example in batch)
-    without = fitted(model, structure, jobs[1:], ADAMW)
+    assert f"client c0: loss is nan at local step {step} (lr {bad.optimizer.lr:g}); lower local.lr" in str(results[0])
+    worked = [shortened(bad, step), *jobs[1:]]  # its later steps are spared
+    assert work.tokens == sum(len(e.input_ids) for job in worked for batch in batches_of(job) for e in batch)
+    without = fitted(model, structure, jobs[1:])
     for one, other in zip(successes(results[1:]), without, strict=True):
         assert difference(one.state, other.state) <= 1e-12
     # As long as it takes part, hence in the same packing, it does not move a bit of the others.
-    poisoned, _ = fit(model, structure, [shortened(job, step) for job in (bad, *jobs[1:])], ADAMW)
-    clean = fitted(model, structure, [shortened(job, step) for job in jobs], ADAMW)
+    poisoned, _ = fit(adapted, [shortened(job, step) for job in (bad, *jobs[1:])])
+    clean = fitted(model, structure, [shortened(job, step) for job in jobs])
     assert isinstance(poisoned[0], ClientError)
     assert all(one.state.equal(other.state) for one, other in zip(successes(poisoned[1:]), clean[1:], strict=True))
 
 
 def test_a_last_step_to_infinity_is_that_clients_error():
     model, structure = tiny.build("llama"), structure_of("llama")
-    jobs = [shortened(job, 1) for job in cohort(model, structure, torch.float32)]
-    jobs[1] = replace(jobs[1], lr=3e38)  # float32 ends at 3.4e38, and a large alpha makes large gradients
-    results, _ = fit(model, replace(structure, alpha=500), jobs, LocalConfig(optimizer="sgd"))
+    jobs = [shortened(job, 1) for job in cohort(model, structure, torch.float32, name="sgd")]
+    # float32 ends at 3.4e38, and a large alpha makes large gradients
+    jobs[1] = replace(jobs[1], optimizer=Optimizer(3e38, "sgd"))
+    results, _ = fit(AdaptedModel(model, replace(structure, alpha=500)), jobs)
     assert isinstance(results[1], ClientError) and "client c1: not finite after 1 local steps" in str(results[1])
     assert len(successes(results)) == 2
 
 
-def shortened(job: Job, steps: int) -> Job:
+def shortened(job: Fit, steps: int) -> Fit:
     return replace(job, batches=job.batches[:steps])
 
 
@@ -300,18 +333,26 @@ def test_a_batch_without_a_target_token_is_that_clients_error():
     model, structure = tiny.build("llama"), structure_of("llama")
     jobs = cohort(model, structure, torch.float32)
     silent = Encoded([5, 6, 7], [True, False, False])  # nothing predicts the first token
-    jobs[1] = replace(jobs[1], batches=[jobs[1].batches[0], [silent]])
-    results, _ = fit(model, structure, jobs, ADAMW)
+    jobs[1] = Fit.on("c1", structure, jobs[1].start, [jobs[1].batch(0), [silent]], Optimizer(0.1))
+    results, _ = fit(AdaptedModel(model, structure), jobs)
     assert isinstance(results[1], ClientError) and "client c1: no token counts" in str(results[1])
     assert "local step 2" in str(results[1])
     assert isinstance(results[0], Fitted) and isinstance(results[2], Fitted)
-    assert isinstance(fit(model, structure, jobs[1:2], ADAMW)[0][0], ClientError)
+    assert isinstance(fit(AdaptedModel(model, structure), jobs[1:2])[0][0], ClientError)
 
 
-def test_unknown_optimizer_names_the_closest():
-    model, structure = tiny.build("llama"), structure_of("llama")
-    with pytest.raises(UserError, match="local.optimizer='adamm' is unknown .*adamw"):
-        fit(model, structure, cohort(model, structure, torch.float32), LocalConfig(optimizer="adamm"))
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"name": "adamm"}, "local.optimizer='adamm' is unknown .*adamw"),
+        ({"momentum": 0.9}, "local.momentum is 0.9, but adamw has none; set local.optimizer=sgd"),
+        ({"proximal": float("nan")}, "the optimizer's proximal is nan; it must be at least 0 and finite"),
+        ({"lr": -1.0}, "the optimizer's lr is -1.0; it must be at least 0 and finite"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_says_why(settings, said):
+    with pytest.raises(UserError, match=said):
+        Optimizer(**{"lr": 0.1, **settings})
 
 
 def test_the_budget_is_halved_until_memory_suffices():
@@ -324,20 +365,21 @@ def test_the_budget_is_halved_until_memory_suffices():
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     model.get_input_embeddings().register_forward_pre_hook(allocate)
-    results, work = fit(model, structure, jobs, ADAMW, budget=300)
+    results, work = fit(AdaptedModel(model, structure, budget=300), jobs)
     assert work.budget == 75
-    expected = fitted(model, structure, jobs, ADAMW, budget=75)
+    expected = fitted(model, structure, jobs, budget=75)
     assert all(one.state.equal(other.state) for one, other in zip(successes(results), expected, strict=True))
     room = 2
     with pytest.raises(RunError, match="memory does not suffice"):
-        fit(model, structure, jobs, ADAMW, budget=4)
+        fit(AdaptedModel(model, structure, budget=4), jobs)
 
 
 def test_work_counts_tokens_padding_and_micro_batches():
     model, structure = tiny.build("llama"), structure_of("llama")
     start = draw(model, structure, generator(0))
-    jobs = [Job("a", start, [tiny.examples(0, [4, 10])], 0.1), Job("b", start, [tiny.examples(1, [5])], 0.1)]
-    _, work = fit(model, structure, jobs, ADAMW, budget=10)  # {10}, {4, 5}
+    batches = {"a": [tiny.examples(0, [4, 10])], "b": [tiny.examples(1, [5])]}
+    jobs = [Fit.on(name, structure, start, its, Optimizer(0.1)) for name, its in batches.items()]
+    _, work = fit(AdaptedModel(model, structure, budget=10), jobs)  # {10}, {4, 5}
     assert (work.tokens, work.padded, work.micro_batches, work.budget) == (19, 20, 2, 10)
     assert work.padding == pytest.approx(1 / 20)
 

@@ -43,7 +43,7 @@ def server_of(base: ImageBase, method: Method, clients: dict[str, Site]) -> Site
 
 def federate(base: ImageBase, method: Method, clients: dict[str, Site], rounds: int = 2, state: Any = None) -> Any:
     """The server's state afterwards. Messages pass through bytes, as in a run."""
-    engine, server = VisionEngine(base, SGD), server_of(base, method, clients)
+    engine, server = VisionEngine(base), server_of(base, method, clients)
     state = method.init(server) if state is None else state
     for round, lr in enumerate(LRS[:rounds], 1):
         uploads = []
@@ -59,7 +59,7 @@ def federate(base: ImageBase, method: Method, clients: dict[str, Site], rounds: 
 
 def personal(base: ImageBase, method: Method, client: Site, state: Any) -> State:
     message = method.broadcast(state, client.id)
-    return answer(VisionEngine(base, SGD), method.personalize(client, message))
+    return answer(VisionEngine(base), method.personalize(client, message))
 
 
 def batches(base: ImageBase, client: Site) -> list[tuple[Tensor, Tensor, list[int]]]:

@@ -12,7 +12,7 @@ from llm_fed.configfile import from_dict
 from llm_fed.engine.drive import drive
 from llm_fed.errors import ClientError
 from llm_fed.federation.schedule import Ask, Synchronous
-from llm_fed.requests import Fitted, Work
+from llm_fed.requests import Fit, Fitted, Work
 from llm_fed.site import Site
 from llm_fed.state import State
 
@@ -48,21 +48,19 @@ class ToyRuntime:
     log: list[tuple[int, str]] = field(default_factory=list)
 
     def run(self, work: Any) -> dict[str, Any]:
-        return drive(work, lambda requests: [self._fit(request.payload) for request in requests])
+        return drive(work, lambda requests: [self._fit(request) for request in requests])
 
     def take_work(self) -> Work:
         return Work()
 
-    def _fit(self, job: Any) -> Any:
-        self.log.append((len(job.batches), job.client))
-        if job.client in self.fail:
-            return ClientError(f"client {job.client}: told to fail")
+    def _fit(self, job: Fit) -> Any:
+        self.log.append((len(job.batches), job.site))
+        if job.site in self.fail:
+            return ClientError(f"client {job.site}: told to fail")
         row = job.start.row
         for _ in job.batches:
-            row = row + STEP * (self.targets[job.client] - row)
-        return Fitted(
-            job.start.like(row), tuple(float(abs(self.targets[job.client] - row).mean()) for _ in job.batches)
-        )
+            row = row + STEP * (self.targets[job.site] - row)
+        return Fitted(job.start.like(row), tuple(float(abs(self.targets[job.site] - row).mean()) for _ in job.batches))
 
 
 @dataclass(frozen=True)

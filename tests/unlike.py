@@ -44,7 +44,7 @@ class Federation:
 
     def __init__(self, method: Method, *parts: Sequence[Picture], architectures: Sequence[str] = ("",)):
         self.method, self.base = method, tiny_images.cnn()
-        self.engine = VisionEngine(self.base, LOCAL)
+        self.engine = VisionEngine(self.base)
         self.server = self._site("server", (), "", None)
         self.clients = {
             f"c{k}": self._site(f"c{k}", part, architectures[k % len(architectures)], self.server)

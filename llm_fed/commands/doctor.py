@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from llm_fed.config import BaseConfig, LocalConfig
+from llm_fed.config import BaseConfig
 from llm_fed.models.loading import settle_dtype
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "evaluate")
@@ -80,10 +80,12 @@ def _seconds(device: str, dtype: torch.dtype) -> float:
 
 
 def _train(quantization: str | None) -> str:
-    from llm_fed import requests
-    from llm_fed.engine import fit
+    from llm_fed.engine.adapted import AdaptedModel
+    from llm_fed.engine.fit import fit
     from llm_fed.models.loading import load_base
     from llm_fed.models.lora import Lora, draw
+    from llm_fed.optimizer import Optimizer
+    from llm_fed.requests import Fit
     from llm_fed.rng import generator
     from llm_fed.tasks.common import Encoded
 
@@ -92,8 +94,8 @@ def _train(quantization: str | None) -> str:
     structure = Lora(2, 4, 0.0, ("q_proj", "v_proj"))
     start = draw(base.model, structure, generator(0))
     example = Encoded([1, 5, 6, 7], [False, False, True, True])
-    jobs = [requests.Job(name, start, [[example]], 1e-3) for name in "ab"]
-    results, _ = fit.fit(base.model, structure, jobs, LocalConfig(), autocast=base.autocast)
+    jobs = [Fit.on(name, structure, start, [[example]], Optimizer(1e-3)) for name in "ab"]
+    results, _ = fit(AdaptedModel(base.model, structure, autocast=base.autocast), jobs)
     for result in results:
         if isinstance(result, Exception):
             raise result

@@ -1,7 +1,7 @@
 """Coroutine clients: runs many `async` methods side by side, and hands work of the same kind to one fused execution.
 
-A client's coroutine runs until it awaits a `Request`; when every client of the pass waits, requests with an equal
-`key` are executed together and each client goes on with its own result. No event loop is involved, and the order is
+A client's coroutine runs until it awaits a `Request`; when every client of the pass waits, requests of one type and
+structure are executed together and each client goes on with its own result. No event loop is involved, and the order is
 fixed.
 """
 
@@ -12,22 +12,23 @@ from typing import Any
 
 from llm_fed.requests import Request
 
-Execute = Callable[[Sequence[Request]], Sequence[Any]]  # one result, or one exception, per request
+Execute = Callable[[Sequence[Request[Any]]], Sequence[Any]]  # one result, or one exception, per request
 
 
-def drive(work: Mapping[str, Coroutine[Request, Any, Any]], execute: Execute) -> dict[str, Any]:
+def drive(work: Mapping[str, Coroutine[Request[Any], Any, Any]], execute: Execute) -> dict[str, Any]:
     """Run the coroutines to their ends.
 
     Args:
         work: coroutine by site, in the order that decides how requests are packed.
-        execute: answers requests of one key, in order; an exception instance as an answer is raised in that coroutine.
+        execute: answers requests of one type and structure, in order; an exception instance as an answer is raised in
+            that coroutine.
 
     Returns:
         Per site the coroutine's return value, or the exception that ended it: one client's failure ends that client
         alone.
     """
     outcomes: dict[str, Any] = {}
-    waiting: dict[str, Request] = {}
+    waiting: dict[str, Request[Any]] = {}
     answers: dict[str, Any] = dict.fromkeys(work)
     while answers:
         for site, answer in answers.items():
@@ -42,7 +43,7 @@ def drive(work: Mapping[str, Coroutine[Request, Any, Any]], execute: Execute) ->
         groups: dict[Hashable, list[str]] = {}
         for site in work:
             if site in waiting:
-                groups.setdefault((waiting[site].kind, waiting[site].key), []).append(site)
+                groups.setdefault((type(waiting[site]), waiting[site].structure), []).append(site)
         answers = {}
         for sites in groups.values():
             answers.update(zip(sites, execute([waiting[site] for site in sites]), strict=True))

@@ -22,11 +22,11 @@ from llm_fed.models.joined import full, respond
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
+from llm_fed.optimizer import MOMENTS
 from llm_fed.site import Site
 from llm_fed.tasks.common import Encoded, labels_of, pixels_of
 
 _MEASURED = 16  # tokens; twice as many and this many give a constant part and one that grows
-_MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0}
 
 
 def weights(modules: Iterable[nn.Module]) -> int:
@@ -42,7 +42,8 @@ def training_copies(structure: Lora | Full, local: LocalConfig, per_pass: int) -
     it ends with.
     """
     at_once = per_pass if isinstance(structure, Lora) else 1
-    return at_once * (2 + _MOMENTS[local.optimizer] + bool(local.proximal)) + 2 * per_pass
+    moments = MOMENTS[local.optimizer] + bool(local.momentum)
+    return at_once * (2 + moments + bool(local.proximal)) + 2 * per_pass
 
 
 def activations(

@@ -14,16 +14,14 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.examples import TEXT, Batch, Kind
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.examples import Batch
 from llm_fed.engine.fit import token_losses
-from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead, within_memory
+from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import plan
 from llm_fed.errors import ClientError
 from llm_fed.merge.moments import Evidence, Moments
-from llm_fed.models.frozen import device_of
-from llm_fed.models.lora import Lora
-from llm_fed.requests import GradientJob, GradientOf
+from llm_fed.requests import Gradient, GradientMoments
 from llm_fed.rng import generator
 from llm_fed.state import State, stack
 
@@ -41,111 +39,72 @@ class _Chunk:
     sampled: bool
 
 
-def per_example_gradients(
-    model: nn.Module,
-    structure: Lora,
-    state: State,
-    examples: Sequence[Any],
-    *,
-    kind: Kind = TEXT,
-    autocast: torch.dtype | None = None,
-    budget: int | None = None,
-) -> Tensor:
+def per_example_gradients(model: AdaptedModel, state: State, examples: Sequence[Any]) -> Tensor:
     """d log p(targets of example n) / d adapter, (N, P), the sum over the example's targets; no dropout.
-
-    Args:
-        budget: most tokens of one backward pass, as in `fit.fit`.
 
     Raises:
         RunError: the device's memory does not suffice for one example.
     """
 
     def run(budget: int) -> Tensor:
-        found = torch.zeros(len(examples), state.row.numel(), dtype=state.row.dtype, device=device_of(model))
+        found = torch.zeros(len(examples), state.row.numel(), dtype=state.row.dtype, device=model.device)
         units = [(0, example) for example in examples]
-        for chunk in _chunks(model, structure, kind, stack([state])[None], units, autocast, budget):
+        for chunk in _chunks(model, stack([state])[None], units, budget):
             found[chunk.units] = chunk.gradients[:, 0]
         return found
 
-    return within_memory(run, budget or budget_and_overhead(device_of(model))[0])
+    return model.within_memory(run)
 
 
-def mean_gradient(
-    model: nn.Module,
-    structure: Lora,
-    asked: GradientOf,
-    *,
-    kind: Kind = TEXT,
-    autocast: torch.dtype | None = None,
-    budget: int | None = None,
-) -> tuple[float, State]:
+def mean_gradient(model: AdaptedModel, asked: Gradient) -> tuple[float, State]:
     """The mean loss per target of the examples, and its gradient with respect to the adapter; no dropout.
 
     Raises:
         ClientError: no target.
         RunError: the device's memory does not suffice for one example.
     """
+    kind = model.kind
     count = kind.num_targets(asked.examples)
     if not count:
         raise ClientError("the gradient of a loss was asked for, but no example has a target token")
-    lengths, device = [kind.length(example) for example in asked.examples], device_of(model)
-    default, overhead = budget_and_overhead(device)
+    lengths = [kind.length(example) for example in asked.examples]
 
     def run(budget: int) -> tuple[float, State]:
-        bank, total = AdapterBank(model, structure, 1, asked.state.row.dtype), 0.0
+        bank, total = model.bank(1, asked.state.row.dtype), 0.0
         bank.load(0, asked.state)
-        with activation_checkpointing(model):
-            for chosen in plan(lengths, budget, overhead):
+        with activation_checkpointing(model.model):
+            for chosen in plan(lengths, budget, model.overhead):
                 batch = kind.collate([asked.examples[i] for i in chosen])
                 with bank.attached(torch.zeros(len(chosen), dtype=torch.int64)):
-                    with torch.autocast(device.type, autocast, enabled=autocast is not None):
-                        loss = token_losses(model, batch, kind=kind, all_rows=bank.adapts_head).sum() / count
+                    with model.computing():
+                        loss = token_losses(model.model, batch, kind=kind, all_rows=bank.adapts_head).sum() / count
                     loss.backward()
                 total += float(loss.detach())
         return total, State(bank.layout, bank.grads[0].to(asked.state.row.device))
 
-    return within_memory(run, budget or default)
+    return model.within_memory(run)
 
 
-def evidence(
-    model: nn.Module,
-    structure: Lora,
-    jobs: Sequence[GradientJob],
-    *,
-    kind: Kind = TEXT,
-    autocast: torch.dtype | None = None,
-    budget: int | None = None,
-) -> list[Evidence | ClientError]:
-    """The moments of every job's per-example gradients; examples of all jobs share the backward passes, and no more
+def evidence(model: AdaptedModel, asked: Sequence[GradientMoments]) -> list[Evidence | ClientError]:
+    """The moments of the per-example gradients that each asks for; all examples share the backward passes, and no more
     than a chunk's gradients exist at a time.
 
     Raises:
         RunError: the device's memory does not suffice for one example.
     """
-    usable = [job for job in jobs if kind.num_targets(job.examples)]
-
-    def run(budget: int) -> list[Evidence | ClientError]:
-        return _gather(model, structure, kind, usable, autocast, budget)
-
-    found = iter(within_memory(run, budget or budget_and_overhead(device_of(model))[0]) if usable else [])
+    usable = [one for one in asked if model.kind.num_targets(one.examples)]
+    found = iter(model.within_memory(lambda budget: _gather(model, usable, budget)) if usable else [])
     return [
         next(found)
-        if kind.num_targets(job.examples)
-        else ClientError(f"client {job.client}: no example has a target token")
-        for job in jobs
+        if model.kind.num_targets(one.examples)
+        else ClientError(f"client {one.site}: no example has a target token")
+        for one in asked
     ]
 
 
-def _gather(
-    model: nn.Module,
-    structure: Lora,
-    kind: Kind,
-    jobs: Sequence[GradientJob],
-    autocast: torch.dtype | None,
-    budget: int,
-) -> list[Evidence | ClientError]:
+def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments], budget: int) -> list[Evidence | ClientError]:
     moments: dict[tuple[int, bool], Moments] = {}  # by client and whether the labels are drawn
-    losses = torch.zeros(len(jobs), 2, device=device_of(model))
+    losses = torch.zeros(len(jobs), 2, device=model.device)
     units = [(k, example) for k, job in enumerate(jobs) for example in job.examples]
     draws = [
         [generator(job.seed, "labels", n, s) for s in range(2)] if job.sampled else []
@@ -153,7 +112,7 @@ def _gather(
         for n in range(len(job.examples))
     ]
     states = stack([state for job in jobs for state in (job.first, job.second)]).view(len(jobs), 2, -1)
-    for chunk in _chunks(model, structure, kind, states, units, autocast, budget, draws):
+    for chunk in _chunks(model, states, units, budget, draws):
         owners = [units[unit][0] for unit in chunk.units]
         for k in dict.fromkeys(owners):
             if chunk.sampled and not jobs[k].sampled:
@@ -169,28 +128,27 @@ def _gather(
             job,
             moments[k, False].to("cpu"),
             moments[k, job.sampled].fisher.cpu(),
-            [loss / kind.num_targets(job.examples) for loss in losses[k].tolist()],
+            [loss / model.kind.num_targets(job.examples) for loss in losses[k].tolist()],
         )
         for k, job in enumerate(jobs)
     ]
 
 
-def _conclude(job: GradientJob, moments: Moments, fisher: Tensor, losses: Sequence[float]) -> Evidence | ClientError:
+def _conclude(
+    job: GradientMoments, moments: Moments, fisher: Tensor, losses: Sequence[float]
+) -> Evidence | ClientError:
     if not (moments.variance.isfinite().all() and fisher.isfinite().all()):
         return ClientError(
-            f"client {job.client}: gradients of its examples are not finite at one of the two adapters to be merged"
+            f"client {job.site}: gradients of its examples are not finite at one of the two adapters to be merged"
         )
     first, second = losses
     return Evidence(moments, fisher, (first, second))
 
 
 def _chunks(
-    model: nn.Module,
-    structure: Lora,
-    kind: Kind,
+    model: AdaptedModel,
     states: Tensor,
     units: Sequence[tuple[int, Any]],
-    autocast: torch.dtype | None,
     budget: int,
     draws: Sequence[Sequence[torch.Generator]] = (),
 ) -> Iterator[_Chunk]:
@@ -199,27 +157,27 @@ def _chunks(
     Args:
         draws: per unit S generators; if any, each chunk comes a second time with labels drawn from the models.
     """
-    device, (_, size, width) = device_of(model), states.shape
+    kind, device, (_, size, width) = model.kind, model.device, states.shape
     states = states.to(device)
     lengths = [kind.length(example) for _, example in units]
     most = _most_rows(states) // size
-    planned = plan(lengths, budget // size, budget_and_overhead(device)[1])
+    planned = plan(lengths, budget // size, model.overhead)
     chunks = [chosen[at : at + most] for chosen in planned for at in range(0, len(chosen), most)]
-    bank = AdapterBank(model, structure, size * max(map(len, chunks)), states.dtype)
-    scale = 1024.0 if autocast == torch.float16 else 1.0  # small gradients would vanish in half precision
+    bank = model.bank(size * max(map(len, chunks)), states.dtype)
+    scale = 1024.0 if model.autocast == torch.float16 else 1.0  # small gradients would vanish in half precision
     for chosen in chunks:
         rows = size * len(chosen)
         bank.rows[:rows].copy_(states[[units[unit][0] for unit in chosen]].view(rows, width))
         batch = kind.collate([units[unit][1] for unit in chosen for _ in range(size)])
         owner = batch.rows.to(device)
         with bank.attached(torch.arange(rows)):
-            with activation_checkpointing(model), torch.autocast(device.type, autocast, enabled=autocast is not None):
-                logits = kind.logits(model, batch, all_rows=bank.adapts_head)
+            with activation_checkpointing(model.model), model.computing():
+                logits = kind.logits(model.model, batch, all_rows=bank.adapts_head)
             drawn = [_draw(logits.detach(), batch, [g for unit in chosen for g in draws[unit]])] if any(draws) else []
             for number, labels in enumerate([batch.labels.to(device), *drawn]):
                 bank.grads.zero_()
                 losses = nn.functional.cross_entropy(logits, labels, reduction="none")
-                with activation_checkpointing(model):
+                with activation_checkpointing(model.model):
                     (-scale * losses.sum()).backward(retain_graph=number < len(drawn))
                 summed = torch.zeros(rows, dtype=losses.dtype, device=device).index_add_(0, owner, losses.detach())
                 gradients = bank.grads[:rows].view(-1, size, width)

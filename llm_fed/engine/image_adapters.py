@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed import signs
-from llm_fed.config import LocalConfig
 from llm_fed.engine import gradients
+from llm_fed.engine.answering import answers, answers_each
 from llm_fed.engine.examples import Pictures
-from llm_fed.engine.fused import FusedEngine, Requests
+from llm_fed.engine.fused import FusedEngine
 from llm_fed.engine.inference import autocast, similarity_weights
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import Answer, full, respond
 from llm_fed.models.lora import Lora
-from llm_fed.requests import HeadJob
+from llm_fed.requests import Features, FitHead, Gradient, Logits
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, labels_of, pixels_of
 
@@ -31,51 +31,50 @@ from llm_fed.tasks.common import Picture, labels_of, pixels_of
 class ImageAdapterEngine(FusedEngine):
     """Answers the requests of sites whose examples are pictures and whose models are adapters and a head."""
 
+    of = "adapters of an image model"
     base: ImageBase
 
-    def __init__(self, base: ImageBase, local: LocalConfig):
-        super().__init__(base, local, self._pictures)
+    def __init__(self, base: ImageBase):
+        super().__init__(base, self._pictures)
         self._kinds: dict[Lora, Pictures] = {}
-        self.answers |= {"logits": self._logits, "features": self._features, "head": self._head}
 
     def _pictures(self, structure: Lora) -> Pictures:
         if structure not in self._kinds:
             self._kinds[structure] = Pictures.of(self.base, structure)
         return self._kinds[structure]
 
-    def _gradient(self, requests: Requests) -> list[tuple[float, State]]:
+    @answers_each(Gradient)
+    def gradient(self, request: Gradient) -> tuple[float, State]:
         """With another head, which is fixed, the gradient of the model's own head is zero."""
-        found = []
-        for request in requests:
-            structure: Any = request.key
-            how = self._how(structure)
-            how["kind"] = replace(how["kind"], head=request.payload.head)
-            found.append(gradients.mean_gradient(self.base.model, structure, request.payload, **how))
-        return found
+        structure: Any = request.structure
+        kind = replace(self._pictures(structure), head=request.head)
+        return gradients.mean_gradient(replace(self.adapted(structure), kind=kind), request)
 
-    def _logits(self, requests: Requests) -> Sequence[Tensor]:
+    @answers(Logits)
+    def logits(self, requests: Sequence[Logits]) -> Sequence[Tensor]:
         """(N, C) for each."""
-        asked = [request.payload for request in requests]
-        return self._answer(requests[0].key, asked).logits.split([len(pictures) for _, pictures in asked])
+        found = self._answer(requests[0].structure, [(request.state, request.examples) for request in requests])
+        return found.logits.split([len(request.examples) for request in requests])
 
-    def _features(self, requests: Requests) -> Sequence[Tensor]:
+    @answers(Features)
+    def features(self, requests: Sequence[Features]) -> Sequence[Tensor]:
         """(N, H) for each: what the head reads under the base alone."""
-        pictures = [picture for request in requests for picture in request.payload]
-        found = self._in_chunks(requests[0].key, pictures, lambda part: nullcontext()).features
-        return found.split([len(request.payload) for request in requests])
+        pictures = [picture for request in requests for picture in request.examples]
+        found = self._in_chunks(requests[0].structure, pictures, lambda part: nullcontext()).features
+        return found.split([len(request.examples) for request in requests])
 
-    def _head(self, requests: Requests) -> list[State]:
+    @answers(FitHead)
+    def heads(self, requests: Sequence[FitHead]) -> list[State]:
         """For each the linear head (weight, bias) that classifies the features of its pictures best."""
-        jobs: list[HeadJob] = [request.payload for request in requests]
-        found = self._answer(requests[0].key, [(job.state, job.examples) for job in jobs]).features
-        each = found.split([len(job.examples) for job in jobs])
-        return [fit_head(features, job) for features, job in zip(each, jobs, strict=True)]
+        found = self._answer(requests[0].structure, [(request.state, request.examples) for request in requests])
+        each = found.features.split([len(request.examples) for request in requests])
+        return [fit_head(features, request) for features, request in zip(each, requests, strict=True)]
 
     def _answer(self, structure: Any, asked: Sequence[tuple[State, Sequence[Picture]]]) -> Answer:
         """To all pictures one after another, each under the state beside which it stands."""
         pictures = [picture for _, pictures in asked for picture in pictures]
         index = torch.tensor([row for row, (_, pictures) in enumerate(asked) for _ in pictures])
-        bank, mix = self._bank(structure, [state for state, _ in asked]), None
+        bank, mix = self.bank(structure, [state for state, _ in asked]), None
         if structure.gate == "mix":
             own = self._in_chunks(structure, pictures, lambda part: nullcontext()).features
             mix = similarity_weights(own, [asked[row][0] for row in index.tolist()])
@@ -98,16 +97,16 @@ class ImageAdapterEngine(FusedEngine):
         return Answer.joined(found).map(Tensor.cpu).map(full)
 
 
-def fit_head(features: Tensor, job: HeadJob) -> State:
-    """The job's linear head (weight, bias) trained, by Adam, on the features (N, H) of its examples."""
-    features = features.to(job.head.row)
-    labels = labels_of(job.examples)
-    parameters = [nn.Parameter(tensor.clone()) for tensor in job.head.tensors().values()]
-    optimizer = torch.optim.Adam(parameters, lr=job.lr)
-    for batch in job.batches:
+def fit_head(features: Tensor, asked: FitHead) -> State:
+    """The linear head (weight, bias) trained, by Adam, on the features (N, H) of its examples."""
+    features = features.to(asked.head.row)
+    labels = labels_of(asked.examples)
+    parameters = [nn.Parameter(tensor.clone()) for tensor in asked.head.tensors().values()]
+    optimizer = torch.optim.Adam(parameters, lr=asked.lr)
+    for batch in asked.batches:
         optimizer.zero_grad()
         chosen = torch.tensor(batch)
         logits = nn.functional.linear(features[chosen], *parameters)
         nn.functional.cross_entropy(logits, labels[chosen]).backward()
         optimizer.step()
-    return State.of(dict(zip(job.head, parameters, strict=True)))
+    return State.of(dict(zip(asked.head, parameters, strict=True)))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.examples import TEXT, Kind
 from llm_fed.engine.fit import token_losses
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import plan
@@ -27,31 +27,27 @@ if TYPE_CHECKING:
 
 @torch.inference_mode()
 def mean_losses(
-    base: Base | ImageBase,
+    model: AdaptedModel,
     bank: AdapterBank,
     asked: Sequence[tuple[int, Sequence[Any]]],
     *,
-    kind: Kind = TEXT,
     mix: Tensor | None = None,
-    budget: int | None = None,
 ) -> list[float]:
     """The mean loss per target of each list of examples under one row of the bank; NaN without a target.
 
     Args:
         asked: (row of the bank, examples); examples of equal length share a micro-batch, whoever asks.
         mix: (examples of all lists, E), where the gate of the bank's structure is `mix`.
-        budget: most tokens of a micro-batch (default: by device).
     """
     work = [(n, row, example) for n, (row, examples) in enumerate(asked) for example in examples]
     total = torch.zeros(len(asked), dtype=torch.float64)
     count = torch.zeros(len(asked), dtype=torch.float64)
-    lengths = [kind.length(example) for _, _, example in work]
-    default, overhead = budget_and_overhead(device_of(base.model))
-    for chosen in plan(lengths, budget or default, overhead):
-        batch = kind.collate([work[i][2] for i in chosen])
+    lengths = [model.kind.length(example) for _, _, example in work]
+    for chosen in plan(lengths, model.budget or budget_and_overhead(model.device)[0], model.overhead):
+        batch = model.kind.collate([work[i][2] for i in chosen])
         index, weights = torch.tensor([work[i][1] for i in chosen]), None if mix is None else mix[chosen]
-        with bank.attached(index, mix=weights), autocast(base):
-            losses = token_losses(base.model, batch, kind=kind, all_rows=bank.adapts_head).double().cpu()
+        with bank.attached(index, mix=weights), model.computing():
+            losses = token_losses(model.model, batch, kind=model.kind, all_rows=bank.adapts_head).double().cpu()
         owner = torch.tensor([work[i][0] for i in chosen])[batch.rows]
         total.index_add_(0, owner, losses)
         count.index_add_(0, owner, torch.ones_like(losses))

@@ -297,7 +297,7 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         copies = training_copies(largest.structure, config.local, at_once)
         training = copies * layouts[largest.structure].size * 4  # float32
         longest = largest if isinstance(base, ImageBase) else max(trainers, key=_longest)
-        found = activations(base, longest, built.runtime.engine.kind_of, config.local, at_once)  # type: ignore[attr-defined]
+        found = activations(base, longest, built.engine.kind_of, config.local, at_once)
     prices = [parent.costs for parent in parents if parent.costs]
     models = [base.model, *(base.model_of(s) for s in layouts)] if isinstance(base, ImageBase) else [base.model]
     costs = Costs(

@@ -25,12 +25,11 @@ from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.models.structure import Structure, structure_of
-from llm_fed.requests import Engine
 from llm_fed.rng import generator
 from llm_fed.runs import extend
 from llm_fed.runs.tracking import Reporter, check_trackers
-from llm_fed.runtime.accelerate import Shared
-from llm_fed.runtime.launch import choose_device
+from llm_fed.runtime.accelerate import Shared, Spread
+from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.site import Site
 from llm_fed.state import State
@@ -48,6 +47,7 @@ class Experiment:
     clients: dict[str, Site]
     server: Site
     schedule: Schedule
+    engine: VisionEngine | LanguageEngine  # of this process
     runtime: LocalRuntime
 
     @property
@@ -83,7 +83,16 @@ class Experiment:
     def shared(self) -> Shared:
         """What all ranks of a launch build alike."""
         model = self.base.model if isinstance(self.base, Base) else None
-        return Shared.of(self.runtime.engine, [*self.clients.values(), self.server], model)
+        return Shared.of(self.engine, [*self.clients.values(), self.server], model)
+
+    def spread(self, ranks: Ranks) -> Experiment:
+        """The same with its clients' work spread over all ranks.
+
+        Raises:
+            UserError, RunError: another rank cannot build it, or has built something else.
+        """
+        engine = Spread(ranks, self.config, self.shared())
+        return replace(self, runtime=LocalRuntime(engine, self.runtime.clients_per_pass))
 
 
 def prepare(
@@ -134,13 +143,9 @@ def prepare(
         reporter.note(start.give(config, method, [*clients.values(), server], base))
         method.init(server)  # a method that cannot start there says so now
     per_pass = choose_clients_per_pass(config.clients_per_pass, schedule.cohort_size, server.initial(), base.device)
-    engine: Engine
-    if isinstance(base, ImageBase):
-        engine = VisionEngine(base, config.local)
-    else:
-        engine = LanguageEngine(base, config.local, config.eval)
+    engine = VisionEngine(base) if isinstance(base, ImageBase) else LanguageEngine(base, config.eval)
     runtime = LocalRuntime(engine, per_pass)
-    return Experiment(config, base, metric, method, clients, server, schedule, runtime)
+    return Experiment(config, base, metric, method, clients, server, schedule, engine, runtime)
 
 
 def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> None:

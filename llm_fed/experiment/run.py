@@ -35,7 +35,7 @@ from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, look, read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.accelerate import Build, Shared, Spread, serve_orders
+from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks
 
 
@@ -82,7 +82,7 @@ def train(
             check_names(experiment.base.model, config.adapter)
         models.check_names(config.export.clients, experiment.scored)
         if ranks:
-            experiment.runtime.engine = Spread(ranks, config, experiment.shared())
+            experiment = experiment.spread(ranks)
         sites, origin = [*experiment.clients.values(), experiment.server], start.place(config)
         if origin and run.continues:
             start.check(run, sites, origin)

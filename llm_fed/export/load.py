@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification
 
-from llm_fed.config import BaseConfig, LocalConfig
+from llm_fed.config import BaseConfig
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.image_adapters import ImageAdapterEngine
@@ -27,7 +27,7 @@ from llm_fed.models.joined import respond
 from llm_fed.models.loading import Base, load_base
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
-from llm_fed.requests import Request
+from llm_fed.requests import Logits
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, encode_prompt
 
@@ -90,9 +90,8 @@ class Personal:
         """
         if not isinstance(self.base, ImageBase):
             raise UserError("this is a language model; give it prompts with `generate`")
-        engine = ImageAdapterEngine(self.base, LocalConfig())
-        asked = self.state, [Picture(image, -1, "") for image in pixels]
-        (logits,) = engine.execute([Request("logits", "", self.structure, asked)])
+        asked = Logits("", self.structure, self.state, [Picture(image, -1, "") for image in pixels])
+        (logits,) = ImageAdapterEngine(self.base).execute([asked])
         return logits.argmax(-1)
 
 

@@ -25,6 +25,7 @@ from llm_fed.methods.fedkd import FedKD
 from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed
 from llm_fed.methods.fedmoe import FedMoE
 from llm_fed.methods.fedproto import FedProto
+from llm_fed.methods.fedprox import FedProx
 from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.fisher_merging import FisherMerging
@@ -36,11 +37,14 @@ from llm_fed.methods.lg_fedavg import LGFedAvg
 from llm_fed.methods.local import Local
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.potara import Potara
+from llm_fed.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedit": FedIT,
     "fedlora": FedLoRA,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
     "ffa": FFA,
     "fedsa": FedSA,
     "feddpa": FedDPA,

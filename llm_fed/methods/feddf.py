@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llm_fed.errors import UserError, above_zero, at_least
 from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.requests import Distillation
 from llm_fed.site import Site
 
 
@@ -43,4 +44,5 @@ class FedDF(Method):
             return state
         models = [upload.content for upload in uploads]
         student = mean(models, [upload.num_examples for upload in uploads])
-        return await server.fit(student, epochs=self.server_epochs, lr=self.server_lr, teachers=models)
+        optimizer = replace(server.optimizer, lr=self.server_lr)
+        return await server.fit(student, epochs=self.server_epochs, optimizer=optimizer, loss=Distillation(models))

@@ -3,7 +3,7 @@ and Center, the server's data alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llm_fed.errors import UserError, above_zero, at_least
@@ -50,7 +50,9 @@ class FedFT(FedIT):
         return {**stepped, "model": await self._tune(server, stepped["model"])}
 
     async def _tune(self, server: Site, model: Message) -> Message:
-        return await server.fit(model, epochs=self.server_epochs, lr=self.server_lr)
+        return await server.fit(
+            model, epochs=self.server_epochs, optimizer=replace(server.optimizer, lr=self.server_lr)
+        )
 
 
 @dataclass(frozen=True)
@@ -78,4 +80,6 @@ class Center(Method):
         return {}
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        return await server.fit(state, epochs=self.server_epochs, lr=self.server_lr)
+        return await server.fit(
+            state, epochs=self.server_epochs, optimizer=replace(server.optimizer, lr=self.server_lr)
+        )

@@ -4,7 +4,7 @@ result."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llm_fed.errors import UserError, require
@@ -100,7 +100,8 @@ class FedLoRA(Method):
 
     async def finish(self, client: Site, message: Message) -> None:
         lr = client.local.lr if self.personal_lr is None else self.personal_lr
-        client.memory["personal"] = await client.fit(message, steps=self.personal_steps, lr=lr)
+        optimizer = replace(client.optimizer, lr=lr)
+        client.memory["personal"] = await client.fit(message, steps=self.personal_steps, optimizer=optimizer)
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory.get("personal", message)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llm_fed.errors import above_zero
@@ -40,6 +40,7 @@ class FedMoE(Method):
 
     async def client_update(self, client: Site, message: Message) -> Message:
         gate_lr = client.lr if self.gate_lr is None else self.gate_lr * client.lr / client.local.lr
-        theta = await client.fit(client.assemble(message), lr_of={r"^gate\.": gate_lr})
+        optimizer = replace(client.optimizer, lr_of={r"^gate\.": gate_lr})
+        theta = await client.fit(client.assemble(message), optimizer=optimizer)
         client.keep(theta, self.trained, message)
         return theta.select(self.shared) - message

@@ -55,7 +55,7 @@ class Spread:
     """
 
     def __init__(self, ranks: Ranks, config: Config, shared: Shared):
-        self.work = Work()
+        self._work = Work()
         self._ranks, self._config, self._shared = ranks, config, shared
         self._codec = Codec(shared.examples)
         self._open()
@@ -73,8 +73,8 @@ class Spread:
                 )
         self._ranks.opened = self
 
-    def execute(self, requests: Sequence[Request]) -> list[Any]:
-        """One result, or one exception, for each of these requests of equal kind and key."""
+    def execute(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        """One result, or one exception, for each of these requests of one type and structure."""
         shares = split([cost(request) for request in requests], self._ranks.size)
         if len(requests) > 1 and self._ranks.opened is not self:
             self._open()  # a run that this one needs was trained in between
@@ -92,8 +92,13 @@ class Spread:
         answers: dict[int, Any] = {}
         for share, results, work in done:
             answers.update(zip(share, results, strict=True))
-            self.work = self.work.plus(work)
+            self._work = self._work.plus(work)
         return [answers[i] for i in range(len(requests))]
+
+    def take_work(self) -> Work:
+        """The training work of all ranks since the last call."""
+        taken, self._work = self._work, Work()
+        return taken
 
 
 class Worker:
@@ -139,11 +144,9 @@ def serve_orders(build: Build) -> None:
     distributed.destroy_process_group()
 
 
-def perform(engine: Engine | None, requests: Sequence[Request]) -> tuple[Sequence[Any], Work]:
+def perform(engine: Engine | None, requests: Sequence[Request[Any]]) -> tuple[Sequence[Any], Work]:
     """The results, and the training work that they took."""
     if not requests:
         return [], Work()
     assert engine is not None
-    results = list(engine.execute(requests))
-    work, engine.work = engine.work, Work()
-    return results, work
+    return list(engine.execute(requests)), engine.take_work()

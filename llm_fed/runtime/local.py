@@ -27,7 +27,7 @@ class LocalRuntime:
     def __init__(self, engine: Engine, clients_per_pass: int):
         self.engine, self.clients_per_pass = engine, clients_per_pass
 
-    def run(self, work: Mapping[str, Coroutine[Request, Any, Any]]) -> dict[str, Any]:
+    def run(self, work: Mapping[str, Coroutine[Request[Any], Any, Any]]) -> dict[str, Any]:
         """Each site's return value, or the exception that ended it, in the order given."""
         outcomes: dict[str, Any] = {}
         items = iter(work.items())
@@ -41,8 +41,7 @@ class LocalRuntime:
 
     def take_work(self) -> Work:
         """The training work counted since the last call."""
-        taken, self.engine.work = self.engine.work, Work()
-        return taken
+        return self.engine.take_work()
 
 
 def choose_clients_per_pass(asked: int | str, cohort: int, like: State, device: torch.device) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
-from llm_fed.requests import Query, Request
+from llm_fed.requests import Fit, Generate, Query, Request
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded, Picture
 
@@ -23,12 +23,16 @@ def split(costs: Sequence[float], parts: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def cost(request: Request) -> float:
-    """Estimated work, to be compared with that of requests of the same kind: tokens or pictures, times the states that
+def cost(request: Request[Any]) -> float:
+    """Estimated work, to be compared with that of requests of the same type: tokens or pictures, times the states that
     they go through; of a generation the prompts, as nobody knows how long the answers will be."""
-    if request.kind == "generate":
-        return max(1, len(request.payload[1]))
-    return max(1, _units(request.payload)) * max(1, _states(request.payload))
+    if isinstance(request, Generate):
+        return max(1, len(request.prompts))
+    if isinstance(request, Fit):
+        sizes = [_units(example) for example in request.examples]
+        return max(1, sum(sizes[place] for places in request.batches for place in places)) * (1 + len(request.teachers))
+    contents = [getattr(request, field.name) for field in fields(request)]
+    return max(1, _units(contents)) * max(1, _states(contents))
 
 
 def _units(item: Any) -> int:
@@ -38,18 +42,10 @@ def _units(item: Any) -> int:
         return 1
     if isinstance(item, Query):
         return len(item.prompt) + sum(map(len, item.options))
-    if isinstance(item, list | tuple):
-        return len(item) if item and isinstance(item[0], int) else sum(map(_units, item))
-    if is_dataclass(item):
-        return sum(_units(getattr(item, field.name)) for field in fields(item))
-    return 0
+    return sum(map(_units, item)) if isinstance(item, list | tuple) else 0
 
 
 def _states(item: Any) -> int:
     if isinstance(item, State):
         return 1
-    if isinstance(item, list | tuple):
-        return sum(map(_states, item))
-    if is_dataclass(item):
-        return sum(_states(getattr(item, field.name)) for field in fields(item))
-    return 0
+    return sum(map(_states, item)) if isinstance(item, list | tuple) else 0

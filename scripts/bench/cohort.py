@@ -28,13 +28,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from llm_fed.config import LocalConfig
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.fit import fit, token_losses
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import collate, plan
 from llm_fed.errors import ClientError
 from llm_fed.models.lora import Lora, draw
-from llm_fed.requests import Job, Work
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Fit, Work
 from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded, Example, encode
@@ -75,20 +76,16 @@ class Bench:
 
     def ours(self, steps: int) -> Work:
         jobs = [
-            Job(f"{k}", start, batches, self.args.lr)
+            Fit.on(f"{k}", self.structure, start, batches, Optimizer(self.args.lr))
             for k, (start, batches) in enumerate(zip(self.starts, self.cohort(steps), strict=True))
         ]
-        results, work = fit(
-            self.model,
-            self.structure,
-            jobs,
-            LocalConfig(),
-            autocast=self.autocast,
-            budget=self.args.budget,
-        )
+        results, work = fit(self.adapted(self.structure), jobs)
         if failed := [result for result in results if isinstance(result, ClientError)]:
             raise failed[0]
         return work
+
+    def adapted(self, structure: Lora) -> AdaptedModel:
+        return AdaptedModel(self.model, structure, autocast=self.autocast, budget=self.args.budget)
 
     def one_by_one(self, steps: int) -> None:
         """(a): each client's adapter is loaded, trained and read."""

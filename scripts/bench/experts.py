@@ -15,11 +15,11 @@ from functools import partial
 import torch
 from cohort import Bench, parse, timed
 
-from llm_fed.config import LocalConfig
 from llm_fed.engine.fit import fit
 from llm_fed.errors import ClientError
 from llm_fed.models.lora import Lora, draw
-from llm_fed.requests import Job
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Fit
 from llm_fed.rng import generator
 
 
@@ -37,9 +37,9 @@ def structures(plain: Lora) -> dict[str, tuple[Lora, tuple[float, ...] | None]]:
 def run(bench: Bench, structure: Lora, mix: tuple[float, ...] | None, steps: int, *, fused: bool) -> None:
     batches = bench.cohort(steps)
     start = draw(bench.model, structure, generator(0, "start"))
-    jobs = [Job(f"{k}", start, its, bench.args.lr, mix=mix) for k, its in enumerate(batches)]
+    jobs = [Fit.on(f"{k}", structure, start, its, Optimizer(bench.args.lr), mix=mix) for k, its in enumerate(batches)]
     for part in [jobs] if fused else [[job] for job in jobs]:
-        results, _ = fit(bench.model, structure, part, LocalConfig(), autocast=bench.autocast, budget=bench.args.budget)
+        results, _ = fit(bench.adapted(structure), part)
         if failed := [result for result in results if isinstance(result, ClientError)]:
             raise failed[0]
 

@@ -24,12 +24,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import llm_fed
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.gradients import evidence
 from llm_fed.errors import ClientError
 from llm_fed.merge.moments import Moments
 from llm_fed.merge.potara import traces
 from llm_fed.models.lora import Lora, draw
-from llm_fed.requests import GradientJob
+from llm_fed.requests import GradientMoments
 from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
@@ -65,7 +66,7 @@ class Bench:
         self.model: PreTrainedModel = model.to(args.device).eval()
         self.structure = Lora(rank=8, alpha=16, dropout=0.0, target_modules=tuple(NAMES))
         self.jobs = [
-            GradientJob(f"{k}", self.adapter(k, "fed"), self.adapter(k, "local"), examples)
+            GradientMoments(f"{k}", self.structure, self.adapter(k, "fed"), self.adapter(k, "local"), examples)
             for k, examples in enumerate(self.examples())
         ]
 
@@ -84,7 +85,8 @@ class Bench:
         return [[synthetic(draws, size) for _ in range(args.samples)] for _ in range(args.clients)]
 
     def ours(self) -> list[float]:
-        found = evidence(self.model, self.structure, self.jobs, autocast=self.autocast, budget=self.args.budget)
+        model = AdaptedModel(self.model, self.structure, autocast=self.autocast, budget=self.args.budget)
+        found = evidence(model, self.jobs)
         weights = []
         for of in found:
             if isinstance(of, ClientError):

@@ -28,10 +28,11 @@ from llm_fed import configfile
 from llm_fed.config import Config
 from llm_fed.experiment import run
 from llm_fed.experiment.build import prepare
-from llm_fed.requests import Engine, Request, Work
+from llm_fed.requests import Engine, Fit, Request, Work
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Shared, Spread, serve_orders
 from llm_fed.runtime.launch import connect, other_ranks
+from llm_fed.runtime.local import LocalRuntime
 
 PARTS = ("train", "validate")
 Measured = dict[int, dict[str, Any]]  # by rank
@@ -68,14 +69,17 @@ class Timed:
     """An engine that notes the CPU seconds of each call."""
 
     def __init__(self, engine: Engine):
-        self._engine, self.work = engine, Work()
+        self._engine = engine
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
-    def execute(self, requests: Sequence[Request]) -> Sequence[Any]:
+    def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         start = time.process_time()
         results = self._engine.execute(requests)
-        self.seconds["train" if requests[0].kind == "fit" else "validate"] += time.process_time() - start
+        self.seconds["train" if isinstance(requests[0], Fit) else "validate"] += time.process_time() - start
         return results
+
+    def take_work(self) -> Work:
+        return self._engine.take_work()
 
 
 def take_part(given: argparse.Namespace) -> None:
@@ -98,7 +102,8 @@ def take_part(given: argparse.Namespace) -> None:
     prepared = prepare(config, Reporter(Console(quiet=True)))
     shared = timing(prepared.shared())
     ranks = other_ranks()
-    prepared.runtime.engine = Spread(ranks, config, shared) if ranks else shared.engine
+    engine = Spread(ranks, config, shared) if ranks else shared.engine
+    runtime = LocalRuntime(engine, prepared.runtime.clients_per_pass)
     wall: dict[str, list[float]] = {part: [] for part in PARTS}
     before = time.process_time()
     for round in range(given.rounds + 1):
@@ -106,7 +111,7 @@ def take_part(given: argparse.Namespace) -> None:
         for site in sites:
             site.begin(round, config.local.lr)
         start = time.perf_counter()
-        trained = prepared.runtime.run({site.id: site.fit(site.initial()) for site in sites})
+        trained = runtime.run({site.id: site.fit(site.initial()) for site in sites})
         middle = time.perf_counter()
 
         async def personal(site: Any, states: Any = trained) -> Any:

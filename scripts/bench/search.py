@@ -34,7 +34,7 @@ from llm_fed.methods import build
 from llm_fed.models.cnn import CNN, SIZE
 from llm_fed.models.images import HALF, ImageBase, head_of
 from llm_fed.models.structure import Full, Structure
-from llm_fed.requests import GradientOf
+from llm_fed.requests import Gradient
 from llm_fed.rng import generator
 from llm_fed.site import Site
 from llm_fed.state import State
@@ -89,12 +89,12 @@ class Search:
 
     def __init__(self, given: argparse.Namespace, kind: str):
         self.base = image_base(kind, given.size, given.device)
-        self.engine = VisionEngine(self.base, LOCAL)
+        self.engine = VisionEngine(self.base)
         self.model = self.base.draw(Full(), generator(0))
         self.atlas = torch.stack([update.row for update in updates(self.model, given.anchors)])
         self.found = torch.full((given.anchors,), 1 / given.anchors)
         self.batch = pictures(given.batch, self.base.size)
-        self.module = self.engine._loaded(Full(), self.model).module
+        self.module = self.engine.loaded(Full(), self.model).module
         device = self.base.device
         self.start = {name: tensor.to(device) for name, tensor in self.model.tensors().items()}
         rows = self.atlas.to(device)
@@ -107,7 +107,7 @@ class Search:
         """The gradient of the loss by the coefficients, (M,)."""
         if variant == "project":
             at = self.model.like(self.model.row + self.found @ self.atlas)
-            _, gradient = self.engine.gradient(Full(), GradientOf(at, self.batch))
+            _, gradient = self.engine.gradient(Gradient("server", Full(), at, self.batch))
             return self.atlas @ gradient.row
         found = self.found.to(self.base.device).requires_grad_()
         merged = {
@@ -189,7 +189,7 @@ def round_table(given: argparse.Namespace) -> None:
     print("| model | step of the server | time / one pass of fine-tuning |\n|---|---|---|")
     for kind in given.models:
         base = image_base(kind, given.size, given.device)
-        engine, half = VisionEngine(base, LOCAL), given.anchors // 2
+        engine, half = VisionEngine(base), given.anchors // 2
         server = server_site(base, Full(), given.examples, 500, half, LOCAL.batch_size)
         model = server.initial()
         uploads = [Upload(f"c{i}", 10, 0, delta) for i, delta in enumerate(updates(model, half))]

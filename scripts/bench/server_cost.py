@@ -98,7 +98,7 @@ def main() -> None:
     given = parser.parse_args()
     base = image_base("vit-b", given.pixels)
     structure = Lora(4, 8, 0.0, ("q_proj", "v_proj"), whole=(base.head,))
-    engine = VisionEngine(base, LOCAL)
+    engine = VisionEngine(base)
 
     def site() -> Site:
         return server_site(base, structure, 2, given.clients, given.cohort, 1)

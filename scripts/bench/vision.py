@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +33,8 @@ from llm_fed.federation.schedule import Synchronous
 from llm_fed.methods.fedit import FedIT
 from llm_fed.models.images import ImageBase, load_images
 from llm_fed.models.structure import Full
-from llm_fed.requests import Job
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Fit
 from llm_fed.rng import generator
 from llm_fed.runs.folder import Run
 from llm_fed.runtime.local import LocalRuntime
@@ -72,7 +74,7 @@ def main() -> None:
     compare(rounds, given.repeats, given.device)
 
 
-def make(given: argparse.Namespace, device: str) -> tuple[list[Job], ImageBase]:
+def make(given: argparse.Namespace, device: str) -> tuple[list[Fit], ImageBase]:
     """The clients' jobs, their pictures on `device`."""
     base = load_images(BaseConfig(name=given.model, dtype="float32"), LABELS, given.device)
     start = base.draw(Full(), generator(0))
@@ -81,29 +83,29 @@ def make(given: argparse.Namespace, device: str) -> tuple[list[Job], ImageBase]:
         pixels = torch.randint(0, 256, (given.images, 3, 32, 32), dtype=torch.uint8, generator=generator(0, client))
         pictures = placed([Picture(image, i % 10, "") for i, image in enumerate(pixels)], torch.device(device))
         batches = [pictures[at : at + 32] for at in range(0, len(pictures), 32)] * given.epochs
-        jobs.append(Job(f"c{client}", start, batches, 1e-3))
+        jobs.append(Fit.on(f"c{client}", Full(), start, batches, Optimizer(1e-3, "adam")))
     return jobs, base
 
 
-def engine(given: argparse.Namespace, dtype: str, jobs: list[Job], augment: str | None = None) -> Callable[[], object]:
+def engine(given: argparse.Namespace, dtype: str, jobs: list[Fit], augment: str | None = None) -> Callable[[], object]:
     base = load_images(BaseConfig(name=given.model, dtype=dtype), LABELS, given.device)
-    runner = VisionEngine(base, LocalConfig(optimizer="adam", augment=augment))
-    return lambda: [runner.fit(Full(), job) for job in jobs]
+    runner = VisionEngine(base)
+    return lambda: [runner.fit(replace(job, augment=augment)) for job in jobs]
 
 
-def fedavg(given: argparse.Namespace, jobs: list[Job]) -> Callable[[], object]:
+def fedavg(given: argparse.Namespace, jobs: list[Fit]) -> Callable[[], object]:
     """A run's rounds on the jobs' pictures: messages, training, the checks of answers, the server's mean, metrics and
     checkpoints."""
     local = LocalConfig(steps=None, epochs=given.epochs, batch_size=32, lr=1e-3, optimizer="adam")
     base = load_images(BaseConfig(name=given.model, dtype="float32"), LABELS, given.device)
-    runtime = LocalRuntime(VisionEngine(base, local), len(jobs))
+    runtime = LocalRuntime(VisionEngine(base), len(jobs))
     config = configfile.from_dict({"rounds": given.rounds, "adapter": None})
 
     def site(id: str, train: Sequence[Picture]) -> Site:
         return Site(id, Full(), local, 0, partial(base.draw, Full()), train=train, num_labels=len(LABELS))
 
     def run() -> None:
-        clients = {job.client: site(job.client, pictures_of(job, given.images)) for job in jobs}
+        clients = {job.site: site(job.site, pictures_of(job, given.images)) for job in jobs}
         with TemporaryDirectory() as folder, Run(Path(folder) / "run", config) as run:
             run.begin()
             federate(
@@ -114,17 +116,18 @@ def fedavg(given: argparse.Namespace, jobs: list[Job]) -> Callable[[], object]:
     return run
 
 
-def pictures_of(job: Job, count: int) -> list[Picture]:
+def pictures_of(job: Fit, count: int) -> list[Picture]:
     """What the first epoch of a job sees."""
-    return [picture for batch in job.batches for picture in batch][:count]
+    return list(job.examples[:count])
 
 
 def plain(base: ImageBase, job: Any, layout: torch.memory_format) -> nn.Module:
     """What one would write for one client."""
     model = copy.deepcopy(base.model).train()
     model.load_state_dict(job.start.tensors(), strict=False)  # statistics of batches begin anew
-    optimizer = torch.optim.Adam(model.parameters(), lr=job.lr)
-    for batch in job.batches:
+    optimizer = torch.optim.Adam(model.parameters(), lr=job.optimizer.lr)
+    for step in range(len(job.batches)):
+        batch = job.batch(step)
         inputs = base.prepare(torch.stack([picture.pixels for picture in batch])).contiguous(memory_format=layout)
         labels = torch.tensor([picture.label for picture in batch]).to(inputs.device)
         optimizer.zero_grad()
@@ -133,13 +136,13 @@ def plain(base: ImageBase, job: Any, layout: torch.memory_format) -> nn.Module:
     return model
 
 
-def at_once(base: ImageBase, jobs: list[Job]) -> dict[str, torch.Tensor]:
+def at_once(base: ImageBase, jobs: list[Fit]) -> dict[str, torch.Tensor]:
     """The clients' parameters stacked, one batch of each in every step; statistics of batches are not kept."""
     device = base.device
     parameters = {
         name: torch.stack([job.start[name] for job in jobs]).to(device).requires_grad_(True) for name in jobs[0].start
     }
-    optimizer = torch.optim.Adam(parameters.values(), lr=jobs[0].lr)
+    optimizer = torch.optim.Adam(parameters.values(), lr=jobs[0].optimizer.lr)
     module = copy.deepcopy(base.model).train()
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -148,7 +151,8 @@ def at_once(base: ImageBase, jobs: list[Job]) -> dict[str, torch.Tensor]:
     def loss(own: dict[str, torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(torch.func.functional_call(module, own, (inputs,)), labels)
 
-    for batches in zip(*(job.batches for job in jobs), strict=True):
+    for step in range(len(jobs[0].batches)):
+        batches = [job.batch(step) for job in jobs]
         pixels = torch.stack([picture.pixels for batch in batches for picture in batch])
         inputs = base.prepare(pixels).unflatten(0, (len(jobs), -1))
         labels = torch.tensor([[picture.label for picture in batch] for batch in batches]).to(device)

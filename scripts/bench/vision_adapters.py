@@ -20,18 +20,18 @@ from alternating import compare
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from llm_fed.config import LocalConfig
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.examples import Pictures
 from llm_fed.engine.fit import fit
 from llm_fed.errors import ClientError
 from llm_fed.models.images import HALF, ImageBase, head_of
 from llm_fed.models.lora import Lora
-from llm_fed.requests import Job
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Fit
 from llm_fed.rng import generator
 from llm_fed.tasks.common import Picture
 
 LABELS = tuple(map(str, range(10)))
-LOCAL = LocalConfig(optimizer="adam")
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def make(device: str) -> ImageBase:
     return ImageBase(model, "bench", LABELS, 32, HALF, HALF, head_of(model), pretrained=True)
 
 
-def job(base: ImageBase, structure: Lora, client: int, steps: int) -> Job:
+def job(base: ImageBase, structure: Lora, client: int, steps: int) -> Fit:
     draws = generator(0, client)
     images = torch.randint(256, (steps, 10, 3, 32, 32), generator=draws, dtype=torch.uint8)
     labels = torch.randint(len(LABELS), (steps, 10), generator=draws).tolist()
@@ -75,14 +75,14 @@ def job(base: ImageBase, structure: Lora, client: int, steps: int) -> Job:
         [Picture(pixels, label, "") for pixels, label in zip(*step, strict=True)]
         for step in zip(images, labels, strict=True)
     ]
-    return Job(f"{client}", base.draw(structure, draws), batches, 1e-3)
+    return Fit.on(f"{client}", structure, base.draw(structure, draws), batches, Optimizer(1e-3, "adam"))
 
 
-def passes(base: ImageBase, structure: Lora, groups: list[list[Job]], budget: int | None = None) -> None:
+def passes(base: ImageBase, structure: Lora, groups: list[list[Fit]], budget: int | None = None) -> None:
     """The jobs of each group fused, the groups one after another."""
     kind = Pictures.of(base, structure)
     for jobs in groups:
-        results, _ = fit(base.model, structure, jobs, LOCAL, kind=kind, budget=budget)
+        results, _ = fit(AdaptedModel(base.model, structure, kind, budget=budget), jobs)
         if failed := [result for result in results if isinstance(result, ClientError)]:
             raise failed[0]
 
@@ -95,15 +95,16 @@ def stock(base: ImageBase, structure: Lora) -> nn.Module:
     return peft.get_peft_model(copy.deepcopy(base.model), config).train()  # type: ignore[arg-type]
 
 
-def one_by_one(base: ImageBase, wrapped: nn.Module, jobs: list[Job]) -> None:
+def one_by_one(base: ImageBase, wrapped: nn.Module, jobs: list[Fit]) -> None:
     """Each client's adapter is loaded, trained and read."""
     trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     for job in jobs:
         with torch.no_grad():
             for parameter, value in zip(trained, job.start.tensors().values(), strict=True):
                 parameter.copy_(value)
-        optimizer = torch.optim.Adam(trained, lr=job.lr)
-        for batch in job.batches:
+        optimizer = torch.optim.Adam(trained, lr=job.optimizer.lr)
+        for step in range(len(job.batches)):
+            batch = job.batch(step)
             inputs = base.prepare(torch.stack([picture.pixels for picture in batch]))
             labels = torch.tensor([picture.label for picture in batch], device=inputs.device)
             optimizer.zero_grad()

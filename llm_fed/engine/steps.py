@@ -1,0 +1,79 @@
+"""Steps: one client's optimizer over its row, of adapters and of whole models alike.
+
+Shape letters: P parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.requests import Fit
+from llm_fed.state import Layout, State
+
+
+class Steps:
+    """Takes the optimizer steps of a fit on a row of values, from a row of gradients.
+
+    Attributes:
+        segments: the entries that lie in each parameter, in the order of `parameters`.
+        parameters: parts of the row, whose gradients are parts of the row of gradients.
+
+    Args:
+        values, grads: (P,), of the fit's start and zeros.
+        layout: of the row.
+
+    Raises:
+        UserError: `train`, or a pattern of `lr_of`, matches nothing.
+        ValueError: the optimizer's anchor or correction has other entries than the row.
+    """
+
+    def __init__(self, fit: Fit, values: Tensor, grads: Tensor, layout: Layout):
+        self._settings, self._values, self._grads = fit.optimizer, values, grads
+        self._places: list[slice] = []
+        self.segments: list[list[str]] = []
+        self.parameters: list[nn.Parameter] = []
+        trained = layout.matching(fit.train)
+        special = {name: pattern for pattern in self._settings.lr_of for name in layout.matching(pattern)}
+        groups = []
+        for pattern, lr in {"": self._settings.lr, **self._settings.lr_of}.items():
+            names = [name for name in trained if special.get(name, "") == pattern]
+            first = len(self.parameters)
+            for place in layout.joined(names):
+                parameter = nn.Parameter(values[place])
+                parameter.grad = grads[place]
+                self._places.append(place)
+                self.parameters.append(parameter)
+                self.segments.append([name for name in names if place.start <= layout.slices[name].start < place.stop])
+            groups.append({"params": self.parameters[first:], "lr": lr})
+        self.optimizer = self._settings.over([group for group in groups if group["params"]])
+        self._anchor = None
+        if self._settings.proximal:
+            self._anchor = self._row(self._settings.anchor or fit.start, layout)
+        self._correction = None if self._settings.correction is None else self._row(self._settings.correction, layout)
+
+    def _row(self, state: State, layout: Layout) -> Tensor:
+        if state.layout != layout:
+            raise ValueError(
+                "the anchor and the correction of an optimizer need the entries of the state that is fitted"
+            )
+        return state.row.to(self._values)
+
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """One step with the gradients that are there; a `scaler` (float16) skips it where one is not finite."""
+        if scaler:
+            scaler.unscale_(self.optimizer)
+        if self._anchor is not None:
+            for place in self._places:
+                drift = self._values[place] - self._anchor[place]
+                self._grads[place].add_(drift, alpha=2 * self._settings.proximal)
+        if self._settings.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self._settings.clip)
+        if self._correction is not None:
+            for place in self._places:
+                self._grads[place].add_(self._correction[place])
+        if scaler:
+            scaler.step(self.optimizer)
+            scaler.update()
+        else:
+            self.optimizer.step()

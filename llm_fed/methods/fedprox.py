@@ -1,0 +1,40 @@
+"""FedProx: Federated Optimization in Heterogeneous Networks (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys
+2020), Algorithm 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from llm_fed.errors import UserError, above_zero
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method
+from llm_fed.site import Site
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """FedAvg whose clients are pulled back to the model that they were sent: Eq. 2 adds mu / 2 * ||theta - theta_t||^2
+    to a client's loss. Every client trains for as many steps as `local` says.
+
+    Deviation: clients are drawn evenly and weighted by numbers of examples, where the paper draws them by size and
+    weights them evenly (`test_fedprox_by_hand`).
+    """
+
+    paper: ClassVar[str] = "FedProx (Li et al. 2020)"
+    one_model: ClassVar[bool] = True
+    mean_only: ClassVar[bool] = True
+
+    mu: float = 0.01  # the paper tries 0.001 to 1
+
+    def __post_init__(self) -> None:
+        above_zero("method.mu", self.mu)
+
+    def init(self, server: Site) -> Message:
+        if server.local.proximal:
+            raise UserError("fedprox has a proximal term of its own, of strength method.mu; leave local.proximal out")
+        return server.initial()
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        optimizer = replace(client.optimizer, proximal=self.mu / 2)
+        return await client.fit(message, optimizer=optimizer) - message

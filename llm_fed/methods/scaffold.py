@@ -1,0 +1,47 @@
+"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning (Karimireddy, Kale, Mohri, Reddi, Stich, Suresh;
+ICML 2020), Algorithm 1 with option II."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from llm_fed.errors import UserError, above_zero
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload
+from llm_fed.site import Site
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """FedAvg whose clients correct every gradient by c - c_i: the mean of everybody's past gradients, minus that of
+    their own. All clients weigh the same. An answer that never arrives leaves c behind the mean of the c_i."""
+
+    paper: ClassVar[str] = "SCAFFOLD (Karimireddy et al. 2020)"
+
+    server_lr: float = 1.0  # eta_g, as in the paper's experiments
+
+    def __post_init__(self) -> None:
+        above_zero("method.server_lr", self.server_lr)
+
+    def init(self, server: Site) -> Message:
+        model, local = server.initial(), server.local
+        if local.optimizer != "sgd" or local.momentum or not local.lr_end:
+            raise UserError("scaffold reads mean gradients from how far plain SGD goes; set local.optimizer=sgd, "
+                            "local.momentum=0 and local.lr_end above 0")  # fmt: skip
+        return {"model": model, "control": 0 * model.pick(tuple(model))}
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        x, c = message["model"], message["control"]
+        before = client.memory.get("control", 0 * c)
+        y = await client.fit(x, optimizer=replace(client.optimizer, correction=c - before))  # line 10
+        after = before - c + (x - y) * (1 / (len(client.losses) * client.lr))  # line 12, option II
+        client.memory["control"] = after
+        return {"model": y - x, "control": after - before}
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        rates = {"model": self.server_lr / max(1, len(uploads)), "control": 1 / len(server.clients)}  # lines 16, 17
+        return {key: sum((rates[key] * upload.content[key] for upload in uploads), state[key]) for key in rates}
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return message["model"]

@@ -1,0 +1,63 @@
+"""Optimizer: how the steps of one fit change its entries. A fit carries its own, so that a method may choose it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from llm_fed.config import LocalConfig
+from llm_fed.errors import UserError, require
+from llm_fed.state import State
+
+# Fused: one pass over the numbers of a row (docs/performance.md); torch takes it only when asked.
+_KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "adam": partial(torch.optim.Adam, fused=True),
+    "sgd": torch.optim.SGD,
+}
+MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0}  # numbers kept for each trained one; sgd's momentum is one more
+
+
+@dataclass(frozen=True, eq=False)
+class Optimizer:
+    """One client's optimizer. A step's gradient is that of the loss and of the proximal term; then it is clipped, and
+    then `correction` is added.
+
+    Raises:
+        UserError: an unknown name, a number out of range, or momentum without sgd.
+    """
+
+    lr: float
+    name: str = "adamw"  # adamw | adam | sgd
+    momentum: float = 0.0  # of sgd
+    weight_decay: float = 0.0  # decoupled for adamw, part of the gradient for adam and sgd
+    clip: float | None = None  # largest gradient norm
+    proximal: float = 0.0  # lambda of lambda * ||theta - anchor||^2
+    anchor: State | None = None  # None: where training starts
+    correction: State | None = None  # what is added to the gradient of every step
+    lr_of: Mapping[str, float] = field(default_factory=dict)  # another lr, by regular expression of entries
+
+    def __post_init__(self) -> None:
+        require("local.optimizer", self.name, _KINDS)
+        for key in ("lr", "momentum", "weight_decay", "proximal"):
+            if not 0 <= (value := getattr(self, key)) < math.inf:
+                raise UserError(f"the optimizer's {key} is {value}; it must be at least 0 and finite")
+        if self.momentum and self.name != "sgd":
+            raise UserError(f"local.momentum is {self.momentum}, but {self.name} has none; set local.optimizer=sgd")
+
+    @classmethod
+    def of(cls, local: LocalConfig, lr: float) -> Optimizer:
+        """The run's."""
+        return cls(lr, local.optimizer, local.momentum, local.weight_decay, local.clip, local.proximal)
+
+    def over(self, parameters: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
+        """Torch's optimizer of groups of parameters, each with its learning rate."""
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.momentum:
+            options["momentum"] = self.momentum
+        return _KINDS[self.name]([dict(group) for group in parameters], **options)
