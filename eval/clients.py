@@ -12,7 +12,7 @@ from llm_fed.errors import UserError
 from llm_fed.eval.scores import Summary, score, summarize, without_credit
 from llm_fed.requests import Query
 from llm_fed.runs.folder import rounded
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, labels_of
 
@@ -33,7 +33,7 @@ def evaluate(
     Args:
         limit: at most this many examples per client.
     """
-    asked = {name: client for name, client in clients.items() if client.queries.get(split)}
+    asked = {name: client for name, client in clients.items() if client.data.queries.get(split)}
     if not asked:
         return None
     outcomes = runtime.run({name: _measure(personal, client, split, metric, limit) for name, client in asked.items()})
@@ -44,17 +44,17 @@ def evaluate(
     return summarize(metric, {name: score for name, (score, _) in outcomes.items()}, losses)
 
 
-def check_options(client: Site) -> None:
+def check_options(client: str, data: Data) -> None:
     """Refuse data without options for option_accuracy, before anything is trained.
 
     Raises:
         UserError: an example has no option that equals its answer.
     """
-    for split, queries in client.queries.items():
+    for split, queries in data.queries.items():
         for number, query in enumerate(queries):
             if query.correct < 0:
                 raise UserError(
-                    f"client {client.id}: {split} example {number} has no option that equals its answer, so there is "
+                    f"client {client}: {split} example {number} has no option that equals its answer, so there is "
                     "no option_accuracy; use eval.metric=exact_match, or name the column in task.columns.options"
                 )
 
@@ -67,7 +67,7 @@ def notes_without_credit(sites: Iterable[Site], metric: str) -> list[str]:
     """
     asked: dict[str, list[tuple[str, Query]]] = {}
     for site in sites:
-        for split, queries in site.queries.items():
+        for split, queries in site.data.queries.items():
             asked.setdefault(split, []).extend((site.id, query) for query in queries if isinstance(query, Query))
     notes = []
     for split, pairs in asked.items():
@@ -86,7 +86,7 @@ async def _measure(
     personal: Personal, client: Site, split: str, metric: str, limit: int | None
 ) -> tuple[float, float | None]:
     """The score and the loss, both of the same examples under the same model."""
-    theta, queries = await personal(client), client.queries[split][:limit]
+    theta, queries = await personal(client), client.data.queries[split][:limit]
     if metric == "accuracy":  # the logits say both
         logits = await client.logits(theta, queries)
         return _accuracy(logits, queries), float(cross_entropy(logits, labels_of(queries)))
@@ -97,8 +97,8 @@ async def score_split(
     client: Site, theta: State, split: str, metric: str | None = None, limit: int | None = None
 ) -> float:
     """A client's score (0-100) on its own `split` under `theta`; the metric is the run's, unless one is given."""
-    metric = metric or client.metric
-    queries = client.queries[split][:limit]
+    metric = metric or client.data.metric
+    queries = client.data.queries[split][:limit]
     if metric == "accuracy":
         return _accuracy(await client.logits(theta, queries), queries)
     if metric != "option_accuracy":

@@ -37,6 +37,19 @@ from llm_fed.state import Layout, State
 from llm_fed.tasks.common import Picture
 
 
+@dataclass(frozen=True)
+class Data:
+    """One site's examples, which never leave it."""
+
+    train: Sequence[Any] = ()  # Encoded or Picture
+    held_out: Sequence[Any] = ()  # the validation examples, as training would see them
+    queries: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # Query or Picture, by split: validation, test
+    metric: str = ""  # by which queries are scored, see `eval.clients.score_split`
+    num_labels: int = 0  # of pictures
+    foreign: bool = False  # at the server: of another domain than the clients'
+    left_out: Mapping[str, int] = field(default_factory=dict)  # by split, examples that were too long
+
+
 @dataclass
 class Site:
     """One party of the federation, as a method's client code sees it.
@@ -50,23 +63,23 @@ class Site:
     local: LocalConfig
     seed: int
     draw: Callable[[torch.Generator], State]  # a fresh state of `structure`
-    train: Sequence[Any] = ()  # Encoded or Picture
-    held_out: Sequence[Any] = ()  # the validation examples, as training would see them
-    queries: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # Query or Picture, by split: validation, test
-    metric: str = ""  # the run's, see `eval.clients.score_split`
+    data: Data = Data()
+    rounds: int = 1  # of the whole run
+    clients: tuple[str, ...] = ()  # at the server: who is registered
+    cohort: int = 0  # at the server: the most clients that are asked in one round
+    start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
     given: Mapping[str, State] = field(default_factory=dict)  # by name of a needed method, its result for this client
     memory: MutableMapping[str, Message] = field(default_factory=dict)
     round: int = 0
-    rounds: int = 1  # of the whole run
-    lr: float = 0.0
+    lr: float = 0.0  # of this round
     losses: list[float] = field(default_factory=list)  # of this round's local steps, for the metrics
-    clients: tuple[str, ...] = ()  # at the server: who is registered
-    cohort: int = 0  # at the server: the most clients that are asked in one round
-    foreign: bool = False  # at the server: its examples are of another domain than the clients'
-    num_labels: int = 0  # of this site's pictures
-    left_out: Mapping[str, int] = field(default_factory=dict)  # by split, examples that were too long
-    start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
+    fits: int = 0  # in this round: each draws its own batches and dropout
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
+
+    @property
+    def train(self) -> Sequence[Any]:
+        """The training examples."""
+        return self.data.train
 
     @property
     def num_examples(self) -> int:
@@ -75,7 +88,7 @@ class Site:
 
     def begin(self, round: int, lr: float) -> None:
         """Called by the loop before this site works in a round: random draws depend on (seed, round, site) alone."""
-        self.round, self.lr, self.losses, self._fits = round, lr, [], 0
+        self.round, self.lr, self.losses, self.fits = round, lr, [], 0
 
     def initial(self, *labels: str | int) -> State:
         """A fresh state, the same at every site; other `labels` give other draws (a soup's members, say). With a
@@ -143,14 +156,14 @@ class Site:
         Raises:
             ClientError: no example, or a loss that is not finite.
         """
-        nth, self._fits = self._fits, self._fits + 1
+        nth, self.fits = self.fits, self.fits + 1
         examples = self.train if examples is None else examples
         fitted = await Fit(
             self.id,
             structure or self.structure,
             start=state,
             examples=examples,
-            batches=self._places(len(examples), steps, nth, epochs),
+            batches=self.places(len(examples), steps, nth, epochs),
             optimizer=optimizer or self.optimizer,
             train=train,
             seed=derive(self.seed, "dropout", self.round, self.id, nth),
@@ -163,9 +176,9 @@ class Site:
 
     def batches(self, *, epochs: int) -> list[list[Any]]:
         """The training examples of each optimizer step of so many epochs, as `fit` would take them."""
-        return [[self.train[i] for i in chosen] for chosen in self._places(len(self.train), epochs=epochs)]
+        return [[self.train[i] for i in chosen] for chosen in self.places(len(self.train), epochs=epochs)]
 
-    def _places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
+    def places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
         """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, from (seed, round,
         site, nth) alone."""
         if not count:
@@ -201,7 +214,7 @@ class Site:
         Raises:
             UserError: there is none.
         """
-        source = self.held_out if held_out else self.train
+        source = self.data.held_out if held_out else self.train
         if not source:
             what = "held-out example; set task.validation above 0" if held_out else "training example"
             raise UserError(f"client {self.id} has no {what}")
@@ -257,13 +270,13 @@ class Site:
         """A fresh linear head, entries weight (C, H) and bias (C,), zero, for the labels of this site's pictures in the
         place of that of an image model's `state`."""
         features = state.layout.shape_of[f"{state.layout.head}.weight"][1]
-        weight = state.row.new_zeros(self.num_labels, features)
-        return State.of({"weight": weight, "bias": weight.new_zeros(self.num_labels)})
+        weight = state.row.new_zeros(self.data.num_labels, features)
+        return State.of({"weight": weight, "bias": weight.new_zeros(self.data.num_labels)})
 
     async def fit_head(self, state: State, head: State, *, epochs: int, lr: float) -> State:
         """Train a linear head, by Adam, on what the body of the image model `state` makes of this site's pictures."""
-        nth, self._fits = self._fits, self._fits + 1
-        batches = self._places(len(self.train), nth=nth, epochs=epochs)
+        nth, self.fits = self.fits, self.fits + 1
+        batches = self.places(len(self.train), nth=nth, epochs=epochs)
         return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)
 
     async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:

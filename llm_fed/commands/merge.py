@@ -319,7 +319,7 @@ def _write(
         card = model_card(
             base=experiment.base.name, client=id, method=config.method["name"], paper=method.paper, metrics={},
             config=text, recipe=recipe, prompt=prompt, dtype=str(experiment.base.dtype).removeprefix("torch."),
-            kind=models.kind(site.structure, experiment.base), labels=site.num_labels,
+            kind=models.kind(site.structure, experiment.base), labels=site.data.num_labels,
             models=models.models(site.structure, experiment.base),
         )  # fmt: skip
         models.write(out / id, states[id], site.structure, experiment.base, card, prompt)

@@ -258,8 +258,8 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
     return RunPlan(
         method=config.method["name"], paper=method.paper, rounds=config.rounds, reached=reached, complete=complete,
         clients=tuple(built.clients or names), cohort=min(number, server.cohort),
-        examples=_examples(sites), left_out=_sum(site.left_out for site in [*sites, server]),
-        server_examples={"training": len(server.train), **{s: len(q) for s, q in server.queries.items()}},
+        examples=_examples(sites), left_out=_sum(site.data.left_out for site in [*sites, server]),
+        server_examples={"training": len(server.train), **{s: len(q) for s, q in server.data.queries.items()}},
         base=config.base.name if not config.base.clients else f"{config.base.name} (shared)",
         base_parameters=parameters_of(base), device=where, processes=PartialState().num_processes,
         dtype=_dtype(base), quantization=config.base.quantization,
@@ -327,7 +327,7 @@ def ahead(built: Experiment) -> Ahead:
         expected if steps else lambda round: 0.0,
         lambda round: round == config.rounds or bool(config.eval.every and round % config.eval.every == 0),
         config.eval.during,
-        {split: sum(len(s.queries.get(split, ())[:limit]) for s in sites) for split in ("validation", "test")},
+        {split: sum(len(s.data.queries.get(split, ())[:limit]) for s in sites) for split in ("validation", "test")},
     )
 
 
@@ -360,7 +360,7 @@ def parameters_of(base: Any) -> int:
 
 def _examples(sites: Sequence[Site]) -> dict[str, Counts]:
     held = {"training": [len(site.train) for site in sites]}
-    held |= {split: [len(site.queries.get(split, ())) for site in sites] for split in SPLITS[1:]}
+    held |= {split: [len(site.data.queries.get(split, ())) for site in sites] for split in SPLITS[1:]}
     return {split: Counts.of(numbers) for split, numbers in held.items()} if sites else {}
 
 
@@ -375,7 +375,7 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _scored(built: Experiment, here: bool) -> str:
     settings, rounds = built.config.eval, built.config.rounds
     where = "the server's" if "server" in built.scored else "the clients'"
-    has = {split for site in built.scored.values() for split, queries in site.queries.items() if queries}
+    has = {split for site in built.scored.values() for split, queries in site.data.queries.items() if queries}
     if built.method.needs:
         return f"{built.metric} on {where} test examples, after the merge" if "test" in has else "no test examples"
     if settings.during not in has and here:

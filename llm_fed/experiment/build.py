@@ -31,7 +31,7 @@ from llm_fed.runs.tracking import Reporter, check_trackers
 from llm_fed.runtime.accelerate import Shared, Spread
 from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
 
@@ -127,18 +127,9 @@ def prepare(
         reporter.note(said)
     with signs.part(f"loading the base {config.base.name}"):
         base = base or bases.load(config, task, device)
+    schedule = schedule_of(config, tuple(task.clients))
     with signs.part("preparing the clients' examples"):
-        clients, server = build(config, task, base, method, metric, reporter)
-    delay = config.delay
-    schedule: Schedule
-    if privacy.central(config.privacy):
-        schedule = Poisson(tuple(clients), config.participation, config.seed)
-    else:
-        schedule = Delayed(
-            tuple(clients), config.participation, config.seed,
-            sigma=delay.sigma, per=delay.per, drop_out=delay.drop_out,
-        )  # fmt: skip
-    server.cohort = schedule.cohort_size
+        clients, server = build(config, task, base, method, metric, schedule.cohort_size, reporter)
     if start.place(config):
         reporter.note(start.give(config, method, [*clients.values(), server], base))
         method.init(server)  # a method that cannot start there says so now
@@ -146,6 +137,14 @@ def prepare(
     engine = VisionEngine(base) if isinstance(base, ImageBase) else LanguageEngine(base, config.eval)
     runtime = LocalRuntime(engine, per_pass)
     return Experiment(config, base, metric, method, clients, server, schedule, engine, runtime)
+
+
+def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
+    """Who is asked in which round, and how late the answers are."""
+    if privacy.central(config.privacy):
+        return Poisson(clients, config.participation, config.seed)
+    late = config.delay
+    return Delayed(clients, config.participation, config.seed, sigma=late.sigma, per=late.per, drop_out=late.drop_out)
 
 
 def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> None:
@@ -192,9 +191,18 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
 
 
 def build(
-    config: Config, task: TaskData, base: Base | ImageBase, method: Method, metric: str, reporter: Reporter
+    config: Config,
+    task: TaskData,
+    base: Base | ImageBase,
+    method: Method,
+    metric: str,
+    cohort: int,
+    reporter: Reporter,
 ) -> tuple[dict[str, Site], Site]:
     """(clients, server).
+
+    Args:
+        cohort: the most clients that are asked in one round.
 
     Raises:
         UserError: a client whose examples do not fit, or data that a metric cannot score.
@@ -205,35 +213,23 @@ def build(
     else:
         encoder = Encoder(base.tokenizer, config.task, base.prompt and base.prompt.template)
 
-    def site(id: str, data: ClientData | None, labels: int) -> Site:
+    def site(id: str, given: ClientData | None, labels: int, foreign: bool = False) -> Site:
         wrapped: Structure = method.wrap(structure, None)
-        site = Site(id, wrapped, config.local, config.seed, partial(base.draw, wrapped), metric=metric)
-        site.num_labels, site.rounds = labels, config.rounds
-        if data is None:
-            return site
-        if encoder is None:
-            site.train, site.held_out = data.train, data.validation
-            site.queries = {"validation": data.validation, "test": data.test}
-        else:
-            before = encoder.skipped.copy()
-            site.train = encoder.training(id, "training", data.train)
-            site.held_out = encoder.training(id, "validation", data.validation, required=False)
-            site.queries = {
-                split: encoder.queries(id, split, examples, config.eval.limit)
-                for split, examples in (("validation", data.validation), ("test", data.test))
-            }
-            site.left_out = encoder.skipped - before
+        data = Data(metric=metric, num_labels=labels, foreign=foreign)
+        if given is not None:
+            data = _encoded(id, given, data, encoder, config.eval.limit)
             if metric == "option_accuracy":
-                check_options(site)
-        return site
+                check_options(id, data)
+        draw = partial(base.draw, wrapped)
+        return Site(id, wrapped, config.local, config.seed, draw, data, rounds=config.rounds)
 
-    clients = {id: site(id, data, len(task.labels)) for id, data in task.clients.items()}
+    clients = {id: site(id, given, len(task.labels)) for id, given in task.clients.items()}
     for number, client in enumerate(clients.values()):
         own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
         client.structure = method.wrap(structure_of(config.adapter, base.head, own), client)
         client.draw = partial(base.draw, client.structure)
-    server = site("server", task.server, len(task.server_labels or task.labels))
-    server.clients, server.foreign = tuple(clients), config.task.server.name is not None
+    server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
+    server.clients, server.cohort = tuple(clients), cohort
     if encoder and (note := encoder.note()):
         reporter.note(note)
     for warning in notes_without_credit([*clients.values(), server], metric):
@@ -241,7 +237,30 @@ def build(
     return clients, server
 
 
+def _encoded(id: str, given: ClientData, data: Data, encoder: Encoder | None, limit: int | None) -> Data:
+    """The data with a client's examples, as training and evaluation see them.
+
+    Args:
+        encoder: of text; None: pictures.
+        limit: most examples that are scored.
+    """
+    if encoder is None:
+        queries = {"validation": given.validation, "test": given.test}
+        return replace(data, train=given.train, held_out=given.validation, queries=queries)
+    before = encoder.skipped.copy()
+    return replace(
+        data,
+        train=encoder.training(id, "training", given.train),
+        held_out=encoder.training(id, "validation", given.validation, required=False),
+        queries={
+            split: encoder.queries(id, split, examples, limit)
+            for split, examples in (("validation", given.validation), ("test", given.test))
+        },
+        left_out=encoder.skipped - before,
+    )
+
+
 def scored(clients: dict[str, Site], server: Site) -> dict[str, Site]:
     """Who is scored: every client, or the server alone where it holds the test examples."""
-    tested: Sequence[Any] = server.queries.get("test", ())
+    tested: Sequence[Any] = server.data.queries.get("test", ())
     return {server.id: server} if tested else clients

@@ -114,7 +114,7 @@ def export_client(
         client=site.id, base=config.base.name, method=config.method["name"], paper=experiment.method.paper,
         metrics={} if score is None else {experiment.metric: score},
         config=config_text, recipe=experiment.method.recipe(site),
-        kind=models.kind(site.structure, experiment.base), labels=site.num_labels,
+        kind=models.kind(site.structure, experiment.base), labels=site.data.num_labels,
         models=models.models(site.structure, experiment.base),
         privacy=privacy.statement(config.privacy, spent, own) if spent else "",
         prompt=prompt, dtype=str(experiment.base.dtype).removeprefix("torch."),

@@ -59,7 +59,7 @@ class Feddle(Method):
                 "or method.search_epochs=0"
             )
         model = server.initial()
-        head = server.new_head(model) if server.foreign and server.num_labels else None
+        head = server.new_head(model) if server.data.foreign and server.data.num_labels else None
         return {"model": model, "anchors": [], "importance": [], "head": head, "search": {}}
 
     def broadcast(self, state: Message, client: str) -> Message:
@@ -115,7 +115,7 @@ class Feddle(Method):
         """The coefficients (M,), and the loss on the server's data at each step of the search (Eq. 10)."""
         start = fallback if self.fallback_start else torch.zeros_like(fallback)
         coefficients = nn.Parameter(start.clone())
-        pull = self.regularization if self.regularization is not None else 0.01 if server.foreign else 0.0
+        pull = self.regularization if self.regularization is not None else 0.01 if server.data.foreign else 0.0
         optimizer = torch.optim.Adam([coefficients], lr=self.search_lr)
         losses = []
         for batch in server.batches(epochs=self.search_epochs) if self.search_epochs else []:

@@ -17,7 +17,7 @@ def need_examples(server: Site, method: str) -> None:
     """Raises UserError: the server has no example of its own."""
     if not server.train:
         raise UserError(f"{method} trains on the server's own examples, and it has none; set task.server.examples")
-    if server.foreign:
+    if server.data.foreign:
         raise UserError(f"{method} needs server examples of the clients' own task; leave task.server.name out")
 
 

@@ -104,7 +104,7 @@ def doubled(structure: Structure) -> Lora:
 
 async def curve(client: Site, fed: State, local: State, space: str) -> dict[str, float]:
     """Validation scores (0-100) by lambda_fed."""
-    if not client.queries.get("validation"):
+    if not client.data.queries.get("validation"):
         raise UserError(f"client {client.id} has no validation example to choose a weight by; set task.validation")
     return {str(w): rounded(await score_split(client, mixed(fed, local, w, space), "validation")) for w in WEIGHTS}
 

@@ -32,7 +32,7 @@ def examples_of(sites: Iterable[Site]) -> list[object]:
     """What the requests of these sites refer to, in an order that depends on the sites alone."""
     found: list[object] = []
     for site in sites:
-        for items in (site.train, site.held_out, *site.queries.values()):
+        for items in (site.train, site.data.held_out, *site.data.queries.values()):
             for item in items:
                 found += [item, item.prompt] if isinstance(item, Query) else [item]
     return found

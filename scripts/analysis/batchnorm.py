@@ -49,7 +49,7 @@ def accuracies(run: Path) -> dict[str, Summary]:
         UserError: the run is not finished, trained adapters, or has no test pictures at its clients or no BatchNorm.
     """
     built, base, states = whole(run)
-    if not any(site.queries.get("test") for site in built.clients.values()):
+    if not any(site.data.queries.get("test") for site in built.clients.values()):
         raise UserError(f"{run}: no client has test pictures; give a run whose clients are tested")
     if not any(state.extras for state in states.values()):
         raise UserError(f"{run}: the models have no BatchNorm, so there are no statistics to compute anew")

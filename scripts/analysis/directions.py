@@ -59,7 +59,7 @@ def cosines(built: build.Experiment, state: dict[str, Any], examples: int) -> li
         found = []
         for start in (fallback, torch.zeros_like(fallback)):
             model = omega.like(omega.row + start @ atlas)
-            own = await slope(server, model, atlas, server.queries["test"][:examples], None)
+            own = await slope(server, model, atlas, server.data.queries["test"][:examples], None)
             other = await slope(server, model, atlas, server.train[:examples], state["head"])
             found.append(float(torch.nn.functional.cosine_similarity(own, other, dim=0)))
         return found
@@ -74,7 +74,7 @@ def main() -> None:
     given = parser.parse_args()
     with plain_errors(parser):
         built = build.prepare(read_config(given.run), Reporter(Console(quiet=True)))
-        if not (built.server.foreign and built.server.queries.get("test")):
+        if not (built.server.data.foreign and built.server.data.queries.get("test")):
             raise UserError(
                 f"{given.run}: the server needs data of another domain (task.server.name) and the test split"
             )

@@ -68,7 +68,9 @@ def tested(run: Path, limit: int | None = None) -> tuple[dict[str, Tested], tupl
         UserError: the run is not finished, is one of adapters, or has no test pictures.
     """
     built, base, states = whole(run)
-    pictures = {id: site.queries["test"][:limit] for id, site in built.scored.items() if site.queries.get("test")}
+    pictures = {
+        id: site.data.queries["test"][:limit] for id, site in built.scored.items() if site.data.queries.get("test")
+    }
     if not pictures:
         raise UserError(f"{run}: nobody has test pictures, so there is nothing to show")
     outcomes = built.runtime.run({id: built.scored[id].answers(states[id], own) for id, own in pictures.items()})

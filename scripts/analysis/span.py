@@ -57,7 +57,7 @@ async def losses(built: build.Experiment, state: dict[str, Any], epochs: int) ->
     omega, atlas = before_search(built, state)
     async for name, model in places(server, omega, atlas, state["search"], epochs):
         (own,) = await server.losses_of([model], server.train)
-        (test,) = await server.losses_of([model], server.queries["test"])
+        (test,) = await server.losses_of([model], server.data.queries["test"])
         rows.append((name, own, test))
     return rows
 
@@ -70,7 +70,7 @@ def main() -> None:
     with plain_errors(parser):
         built = build.prepare(read_config(given.run), Reporter(Console(quiet=True)))
         server, rows = built.server, []
-        if server.foreign or not (server.train and server.queries.get("test")):
+        if server.data.foreign or not (server.train and server.data.queries.get("test")):
             raise UserError(f"{given.run}: the server needs examples of the clients' own domain and the test split")
         for round, state in searches(given.run, built):
             outcome = at_server(built, losses(built, state, given.epochs))

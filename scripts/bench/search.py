@@ -36,7 +36,7 @@ from llm_fed.models.images import HALF, ImageBase, head_of
 from llm_fed.models.structure import Full, Structure
 from llm_fed.requests import Gradient
 from llm_fed.rng import generator
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture
 
@@ -72,9 +72,9 @@ def pictures(count: int, size: int) -> list[Picture]:
 def server_site(base: ImageBase, structure: Structure, examples: int, clients: int, cohort: int, batch: int) -> Site:
     """A server with examples of its own."""
     local = LocalConfig(**{**vars(LOCAL), "batch_size": batch})
-    server = Site("server", structure, local, 0, partial(base.draw, structure), train=pictures(examples, base.size))
+    data = Data(pictures(examples, base.size), num_labels=CLASSES)
+    server = Site("server", structure, local, 0, partial(base.draw, structure), data)
     server.clients, server.cohort = tuple(f"c{i}" for i in range(clients)), cohort
-    server.num_labels = CLASSES
     return server
 
 

@@ -55,7 +55,7 @@ class Rounds:
     def step(self, number: int, epochs: int = 1, examples: int = 1) -> Any:
         """The state after the next answers, `cohort` of them."""
         settings = self.settings | ({self.key: epochs} if self.key not in ("", "local") else {})
-        self.server.train = self.pictures[:examples]
+        self.server.data = replace(self.server.data, train=self.pictures[:examples])
         self.server.local = replace(LOCAL, epochs=epochs if self.key == "local" else 1, batch_size=examples)
         at = number * self.given.cohort % self.given.clients
         names = self.server.clients[at : at + self.given.cohort]

@@ -38,7 +38,7 @@ from llm_fed.requests import Fit
 from llm_fed.rng import generator
 from llm_fed.runs.folder import Run
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 from llm_fed.tasks.common import Picture
 
 LABELS = tuple(map(str, range(10)))
@@ -102,7 +102,7 @@ def fedavg(given: argparse.Namespace, jobs: list[Fit]) -> Callable[[], object]:
     config = configfile.from_dict({"rounds": given.rounds, "adapter": None})
 
     def site(id: str, train: Sequence[Picture]) -> Site:
-        return Site(id, Full(), local, 0, partial(base.draw, Full()), train=train, num_labels=len(LABELS))
+        return Site(id, Full(), local, 0, partial(base.draw, Full()), Data(train, num_labels=len(LABELS)))
 
     def run() -> None:
         clients = {job.site: site(job.site, pictures_of(job, given.images)) for job in jobs}

@@ -199,7 +199,7 @@ def test_experts_are_loaded_for_use(files, tmp_path, monkeypatch):
         assert loaded(pixel_values=torch.zeros(1, 3, 16, 16)).logits.shape == (1, 4)
     card = (folder / "README.md").read_text()
     assert "load_client" in card and "labels=4" in card and "classify" in card
-    test = build.prepare(config, Reporter()).clients["client0"].queries["test"]
+    test = build.prepare(config, Reporter()).clients["client0"].data.queries["test"]
     personal = load_client(folder, str(files / "vit"), labels=4)
     found = personal.classify(torch.stack([picture.pixels for picture in test]))
     score = 100 * (found == torch.tensor([picture.label for picture in test])).double().mean()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import battery_kinds
 import pytest
 import tiny
@@ -58,7 +60,7 @@ def test_the_gradient_under_another_head(kind, structure):
     """The body's gradient is that of a model with the other head; its own head has none."""
     base, examples = MAKERS[kind](), tiny_images.pictures(7, classes=6)
     site = tiny_images.party(base, examples, structure=structure)
-    site.num_labels = 6
+    site.data = replace(site.data, num_labels=6)
     engine, state = VisionEngine(base), site.initial()
     head = site.new_head(state)
     assert {name: (tuple(value.shape), float(value.abs().max())) for name, value in head.tensors().items()} == {

@@ -62,7 +62,7 @@ def fit(site: Site, engine: VisionEngine, state: State, batches: Any = BATCHES, 
     examples = [picture for batch in batches for picture in batch]
     numbers = iter(range(len(examples)))
     places = [[next(numbers) for _ in batch] for batch in batches]
-    site._places = lambda *_: places  # type: ignore[method-assign]
+    site.places = lambda *_: places  # type: ignore[method-assign]
     site.losses = []
     return tiny_images.answer(
         engine, site.fit(state, examples=examples, optimizer=replace(site.optimizer, **changes), **options)

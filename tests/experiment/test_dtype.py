@@ -189,7 +189,7 @@ def test_the_ranks_of_a_launch_are_told(small, tmp_path, monkeypatch):
         raise Told(config.base.dtype)
 
     monkeypatch.setattr(experiment, "other_ranks", lambda: object())
-    monkeypatch.setattr(experiment, "Spread", spread)
+    monkeypatch.setattr(build, "Spread", spread)
     with pytest.raises(Told, match="float32"):
         experiment.train(from_dict(small.tree(base=AUTO)), tmp_path / "run")
 

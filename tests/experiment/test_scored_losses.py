@@ -62,9 +62,10 @@ def test_loss_of_text(small, tmp_path, method, loss_on, during, limit):
     summary = run.train(config, tmp_path / "run", reporter=Reporter(Console(quiet=True)))
     built, states = evaluate.reopen(tmp_path / "run", config)
     expected = {
-        id: loss_of_text(built, site, states[id], site.queries["test"][:limit]) for id, site in built.scored.items()
+        id: loss_of_text(built, site, states[id], site.data.queries["test"][:limit])
+        for id, site in built.scored.items()
     }
-    assert {len(site.queries["test"]) for site in built.scored.values()} == {limit or small_run.SIZES["test"]}
+    assert {len(site.data.queries["test"]) for site in built.scored.values()} == {limit or small_run.SIZES["test"]}
     assert summary["scores"]["losses"] == pytest.approx(expected, rel=1e-4)
     assert summary["scores"]["loss"] == pytest.approx(sum(expected.values()) / 3, rel=1e-4)
     lines = score_lines(tmp_path / "run")
@@ -84,7 +85,7 @@ def test_loss_of_pictures(tmp_path, method):
     built, states = evaluate.reopen(tmp_path / "run", config)
     expected = {}
     for id, site in built.scored.items():
-        pictures = site.queries["test"]
+        pictures = site.data.queries["test"]
         (answer,) = built.runtime.run({id: site.answers(states[id], pictures)}).values()
         chances = answer.logits.double().softmax(1)[range(len(pictures)), [p.label for p in pictures]]
         expected[id] = -float(chances.log().mean())

@@ -129,8 +129,8 @@ def test_one_model_is_tested_at_the_server(tmp_path):
     )  # fmt: skip
     built = build.prepare(from_dict(tree), tracking.Reporter())
     assert list(built.scored) == ["server"]
-    assert (len(built.server.train), len(built.server.queries["test"])) == (8, 12)
-    assert not any(site.queries["test"] or site.held_out for site in built.clients.values())
+    assert (len(built.server.train), len(built.server.data.queries["test"])) == (8, 12)
+    assert not any(site.data.queries["test"] or site.data.held_out for site in built.clients.values())
     assert sum(site.num_examples for site in built.clients.values()) == 24
     summary = experiment.train(from_dict(tree), tmp_path / "run")
     lines = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "score"]

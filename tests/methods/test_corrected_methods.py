@@ -27,7 +27,7 @@ from llm_fed.methods.fedprox import FedProx
 from llm_fed.methods.scaffold import Scaffold
 from llm_fed.models.lora import draw
 from llm_fed.models.structure import Full
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 from llm_fed.state import State
 
 SIZES = {"a": 5, "b": 3, "c": 8}
@@ -62,7 +62,7 @@ class Federation:
         """The client's steps of a round: theta minus lr times what `change` makes of the gradient and theta."""
         site, theta = self.clients[id], start
         site.begin(round, LOCAL.lr)
-        for places in site._places(len(site.train)):
+        for places in site.places(len(site.train)):
             batch = [site.train[place] for place in places]
             (found,) = drive({id: site.gradient(theta, batch)}, self.engine.execute).values()
             theta = theta - LOCAL.lr * change(found[1], theta)
@@ -73,7 +73,7 @@ def of_text() -> Federation:
     base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
 
     def site(id: str, train: Any, local: LocalConfig = LOCAL) -> Site:
-        return Site(id, structure, local, 0, lambda g: draw(base.model, structure, g, dtype=torch.float64), train=train)
+        return Site(id, structure, local, 0, lambda g: draw(base.model, structure, g, dtype=torch.float64), Data(train))
 
     clients = {id: site(id, battery_kinds.examples(k, size)) for k, (id, size) in enumerate(SIZES.items())}
     return Federation(clients, site("server", ()), LanguageEngine(base, EvalConfig()))

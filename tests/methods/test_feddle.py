@@ -107,7 +107,7 @@ def test_a_search_out_of_domain_is_autograd_under_the_new_head():
     """Its body alone decides the coefficients; the model's own head moves along, and lambda is 0.01."""
     base = tiny_images.cnn()
     server = tiny_images.party(base, tiny_images.pictures(20, classes=6), "server")
-    server.num_labels, server.foreign = 6, True
+    server.data = replace(server.data, num_labels=6, foreign=True)
     method = Feddle(search_epochs=2, search_lr=0.01, head_epochs=3, head_lr=0.05)
     run = searched(method, server, VisionEngine(base))
     head = {f"head.{name}": value for name, value in run.after["head"].tensors().items()}
@@ -121,7 +121,7 @@ def test_the_new_head_is_fitted_to_the_features_of_the_fallback():
     """Eq. 8 by a plain loop of Adam, from the head of the round before."""
     base = tiny_images.cnn()
     server = tiny_images.party(base, tiny_images.pictures(20, classes=6), "server")
-    server.num_labels, server.foreign = 6, True
+    server.data = replace(server.data, num_labels=6, foreign=True)
     method = Feddle(head_epochs=2, head_lr=0.05)
     run = searched(method, server, VisionEngine(base))
     model = run.before["model"].row + sum(update.row for update in run.updates[1:]) / 2
@@ -148,7 +148,7 @@ def test_the_search_over_text_is_autograd_through_all_anchors(foreign):
     base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
     local = LocalConfig(batch_size=3)
     server = Site("server", structure, local, 0, lambda g: battery_kinds.draw(base.model, structure, g, torch.float64))
-    server.train, server.foreign = battery_kinds.examples(0, 7), foreign
+    server.data = replace(server.data, train=battery_kinds.examples(0, 7), foreign=foreign)
     method = Feddle(search_epochs=2, search_lr=0.01)
     run = searched(method, server, LanguageEngine(base, battery_kinds.EvalConfig()), scale=0.3)
     wrapped = tiny.stock_peft(base.model, structure, run.before["model"]).eval()

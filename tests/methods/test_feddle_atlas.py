@@ -20,7 +20,7 @@ from llm_fed.method import Upload
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
 from llm_fed.runs.folder import Run, read_records
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 from llm_fed.state import State
 
 
@@ -30,7 +30,7 @@ def vector(*values: float) -> State:
 
 def start(method: Feddle, *targets: State, at: State | None = None, cohort: int = 2) -> tuple[Site, Any]:
     """A server with these examples, and the method's state around `at`, by default the origin of the plane."""
-    server = Site("server", "plane", LocalConfig(batch_size=2), 0, lambda generator: at or vector(0, 0), train=targets)  # type: ignore[arg-type]
+    server = Site("server", "plane", LocalConfig(batch_size=2), 0, lambda generator: at or vector(0, 0), Data(targets))  # type: ignore[arg-type]
     server.cohort = cohort
     server.begin(0, 0.1)
     return server, method.init(server)
@@ -192,7 +192,7 @@ def test_the_regularisation_pulls_to_the_fallback(pull, foreign, expected):
     lambda is 0 in domain and 0.01 out of it unless it is given."""
     method = Feddle(regularization=pull, fallback_start=False, search_epochs=600, search_lr=0.05)
     server, state = start(method, vector(5, 0))
-    server.foreign = foreign
+    server.data = replace(server.data, foreign=foreign)
     state = serve(method, server, state, vector(1, 0))
     assert state["search"]["coefficients"] == pytest.approx([expected], abs=2e-3)
 

@@ -24,7 +24,7 @@ from llm_fed.methods.feddf import FedDF
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.hfcl import HFCL
 from llm_fed.requests import Distillation, Fit, Fitted
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 
@@ -62,7 +62,7 @@ class Toy:
 def start(method: Method, examples: int = 4) -> tuple[Site, Any, Toy]:
     """A server with so many examples, in batches of two, around the number 10."""
     local = LocalConfig(steps=3, batch_size=2)
-    server = Site("server", "toy", local, 0, lambda generator: number(10.0), train=list(range(examples)))  # type: ignore[arg-type]
+    server = Site("server", "toy", local, 0, lambda generator: number(10.0), Data(list(range(examples))))  # type: ignore[arg-type]
     server.begin(1, 0.25)
     return server, method.init(server), Toy()
 
@@ -189,7 +189,10 @@ def test_distillation_of_images_is_a_plain_loop(make):
         loss.backward()
         optimizer.step()
     tiny_images.assert_state(found, student_module.state_dict(), 1e-11)
-    server.train = [replace(picture, label=(picture.label + 1) % tiny_images.CLASSES) for picture in server.train]
+    server.data = replace(
+        server.data,
+        train=[replace(picture, label=(picture.label + 1) % tiny_images.CLASSES) for picture in server.train],
+    )
     assert distilled(engine, server, student, teachers).equal(found)
     assert not tiny_images.answer(engine, server.fit(student, epochs=2)).equal(found)
 
@@ -200,7 +203,7 @@ def test_distillation_of_text_is_a_plain_loop():
     local = LocalConfig(batch_size=2, optimizer="sgd")
     engine = LanguageEngine(base, EvalConfig())
     server = Site("server", structure, local, 0, lambda g: battery_kinds.draw(base.model, structure, g, torch.float64))
-    server.train = tiny.examples(5, [9, 6, 7, 5])
+    server.data = replace(server.data, train=tiny.examples(5, [9, 6, 7, 5]))
     student, *teachers = (server.initial(label) for label in range(4))
     student, *teachers = (
         state.like(state.row + 0.2 * torch.randn(state.row.shape, generator=torch.Generator().manual_seed(i)))
@@ -233,11 +236,14 @@ def test_labels_of_text_play_no_part_in_distillation():
     server = Site("server", structure, LocalConfig(batch_size=2), 0,
                   lambda g: battery_kinds.draw(base.model, structure, g, torch.float64))  # fmt: skip
     examples = tiny.examples(5, [9, 6, 7, 5])
-    server.train = examples
+    server.data = replace(server.data, train=examples)
     student, *teachers = (server.initial(label) for label in range(3))
     student = student.like(student.row + 0.1)
     found = distilled(engine, server, student, teachers)
-    server.train = [Encoded([*e.input_ids[:-1], (e.input_ids[-1] + 9) % tiny.VOCABULARY], e.target) for e in examples]
+    server.data = replace(
+        server.data,
+        train=[Encoded([*e.input_ids[:-1], (e.input_ids[-1] + 9) % tiny.VOCABULARY], e.target) for e in examples],
+    )
     assert distilled(engine, server, student, teachers).equal(found)
     server.begin(1, 0.02)
     assert not tiny_images.answer(engine, server.fit(student, epochs=2)).equal(found)
@@ -251,7 +257,7 @@ def test_each_fit_has_its_own_teachers():
     for i, id in enumerate("abc"):
         sites[id] = Site(id, structure, LocalConfig(steps=2, batch_size=2), 0,
                          lambda g: battery_kinds.draw(base.model, structure, g, torch.float64),
-                         train=tiny.examples(i, [9, 6, 7]))  # fmt: skip
+                         Data(tiny.examples(i, [9, 6, 7])))  # fmt: skip
     student, *teachers = (sites["a"].initial(label) for label in range(3))
     taught = {"a": teachers[:1], "b": teachers, "c": []}
 
@@ -281,7 +287,7 @@ def test_server_examples_are_needed(make):
 def test_examples_of_another_task_suit_distillation_alone(make):
     method = make()
     server, *_ = start(method)
-    server.foreign = True
+    server.data = replace(server.data, foreign=True)
     if make is FedDF:
         assert method.init(server).equal(number(10.0))
     else:

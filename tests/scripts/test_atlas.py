@@ -125,7 +125,7 @@ def test_directions_are_derivatives_by_the_coefficients(run, analysis):
     built = build.prepare(configfile.load(run / "config.yaml"), Reporter())
     state = restore(Checkpoints(run / "checkpoints").load(3), built.clients, built.server).state
     omega, anchors = module.before_search(built, state)
-    test = built.server.queries["test"]
+    test = built.server.data.queries["test"]
 
     async def slopes():
         at = [omega.like(omega.row + sign * 0.02 * anchor) for anchor in anchors for sign in (1, -1)]
@@ -151,7 +151,7 @@ def test_span_of_a_search(config, analysis, capsys):
     assert server["longer"] == min(server.values()) and "longer" in capsys.readouterr().out
     built = build.prepare(configfile.load(run / "config.yaml"), Reporter())
     model = restore(Checkpoints(run / "checkpoints").load(last), built.clients, built.server).state["model"]
-    pictures = built.server.queries["test"]
+    pictures = built.server.data.queries["test"]
     (outcome,) = built.runtime.run({"server": built.server.losses_of([model], pictures)}).values()
     assert float(rows[last, "found"]["test"]) == pytest.approx(outcome[0], abs=1e-4)
 

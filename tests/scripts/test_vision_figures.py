@@ -8,6 +8,7 @@ import csv
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -399,6 +400,6 @@ def test_clients_without_test_pictures_are_refused(finished, analysis, refused, 
     run = finished("fedavg")
     built, base, states = analysis("finished").whole(run)
     for site in built.clients.values():
-        site.queries = {}
+        site.data = replace(site.data, queries={})
     monkeypatch.setattr(analysis("batchnorm"), "whole", lambda run: (built, base, states))
     refused("no client has test pictures", "batchnorm", run)

@@ -32,7 +32,7 @@ from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
 from llm_fed.runs.folder import Run, read_records
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedlora": {"personal_steps": 2},
@@ -197,10 +197,10 @@ def go(
     model = kind.base(dtype)
 
     def site(id: str, train: list[Any]) -> Site:
-        made = Site(id, kind.structure, kind.local, seed, partial(kind.draw, model, kind.structure, dtype), train=train)
+        made = Site(id, kind.structure, kind.local, seed, partial(kind.draw, model, kind.structure, dtype),
+                    Data(train, num_labels=tiny_images.CLASSES), rounds=rounds)  # fmt: skip
         made.structure = method.wrap(kind.structure, None if id == "server" else made)
         made.draw = partial(kind.draw, model, made.structure, dtype)
-        made.num_labels, made.rounds = tiny_images.CLASSES, rounds
         return made
 
     def listen(record: Mapping[str, Any]) -> None:
@@ -361,7 +361,7 @@ def test_finish_touches_memory_alone(whole):
     assert set(whole.ask("finish", messages).values()) == {None}
     assert pack([messages, whole.state]) == before
     for name, site in whole.clients.items():
-        changing = dict.fromkeys(("memory", "round", "losses", "_fits"))  # the loop's own notes on a round
+        changing = dict.fromkeys(("memory", "round", "losses", "fits"))  # the loop's own notes on a round
         assert {**vars(site), **changing} == {**rest[name], **changing}
 
 

@@ -22,7 +22,7 @@ from llm_fed.models.cnn import CNN
 from llm_fed.models.images import HALF, ImageBase, head_of
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture
 
@@ -112,7 +112,7 @@ def party(
 ) -> Site:
     """A site in round 1."""
     structure = structure or Full()
-    site = Site(id, structure, local, 0, partial(base.draw, structure), train=train, num_labels=CLASSES)
+    site = Site(id, structure, local, 0, partial(base.draw, structure), Data(train, num_labels=CLASSES))
     site.begin(1, lr)
     return site
 

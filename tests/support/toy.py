@@ -13,7 +13,7 @@ from llm_fed.engine.drive import drive
 from llm_fed.errors import ClientError
 from llm_fed.federation.schedule import Ask, Synchronous
 from llm_fed.requests import Fit, Fitted, Work
-from llm_fed.site import Site
+from llm_fed.site import Data, Site
 from llm_fed.state import State
 
 STEP = 0.5  # share of the way to the target that one local step goes
@@ -32,7 +32,7 @@ def clients(number: int, seed: int = 0, sizes: list[int] | None = None) -> dict[
     """Sites c0, c1, ... with `sizes` examples (default 1, 2, ...)."""
     sizes = sizes or list(range(1, number + 1))
     local = LocalConfig(steps=2, batch_size=1)
-    return {f"c{i}": Site(f"c{i}", "toy", local, seed, draw, train=[i] * sizes[i]) for i in range(number)}  # type: ignore[arg-type, list-item]
+    return {f"c{i}": Site(f"c{i}", "toy", local, seed, draw, Data([i] * sizes[i])) for i in range(number)}  # type: ignore[arg-type, list-item]
 
 
 def server(seed: int = 0) -> Site:
