@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
 from llm_fed.rng import derive
+from llm_fed.settings import check_fields
 
 if TYPE_CHECKING:
     from llm_fed.models.structure import Structure
@@ -55,6 +56,14 @@ class Method:
     # Regular expressions of entries: those that a client trains, and those that travel; the others are its own.
     trained: ClassVar[str] = r".*"
     shared: ClassVar[str] = r".*"
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that are not what their fields say; a method that relates two of them adds to this.
+
+        Raises:
+            UserError: the first bad value, and what it must be.
+        """
+        check_fields(self, "method.")
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         """Which parameters this client has (None: the server), given the run's structure. Equal structures train

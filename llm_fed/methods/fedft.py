@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.errors import UserError, above_zero, at_least
+from llm_fed.errors import UserError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods.fedit import FedIT
+from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
 
 
@@ -29,13 +30,8 @@ class FedFT(FedIT):
     paper: ClassVar[str] = "Fed+FT (baseline of Zhu et al. 2025)"
     server_trains: ClassVar[bool] = True
 
-    server_epochs: int = 1  # in each round
-    server_lr: float = 1e-3  # of the run's local optimizer
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("method.server_epochs", self.server_epochs, 1)
-        above_zero("method.server_lr", self.server_lr)
+    server_epochs: PositiveInt = 1  # in each round
+    server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
     def init(self, server: Site) -> Message:
         need_examples(server, "fed+ft")
@@ -60,12 +56,8 @@ class Center(Method):
     paper: ClassVar[str] = "centralised training (baseline of Zhu et al. 2025)"
     one_model: ClassVar[bool] = True
 
-    server_epochs: int = 1  # in each round
-    server_lr: float = 1e-3  # of the run's local optimizer
-
-    def __post_init__(self) -> None:
-        at_least("method.server_epochs", self.server_epochs, 1)
-        above_zero("method.server_lr", self.server_lr)
+    server_epochs: PositiveInt = 1  # in each round
+    server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
     def init(self, server: Site) -> Message:
         need_examples(server, "center")

@@ -3,14 +3,14 @@ result."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from llm_fed.errors import UserError, require
+from llm_fed.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
 
 
@@ -26,17 +26,15 @@ class FedIT(Method):
     paper: ClassVar[str] = "FedIT (Zhang et al. 2024), FedAvg (McMahan et al. 2017)"
     server_trains: ClassVar[bool] = False  # the server trains the model, too, for which it needs all of it
 
-    # none: a step on whatever arrives in a round | deadline: on what arrives in the round that asked for it |
+    # none: a step on whatever arrives in a round; deadline: on what arrives in the round that asked for it;
     # first_n: on the first answers to the current model, one per client, however many rounds they take; the others are
     # dropped
-    wait: str = "none"
-    wait_for: int | None = None  # first_n: so many answers; null: as many as clients are asked in a round
+    wait: Literal["none", "deadline", "first_n"] = "none"
+    wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
     private_head: bool = False  # of image models' adapters: each client trains and keeps a head of its own
 
     def __post_init__(self) -> None:
-        require("method.wait", self.wait, ("none", "deadline", "first_n"))
-        if self.wait_for is not None and self.wait_for < 1:
-            raise UserError(f"method.wait_for is {self.wait_for}; it must be at least 1, or null")
+        super().__post_init__()
         if self.private_head and self.server_trains:
             raise UserError("method.private_head is for fedit: here the server trains the head, too; leave it out")
 
@@ -89,14 +87,8 @@ class FedLoRA(Method):
     paper: ClassVar[str] = "FedLoRA (Yi et al. 2023), FedAvg+ (Chen et al. 2026)"
     mean_only: ClassVar[bool] = True
 
-    personal_steps: int = 20  # optimizer steps of the fine-tuning after the last round
-    personal_lr: float | None = None  # its learning rate; null: `local.lr`
-
-    def __post_init__(self) -> None:
-        if self.personal_steps < 1:
-            raise UserError(f"method.personal_steps is {self.personal_steps}; it must be at least 1")
-        if self.personal_lr is not None and not 0 < self.personal_lr < math.inf:
-            raise UserError(f"method.personal_lr is {self.personal_lr}; it must be above 0 and finite, or null")
+    personal_steps: PositiveInt = 20  # optimizer steps of the fine-tuning after the last round
+    personal_lr: PositiveFloat | None = None  # its learning rate; null: `local.lr`
 
     async def finish(self, client: Site, message: Message) -> None:
         lr = client.local.lr if self.personal_lr is None else self.personal_lr

@@ -4,11 +4,12 @@ adapter."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from llm_fed.merge.fisher import fisher_merge
 from llm_fed.messages.wire import Message
-from llm_fed.methods.interpolation import OfTwo, check_fisher, rounded
+from llm_fed.methods.interpolation import OfTwo, rounded
+from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
 
 
@@ -22,13 +23,10 @@ class FisherMerging(OfTwo):
 
     paper: ClassVar[str] = "Fisher merging (Matena and Raffel 2022)"
 
-    samples: int = 30  # examples behind the Fisher information
-    damping: float = 1e-3  # added to F, relative to the mean of F over both adapters
-    fisher: str = "empirical"  # empirical (labels of the data) | sampled (labels drawn from the model)
-    fisher_data: str = "train"  # train | held-out (the validation examples)
-
-    def __post_init__(self) -> None:
-        check_fisher(self.samples, self.damping, self.fisher, self.fisher_data)
+    samples: PositiveInt = 30  # examples behind the Fisher information
+    damping: NonNegativeFloat = 1e-3  # added to F, relative to the mean of F over both adapters
+    fisher: Literal["empirical", "sampled"] = "empirical"  # labels of the data, or drawn from the model
+    fisher_data: Literal["train", "held-out"] = "train"  # held-out: the validation examples
 
     async def finish(self, client: Site, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from llm_fed.errors import UserError, require
+from llm_fed.errors import UserError
 from llm_fed.eval.clients import score_split
 from llm_fed.merge.grid import WEIGHTS, best
 from llm_fed.merge.mean import mix_factors, mix_products
@@ -15,8 +15,12 @@ from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
+from llm_fed.settings import AtLeast, AtMost, PositiveInt
 from llm_fed.site import Site
 from llm_fed.state import State
+
+# factors: A and B are mixed; delta: B A is, as one adapter of twice the rank
+Space = Literal["factors", "delta"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class OfTwo(Method):
 
     needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
 
-    fed_round: int | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
-    local_round: int | None = None  # likewise
+    fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
+    local_round: PositiveInt | None = None  # likewise
     private_head: bool = False  # of image models: FedIT's clients keep their heads to themselves
 
     def needed_round(self, name: str) -> int | None:
@@ -45,13 +49,9 @@ class Mean(OfTwo):
 
     paper: ClassVar[str] = "Weighted mean of a federated and a local adapter (Wortsman et al. 2022)"
 
-    weight: float = 0.5  # lambda_fed; 0 is the local adapter, 1 the federated one
-    space: str = "factors"  # factors (A and B are mixed) | delta (B A is, as one adapter of twice the rank)
-
-    def __post_init__(self) -> None:
-        check_space(self.space)
-        if not 0 <= self.weight <= 1:
-            raise UserError(f"method.weight is {self.weight}; it must be 0 (local) to 1 (federated)")
+    # lambda_fed
+    weight: Annotated[float, AtLeast(0), AtMost(1), "0 for the local adapter, 1 for the federated one"] = 0.5
+    space: Space = "factors"
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
@@ -71,10 +71,7 @@ class Grid(OfTwo):
 
     paper: ClassVar[str] = "Grid search over mixing weights (Zou et al. 2026, App. E)"
 
-    space: str = "factors"  # as of `mean`
-
-    def __post_init__(self) -> None:
-        check_space(self.space)
+    space: Space = "factors"
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
@@ -118,16 +115,3 @@ def rounded(value: Any) -> Any:
     if isinstance(value, int):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def check_space(space: str) -> None:
-    require("method.space", space, ("factors", "delta"))
-
-
-def check_fisher(samples: int, damping: float, fisher: str, fisher_data: str) -> None:
-    require("method.fisher", fisher, ("empirical", "sampled"))
-    require("method.fisher_data", fisher_data, ("train", "held-out"))
-    if samples < 1:
-        raise UserError(f"method.samples is {samples}; it must be at least 1")
-    if not 0 <= damping < math.inf:
-        raise UserError(f"method.damping is {damping}; it must be at least 0 and finite")

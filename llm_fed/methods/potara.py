@@ -8,16 +8,17 @@ merged posterior's variance (Lemma 3.7), in closed form, from the gradients of a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from llm_fed.errors import UserError
 from llm_fed.merge.mean import factor_of
 from llm_fed.merge.moments import Evidence
 from llm_fed.merge.potara import sweep, traces
 from llm_fed.messages.wire import Message
-from llm_fed.methods.interpolation import OfTwo, check_fisher, check_space, curve, doubled, mixed, rounded
+from llm_fed.methods.interpolation import OfTwo, Space, curve, doubled, mixed, rounded
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
+from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
 
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
@@ -34,17 +35,16 @@ class Potara(OfTwo):
 
     paper: ClassVar[str] = "POTARA (Zou et al. 2026)"
 
-    samples: int = 30  # N of Eq. 19 and Table 11
-    damping: float = 1e-3  # added to F, relative to the mean of F
-    fisher: str = "empirical"  # empirical (labels of the data) | sampled (labels drawn from the model)
-    fisher_data: str = "train"  # train (App. B) | held-out (the validation examples)
-    space: str = "factors"  # factors (A and B are mixed, App. B) | delta (B A is, Eq. 3, as one adapter of rank 2 r)
+    samples: PositiveInt = 30  # N of Eq. 19 and Table 11
+    damping: NonNegativeFloat = 1e-3  # added to F, relative to the mean of F
+    fisher: Literal["empirical", "sampled"] = "empirical"  # labels of the data, or drawn from the model
+    fisher_data: Literal["train", "held-out"] = "train"  # train: App. B; held-out: the validation examples
+    space: Space = "factors"  # factors: App. B; delta: Eq. 3
     per_factor: bool = False  # one weight for all A, one for all B, and one for a head, each from its own traces
     grid: bool = False  # also score the weights 0, 0.1, ..., 1 on the validation examples (App. E)
 
     def __post_init__(self) -> None:
-        check_fisher(self.samples, self.damping, self.fisher, self.fisher_data)
-        check_space(self.space)
+        super().__post_init__()
         if self.per_factor and self.space == "delta":
             raise UserError("method.per_factor=true mixes A and B apart, which method.space=delta cannot; choose one")
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError
+from llm_fed.settings import check_fields
 from llm_fed.state import Layout, State
 
 ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `mix`: (S, H) and ()
@@ -41,15 +42,8 @@ class Lora:
     @classmethod
     def from_config(cls, config: AdapterConfig, whole: tuple[str, ...] = ()) -> Lora:
         """Raises UserError where a value cannot be an adapter's."""
+        check_fields(config, "adapter.")
         chosen = config.target_modules
-        if config.rank < 1:
-            raise UserError(f"adapter.rank is {config.rank}; it must be at least 1")
-        if not (math.isfinite(config.alpha) and config.alpha > 0):
-            raise UserError(f"adapter.alpha is {config.alpha}; it must be a positive number")
-        if not 0 <= config.dropout < 1:
-            raise UserError(f"adapter.dropout is {config.dropout}; it must be at least 0 and less than 1")
-        if not chosen:
-            raise UserError("adapter.target_modules is empty; name layers to adapt, e.g. [q_proj, v_proj]")
         chosen = chosen if isinstance(chosen, str) else tuple(chosen)
         return cls(config.rank, config.alpha, config.dropout, chosen, whole=whole)
 
