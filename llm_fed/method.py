@@ -46,6 +46,8 @@ class Method:
     mean_only: ClassVar[bool] = False
     # Whole image models only: the losses of its clients are its own.
     whole_models: ClassVar[bool] = False
+    # LoRA adapters only: it trains, sends or merges parts of them.
+    adapters_only: ClassVar[bool] = False
     # Clients' models may differ (`base.clients`): what they share does not depend on them.
     any_model: ClassVar[bool] = False
     # A client may start from a model of its own (`adapter.start`), as nothing is shared.

@@ -35,6 +35,7 @@ class FedDPA(Method):
 
     paper: ClassVar[str] = "FedDPA (Yang et al. 2024)"
     mean_only: ClassVar[bool] = True
+    adapters_only: ClassVar[bool] = True
     shared: ClassVar[str] = r"\.global\.|^(?!.*\.lora_)"
 
     # t: both are trained in turn each round; f: local ones after the last round, from the global

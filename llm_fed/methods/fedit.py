@@ -47,6 +47,10 @@ class FedIT(Method):
         return not self.private_head
 
     @property
+    def adapters_only(self) -> bool:  # type: ignore[override]
+        return self.private_head  # beside whole models nothing would be shared
+
+    @property
     def shared(self) -> str:  # type: ignore[override]
         return r"\.lora_[AB]$" if self.private_head else r".*"
 

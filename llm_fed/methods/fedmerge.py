@@ -9,7 +9,6 @@ Letters: m clients of the federation, k clients that answered, d soup models, P 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,7 +22,7 @@ from llm_fed.models.structure import Full
 from llm_fed.rng import generator
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
-from llm_fed.state import Layout, State, combine, stack, unstack
+from llm_fed.state import Layout, State, block_of, combine, module_of, stack, unstack
 
 SoupStep = Literal["normalized", "gradient"]
 SoupInit = Literal["independent", "scaled", "shared"]
@@ -236,9 +235,9 @@ def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[sl
     if choice == "all":
         return [slice(0, layout.size)]
     if choice == "head":  # A and B of the last adapted layer, or weight and bias of a model's last layer
-        last = layout.names[-1].rpartition(".")[0]
-        return [place for name, place in layout.slices.items() if name.rpartition(".")[0] == last]
-    numbers = {name: int(found[1]) for name in layout.names if (found := re.search(r"\.(\d+)\.", name))}
+        last = module_of(layout.names[-1])
+        return [place for name, place in layout.slices.items() if module_of(name) == last]
+    numbers = {name: number for name in layout.names if (number := block_of(name)) is not None}
     if not numbers:
         raise UserError(
             f"method.inner_product is last-layers, but no entry has a layer number, e.g. {layout.names[0]}; use "

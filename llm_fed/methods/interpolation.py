@@ -28,6 +28,7 @@ class OfTwo(Method):
     """What the methods have in common that merge FedIT's adapter and the local one."""
 
     needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
+    adapters_only: ClassVar[bool] = True
 
     fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
     local_round: PositiveInt | None = None  # likewise

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from llm_fed.errors import UserError
-from llm_fed.merge.mean import factor_of
 from llm_fed.merge.moments import Evidence
 from llm_fed.merge.potara import sweep, traces
 from llm_fed.messages.wire import Message
 from llm_fed.methods.interpolation import OfTwo, Space, curve, doubled, mixed, rounded
-from llm_fed.models.lora import Lora
+from llm_fed.models.lora import Lora, factor_of
 from llm_fed.models.structure import Structure
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
