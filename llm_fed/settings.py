@@ -93,8 +93,18 @@ NonNegativeFloat = Annotated[float, AtLeast(0)]
 
 
 def hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields by name, with what `Annotated` says of them."""
-    found = get_type_hints(kind, include_extras=True)
+    """The types of a dataclass's fields by name, with what `Annotated` says of them.
+
+    Raises:
+        UserError: a type names what its module does not have.
+    """
+    try:
+        found = get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise UserError(
+            f"{kind.__module__}.{kind.__qualname__}: the type of a field cannot be read, as {error}; import what it "
+            "names, and not only under `if TYPE_CHECKING`"
+        ) from error
     return {field.name: found[field.name] for field in dataclasses.fields(kind)}
 
 

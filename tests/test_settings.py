@@ -205,6 +205,16 @@ def test_a_method_from_outside_is_checked_without_calling_anything(monkeypatch):
             make(table=3)
 
 
+@dataclass(frozen=True)
+class Unreadable(Method):
+    strength: PositiveFlaot = 1.0  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_type_that_its_module_does_not_have():
+    with pytest.raises(UserError, match="Unreadable: the type of a field cannot be read, as name 'PositiveFlaot'"):
+        Unreadable()
+
+
 @pytest.mark.parametrize(
     "hint, value, message",
     [

@@ -140,7 +140,7 @@ class Plan:
         config = job.config
         for name in job.method.needs:
             need = job.needs[name] = self._job(needed_config(config, name))
-            if (round := job.method.needed_round(name)) is None:
+            if (round := job.method.needed(name).round) is None:
                 need.config = replace(need.config, export=ExportConfig())  # which is what is merged
             else:
                 for keeper in (job, need):

@@ -14,7 +14,8 @@ from llm_fed.errors import UserError
 from llm_fed.merge.moments import Evidence
 from llm_fed.merge.potara import sweep, traces
 from llm_fed.messages.wire import Message
-from llm_fed.methods.interpolation import OfTwo, Space, curve, doubled, mixed, rounded
+from llm_fed.method import Method, Needed
+from llm_fed.methods.parents import Space, curve, doubled, mixed, parent, rounded
 from llm_fed.models.lora import Lora, factor_of
 from llm_fed.models.structure import Structure
 from llm_fed.settings import NonNegativeFloat, PositiveInt
@@ -24,7 +25,7 @@ OVERFITTED = 0.05  # nats per target: gradients below it say little about how su
 
 
 @dataclass(frozen=True)
-class Potara(OfTwo):
+class Potara(Method):
     """One FedIT adapter and one local adapter, merged at each client.
 
     Deviation: the inverse Fisher information is damped (`merge.potara.variances`, `test_damping_bounds_the_trace`).
@@ -33,7 +34,12 @@ class Potara(OfTwo):
     """
 
     paper: ClassVar[str] = "POTARA (Zou et al. 2026)"
+    needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
+    adapters_only: ClassVar[bool] = True
 
+    fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
+    local_round: PositiveInt | None = None  # likewise
+    private_head: bool = False  # of image models: FedIT's clients keep their heads to themselves
     samples: PositiveInt = 30  # N of Eq. 19 and Table 11
     damping: NonNegativeFloat = 1e-3  # added to F, relative to the mean of F
     fisher: Literal["empirical", "sampled"] = "empirical"  # labels of the data, or drawn from the model
@@ -46,6 +52,9 @@ class Potara(OfTwo):
         super().__post_init__()
         if self.per_factor and self.space == "delta":
             raise UserError("method.per_factor=true mixes A and B apart, which method.space=delta cannot; choose one")
+
+    def needed(self, name: str) -> Needed:
+        return parent(name, self.fed_round, self.local_round, self.private_head)
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
@@ -72,6 +81,9 @@ class Potara(OfTwo):
         if self.grid:
             recipe["grid"] = await curve(client, fed, local, self.space)
         client.memory["recipe"] = recipe
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return client.memory["merged"]
 
     def _weigh(self, found: Evidence, places: dict[str, list[slice]]) -> dict[str, Any]:
         """lambda_fed, the traces and the weights for other dampings: one of each, or one for each factor."""
