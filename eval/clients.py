@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from llm_fed.errors import UserError
-from llm_fed.eval.scores import Summary, score, summarize, without_credit
+from llm_fed.eval.scores import METRICS, Summary, score, summarize, without_credit
 from llm_fed.requests import Query
 from llm_fed.runs.folder import rounded
 from llm_fed.site import Data, Site
@@ -87,9 +87,9 @@ async def _measure(
 ) -> tuple[float, float | None]:
     """The score and the loss, both of the same examples under the same model."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
-    if metric == "accuracy":  # the logits say both
+    if METRICS[metric].scores == "labels":  # the logits say both
         logits = await client.logits(theta, queries)
-        return _accuracy(logits, queries), float(cross_entropy(logits, labels_of(queries)))
+        return _score_labels(metric, logits, queries), float(cross_entropy(logits, labels_of(queries)))
     return await score_split(client, theta, split, metric, limit), await client.loss_of_answers(theta, queries)
 
 
@@ -99,14 +99,15 @@ async def score_split(
     """A client's score (0-100) on its own `split` under `theta`; the metric is the run's, unless one is given."""
     metric = metric or client.data.metric
     queries = client.data.queries[split][:limit]
-    if metric == "accuracy":
-        return _accuracy(await client.logits(theta, queries), queries)
-    if metric != "option_accuracy":
+    answer = METRICS[metric].scores
+    if answer == "labels":
+        return _score_labels(metric, await client.logits(theta, queries), queries)
+    if answer == "texts":
         texts = await client.generate(theta, [query.prompt for query in queries])
         return score(metric, texts, [query.answers for query in queries])
     likelihoods = await client.option_scores(theta, queries)
     return score(metric, likelihoods, [query.correct for query in queries])
 
 
-def _accuracy(logits: Tensor, pictures: Sequence[Picture]) -> float:
-    return score("accuracy", logits.argmax(-1).tolist(), [picture.label for picture in pictures])
+def _score_labels(metric: str, logits: Tensor, pictures: Sequence[Picture]) -> float:
+    return score(metric, logits.argmax(-1).tolist(), [picture.label for picture in pictures])

@@ -8,21 +8,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from llm_fed.errors import UserError, lookup
 
-# metric -> the folder in metrics/ that computes it
+
+@dataclass(frozen=True)
+class Metric:
+    folder: str  # in metrics/, which computes it
+    scores: Literal["texts", "options", "labels"] = "texts"  # what a model answers: labels are those of images
+
+
 METRICS = {
-    "rouge1": "rouge",
-    "rouge2": "rouge",
-    "rougeL": "rouge",
-    "exact_match": "exact_match",
-    "option_accuracy": "option_accuracy",
-    "commonsense_accuracy": "commonsense_accuracy",
-    "squad_f1": "squad",
-    "squad_em": "squad",
-    "accuracy": "accuracy",
+    "rouge1": Metric("rouge"),
+    "rouge2": Metric("rouge"),
+    "rougeL": Metric("rouge"),
+    "exact_match": Metric("exact_match"),
+    "option_accuracy": Metric("option_accuracy", "options"),
+    "commonsense_accuracy": Metric("commonsense_accuracy"),
+    "squad_f1": Metric("squad"),
+    "squad_em": Metric("squad"),
+    "accuracy": Metric("accuracy", "labels"),
 }
 
 
@@ -126,7 +132,7 @@ def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int
 
 
 def _module(metric: str) -> str:
-    return lookup("metric", metric, METRICS)
+    return lookup("metric", metric, METRICS).folder
 
 
 def _load(module: str) -> Any:

@@ -513,10 +513,14 @@ def _print_list(entries: list[dict[str, Any]], as_json: bool) -> None:
         return
     for entry in entries:
         out.print(entry["name"], style="bold")
+        ranges = entry.get("ranges", {})
         for key, value in entry.items():
-            if key != "name" and value not in ([], {}, None, ""):
-                text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
-                out.print(f"  {key}: {', '.join(text) if isinstance(text, list) else text}")
+            if key == "settings" and value:
+                out.print("  settings:")
+                for name, default in value.items():
+                    out.print(f"    {name}={default}" + (f" ({ranges[name]})" if name in ranges else ""))
+            elif key not in ("name", "ranges") and value not in ([], {}, None, ""):
+                out.print(f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
 
 
 if __name__ == "__main__":

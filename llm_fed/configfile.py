@@ -7,32 +7,16 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from llm_fed.config import (
-    AdapterConfig,
-    BaseConfig,
-    CheckpointConfig,
-    ColumnsConfig,
-    Config,
-    DelayConfig,
-    EvalConfig,
-    ExportConfig,
-    LocalConfig,
-    NetworkConfig,
-    PartitionConfig,
-    PrivacyConfig,
-    ServerConfig,
-    TaskConfig,
-    TrackConfig,
-    TransportConfig,
-    check,
-)
+from llm_fed.config import Config, check
 from llm_fed.errors import UserError, did_you_mean
+from llm_fed.settings import coerce, hints, key_of
 
 Section = TypeVar("Section")
 
@@ -90,11 +74,11 @@ def overlay(config: Config, words: Sequence[str], where: str) -> Config:
 
 
 def keys_of(words: Sequence[str], where: str) -> list[str]:
-    """The dotted keys that `key=value` words set. Their names and the types of their values are checked, but not those
-    of `method.*`, which need the method.
+    """The dotted keys that `key=value` words set. Their names and values are checked, each for itself, but not
+    those of `method.*`, which need the method.
 
     Raises:
-        UserError: a word is none, its key is unknown, or its value is of another type.
+        UserError: a word is none, its key is unknown, or its value is of another type or out of range.
     """
     for word in words:
         if "=" not in word.lstrip("="):
@@ -150,7 +134,7 @@ def as_dict(config: Config) -> dict[str, Any]:
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {_key(f.name): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return {key_of(f.name): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, tuple | list) else value
@@ -173,77 +157,20 @@ def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
             raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known) or 'none'}")
 
 
-def coerce(value: Any, kind: Any, where: str) -> Any:
-    """`value` as a dataclass field annotated `kind` wants it.
-
-    Raises:
-        UserError: it is of another type.
-    """
-    wanted = set(str(kind).replace(" ", "").split("|"))
-    if value is None:
-        if "None" in wanted:
-            return None
-    elif isinstance(value, bool):
-        if "bool" in wanted:
-            return value
-    elif isinstance(value, int):
-        if "int" in wanted:
-            return value
-        if "float" in wanted:
-            return float(value)
-    elif isinstance(value, float):
-        if "float" in wanted:
-            return value
-    elif isinstance(value, str):
-        if "float" in wanted and _is_number(value):  # YAML 1.1 reads 5e-5 as a string
-            return float(value)
-        if "str" in wanted:
-            return value
-    elif isinstance(value, list | tuple):
-        for element in ("str", "int"):
-            if f"tuple[{element},...]" in wanted and all(type(item).__name__ == element for item in value):
-                return tuple(value)
-    raise UserError(f"{where} is {value!r} ({type(value).__name__}); it takes {' or '.join(sorted(wanted))}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _key(name: str) -> str:
-    return name.removesuffix("_")  # `with` is a word of Python
-
-
 def _build(kind: type[Section], tree: Any, where: str) -> Section:
     if not isinstance(tree, dict):
         raise UserError(f"{where.rstrip('.')} is {tree!r}; it takes a mapping of settings")
-    fields = {_key(f.name): f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {key_of(name): (name, hint) for name, hint in hints(kind).items()}
     check_keys(tree, list(fields), where)
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        spec = fields[key]
-        section = _SECTIONS.get(str(spec.type).removesuffix(" | None"))
-        if section is not None:
-            optional = str(spec.type).endswith("| None")
-            values[spec.name] = None if value is None and optional else _build(section, value, f"{where}{key}.")
-        elif str(spec.type).startswith("dict"):
-            if not isinstance(value, dict):
-                raise UserError(f"{where}{key} is {value!r}; it takes a mapping of settings")
-            values[spec.name] = value
+        name, hint = fields[key]
+        parts = [part for part in (hint, *get_args(hint)) if isinstance(part, type)]
+        section = next(filter(dataclasses.is_dataclass, parts), None)
+        if section is not None and not (value is None and NoneType in get_args(hint)):
+            values[name] = _build(section, value, f"{where}{key}.")
+        elif get_origin(hint) is dict and not isinstance(value, dict):
+            raise UserError(f"{where}{key} is {value!r}; it takes a mapping of settings")
         else:
-            values[spec.name] = coerce(value, spec.type, f"{where}{key}")
+            values[name] = coerce(value, hint, f"{where}{key}")
     return kind(**values)
-
-
-_SECTIONS: dict[str, type] = {
-    section.__name__: section
-    for section in (
-        BaseConfig, AdapterConfig, ColumnsConfig, PartitionConfig, ServerConfig, TaskConfig, LocalConfig, DelayConfig,
-        TransportConfig, PrivacyConfig, NetworkConfig, EvalConfig, ExportConfig, CheckpointConfig,
-        TrackConfig,
-    )
-}  # fmt: skip

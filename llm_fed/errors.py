@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 from collections.abc import Collection, Mapping
 from typing import TypeVar
@@ -56,15 +55,3 @@ def closest(name: str, valid: Collection[str]) -> str | None:
 
     found = difflib.get_close_matches(form, by_form, n=max(1, len(by_form)))
     return by_form[max(found, key=likeness)] if found else None
-
-
-def at_least(key: str, value: float, least: float) -> None:
-    """Refuse a value of `key` below `least`."""
-    if not value >= least:
-        raise UserError(f"{key} is {value}; it must be at least {least}")
-
-
-def above_zero(key: str, value: float) -> None:
-    """Refuse a value of `key` that is not a positive, finite number."""
-    if not 0 < value < math.inf:
-        raise UserError(f"{key} is {value}; it must be above 0 and finite")

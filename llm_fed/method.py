@@ -9,16 +9,19 @@ an upload looks, what belongs into the metrics - are declarations with defaults.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
 from llm_fed.rng import derive
+from llm_fed.settings import check_fields
 
 if TYPE_CHECKING:
     from llm_fed.models.structure import Structure
     from llm_fed.site import Site
+    from llm_fed.state import State
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,14 @@ class Upload:
     num_examples: int  # n_i
     staleness: int  # rounds between being asked and arriving; 0 when synchronous
     content: Message
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A run that a merging method starts from, beside the name of its method."""
+
+    round: int | None = None  # whose models are merged; None: of the one that the run selected
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of its method, those that are not its defaults
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,8 @@ class Method:
     mean_only: ClassVar[bool] = False
     # Whole image models only: the losses of its clients are its own.
     whole_models: ClassVar[bool] = False
+    # LoRA adapters only: it trains, sends or merges parts of them.
+    adapters_only: ClassVar[bool] = False
     # Clients' models may differ (`base.clients`): what they share does not depend on them.
     any_model: ClassVar[bool] = False
     # A client may start from a model of its own (`adapter.start`), as nothing is shared.
@@ -55,6 +68,14 @@ class Method:
     # Regular expressions of entries: those that a client trains, and those that travel; the others are its own.
     trained: ClassVar[str] = r".*"
     shared: ClassVar[str] = r".*"
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that are not what their fields say; a method that relates two of them adds to this.
+
+        Raises:
+            UserError: the first bad value, and what it must be.
+        """
+        check_fields(self, "method.")
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         """Which parameters this client has (None: the server), given the run's structure. Equal structures train
@@ -81,9 +102,7 @@ class Method:
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         """The server's step on what arrived this round (perhaps nothing), sorted by (arrival, client)."""
-        if not uploads:
-            return state
-        return state + mean([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
+        return averaged(state, uploads)
 
     async def finish(self, client: Site, message: Message) -> None:
         """Once, after the last round, at every client: what it learns here goes into `client.memory`."""
@@ -92,13 +111,9 @@ class Method:
         """The state that evaluation and export use; computes, never trains, never writes memory."""
         return client.assemble(message)
 
-    def needed_round(self, name: str) -> int | None:
-        """Of which round of the needed run `name` the clients' models are taken; None: the one that run selected."""
-        return None
-
-    def needed_settings(self, name: str) -> dict[str, Any]:
-        """The settings of the needed run's method `name` that are not its defaults."""
-        return {}
+    def needed(self, name: str) -> Needed:
+        """The run of the method `name`, one of `needs`, that this one starts from."""
+        return Needed()
 
     def recipe(self, client: Site) -> dict[str, Any]:
         """What `finish` found out, as JSON values, for metrics.jsonl and the model card; a `note` is shown, too."""
@@ -107,6 +122,13 @@ class Method:
     def report(self, state: Message) -> dict[str, Any]:
         """What of the server's state belongs into metrics.jsonl after each round, as JSON values."""
         return {}
+
+
+def averaged(state: State, uploads: list[Upload]) -> State:
+    """FedAvg's step: the state plus the mean of the updates, weighed by numbers of examples; without any the state."""
+    if not uploads:
+        return state
+    return state + mean([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
 
 
 def by_arrival(server: Site, uploads: list[Upload]) -> list[Upload]:

@@ -44,7 +44,7 @@ class Layout:
     def head(self) -> str:
         """The name of an image model's last linear layer, whose weight (C, H) is the last matrix."""
         matrices = [name for name in self.names if len(self.shape_of[name]) == 2]
-        return matrices[-1].rpartition(".")[0]
+        return module_of(matrices[-1])
 
     def matching(self, pattern: str) -> tuple[str, ...]:
         """The names in which the regular expression `pattern` is found.
@@ -75,6 +75,17 @@ class Layout:
             else:
                 joined.append(place)
         return joined
+
+
+def module_of(entry: str) -> str:
+    """The name of the module whose parameter or buffer an entry is."""
+    return entry.rpartition(".")[0]
+
+
+def block_of(entry: str) -> int | None:
+    """The number of the block in which an entry stands, as torch names the members of a list; None outside of them."""
+    found = re.search(r"\.(\d+)\.", entry)
+    return int(found[1]) if found else None
 
 
 class State:

@@ -13,6 +13,7 @@ import numpy as np
 from llm_fed.config import PartitionConfig, TaskConfig
 from llm_fed.errors import UserError, lookup
 from llm_fed.rng import derive
+from llm_fed.settings import check_fields
 from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Item
 
@@ -43,6 +44,7 @@ def partition(
     Every example goes to exactly one client. Unless the clients are `tested`, a test split is not needed, and the first
     draw counts, even where it gives a client nothing. UserError if there is too little data for so many clients.
     """
+    check_fields(config, "task.partition.")
     make = lookup("task.partition.kind", config.kind, KINDS)
     for name, kind in OWN.items():
         value = getattr(config, name)
@@ -113,7 +115,7 @@ def _shards(whole: ClientData, prefix: str, count: int, seed: int, tested: bool,
 def _dirichlet(
     clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
 ) -> dict[str, ClientData]:
-    count, alpha = _count(config), _alpha(config)
+    count, alpha = _count(config), config.alpha
     return _by_label(
         clients, config, seed, tested, _names("client", count),
         lambda labels, splits, draw: classes.dirichlet(labels, count, alpha, draw),
@@ -123,7 +125,7 @@ def _dirichlet(
 def _pathological(
     clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
 ) -> dict[str, ClientData]:
-    count, alpha, per_client = _count(config), _alpha(config), config.classes or 0
+    count, alpha, per_client = _count(config), config.alpha, config.classes or 0
     return _by_label(
         clients, config, seed, tested, _names("client", count),
         lambda labels, splits, draw: classes.pathological(labels, count, per_client, alpha, draw),
@@ -132,8 +134,6 @@ def _pathological(
 
 def _cluster(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool) -> dict[str, ClientData]:
     sizes = config.sizes or ()
-    if not sizes or min(sizes) < 1:
-        raise UserError(f"task.partition.sizes={list(sizes)}; give each cluster's number of clients, at least 1")
     if config.clients not in (None, sum(sizes)):
         raise UserError(
             f"task.partition.clients={config.clients}, but task.partition.sizes has {sum(sizes)}; leave clients out"
@@ -204,15 +204,9 @@ def _interleaved(pool: list[tuple[str, Any]], seed: int) -> list[tuple[str, Any]
 
 
 def _count(config: PartitionConfig) -> int:
-    if config.clients is None or config.clients < 1:
+    if config.clients is None:
         raise UserError(f"task.partition.clients={config.clients}; kind={config.kind} needs at least 1")
     return config.clients
-
-
-def _alpha(config: PartitionConfig) -> float:
-    if config.alpha <= 0:
-        raise UserError(f"task.partition.alpha={config.alpha}: the concentration must be above 0")
-    return config.alpha
 
 
 def _pooled(clients: dict[str, ClientData], split: str) -> list[Any]:

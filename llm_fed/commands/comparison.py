@@ -15,7 +15,7 @@ import torch
 
 from llm_fed import configfile, methods, paths
 from llm_fed.commands import section
-from llm_fed.config import Config, ExportConfig
+from llm_fed.config import Config, Dtype, ExportConfig
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Traffic, read_traffic
 from llm_fed.eval.tables import Result
@@ -113,7 +113,7 @@ class Plan:
                 raise UserError(f"two different runs would use {job.folder}, as rows have changed; give another --out")
             job.read()
 
-    def _settled(self, config: Config, auto: str | None) -> Config:
+    def _settled(self, config: Config, auto: Dtype | None) -> Config:
         """The configuration with a dtype in the place of `auto`: the one given, or what it means on this machine."""
         if config.base.dtype != "auto":
             return config
@@ -140,7 +140,7 @@ class Plan:
         config = job.config
         for name in job.method.needs:
             need = job.needs[name] = self._job(needed_config(config, name))
-            if (round := job.method.needed_round(name)) is None:
+            if (round := job.method.needed(name).round) is None:
                 need.config = replace(need.config, export=ExportConfig())  # which is what is merged
             else:
                 for keeper in (job, need):
@@ -175,7 +175,7 @@ def _folder_names(labels: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _begun_dtype(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]]) -> str | None:
+def _begun_dtype(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]]) -> Dtype | None:
     """The dtype of the begun runs that are of planned ones with `base.dtype: auto`, or are needed by such; None where
     there are none. All runs of a comparison compute alike, also when it is continued on another machine."""
     fixed = {_digest(configfile.as_dict(config)) for config in planned if config.base.dtype != "auto"}

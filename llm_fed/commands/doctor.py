@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -79,7 +79,7 @@ def _seconds(device: str, dtype: torch.dtype) -> float:
     return best
 
 
-def _train(quantization: str | None) -> str:
+def _train(quantization: Literal["nf4"] | None) -> str:
     from llm_fed.engine.adapted import AdaptedModel
     from llm_fed.engine.fit import fit
     from llm_fed.models.loading import load_base

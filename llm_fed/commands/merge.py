@@ -26,7 +26,7 @@ from llm_fed.export.prompt import Prompt, as_said, prompt_of, read_prompt
 from llm_fed.methods import METHODS
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
-from llm_fed.models.lora import Lora
+from llm_fed.models.lora import FACTORS, Lora, factor_of
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.folder import read_config
 from llm_fed.runs.tracking import Reporter
@@ -213,7 +213,8 @@ def merge_adapters(
 
 def distance(fed: State, local: State) -> float:
     """How far apart the A's of two adapters are, relative to their length: 0 equal, sqrt(2) independent draws."""
-    one, other = fed.select(r"lora_A$"), local.select(r"lora_A$")
+    names = [name for name in fed if factor_of(name) == FACTORS[0]]
+    one, other = fed.pick(names), local.pick(names)
     length = math.hypot(one.norm(), other.norm()) / math.sqrt(2)
     return (one - other).norm() / length if length else 0.0
 

@@ -170,12 +170,12 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
             f"base.clients gives clients image models of their own, and {config.method['name']} needs the same model "
             "at all of them; leave base.clients out, or choose another method"
         )
-    if config.adapter is None and (method.needs or "lora" in method.trained + method.shared):
+    if config.adapter is None and method.adapters_only:
         raise UserError(
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
             "adapter.rank"
         )
-    if pictures != (metric == "accuracy"):
+    if pictures != (METRICS[metric].scores == "labels"):
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
     if config.eval.base and pictures:
@@ -218,7 +218,7 @@ def build(
         data = Data(metric=metric, num_labels=labels, foreign=foreign)
         if given is not None:
             data = _encoded(id, given, data, encoder, config.eval.limit)
-            if metric == "option_accuracy":
+            if METRICS[metric].scores == "options":
                 check_options(id, data)
         draw = partial(base.draw, wrapped)
         return Site(id, wrapped, config.local, config.seed, draw, data, rounds=config.rounds)

@@ -42,9 +42,9 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, rep
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
     """The progress after the round that is tested: the best one, or the last."""
     config = experiment.config
-    if config.eval.select == "best" and progress.best_round not in (0, progress.round):
+    if config.eval.select == "best" and progress.best.round not in (0, progress.round):
         try:
-            progress = restore(run.checkpoints.load(progress.best_round), experiment.clients, experiment.server)
+            progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
         except WireError as error:
             raise RunError(
                 f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last"

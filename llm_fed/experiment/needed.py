@@ -32,7 +32,7 @@ def check_rounds(method: Method, config: Config) -> None:
         UserError: the round, and what to set.
     """
     for name in method.needs:
-        round = method.needed_round(name)
+        round = method.needed(name).round
         if round is None or round == config.rounds or round in config.checkpoint.keep_rounds:
             if round is None or 1 <= round <= config.rounds:
                 continue
@@ -49,9 +49,9 @@ def needed_config(config: Config, name: str) -> Config:
 
     It exports every client's model where that is what is merged, rather than a checkpoint's.
     """
-    method = methods.build(config.method)
-    exported = ExportConfig() if method.needed_round(name) is None else config.export
-    return replace(config, method={"name": name, **method.needed_settings(name)}, export=exported)
+    needed = methods.build(config.method).needed(name)
+    exported = ExportConfig() if needed.round is None else config.export
+    return replace(config, method={"name": name, **needed.settings}, export=exported)
 
 
 def states_of_run(

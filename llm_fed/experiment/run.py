@@ -157,7 +157,7 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         folder, its_config = needed.get(need, run.folder / "needs" / need), needed_config(config, need)
         reporter.note(f"{name} starts from {need}: {folder}")
         summary = train(its_config, folder, reporter=reporter, needed=needed, base=experiment.base)
-        round = method.needed_round(need)
+        round = method.needed(need).round
         rounds[need] = summary["round"] if round is None else round
         given[need] = states_of_run(folder, round, its_config, experiment.base, experiment.clients, experiment.runtime)
         seen |= models.seen(read_records(folder / "metrics.jsonl"), rounds[need])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification
 
-from llm_fed.config import BaseConfig
+from llm_fed.config import BaseConfig, Dtype
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.image_adapters import ImageAdapterEngine
@@ -28,6 +28,7 @@ from llm_fed.models.loading import Base, load_base
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
 from llm_fed.requests import Logits
+from llm_fed.settings import check_fields
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, encode_prompt
 
@@ -96,7 +97,7 @@ class Personal:
 
 
 def load_client(
-    folder: str | Path, base: Base | ImageBase | str, *, labels: int = 0, dtype: str = "float32", device: str = "cpu"
+    folder: str | Path, base: Base | ImageBase | str, *, labels: int = 0, dtype: Dtype = "float32", device: str = "cpu"
 ) -> Personal:
     """A client's personal model from `adapters/<client>` of a run, a copy of it, or any PEFT LoRA folder.
 
@@ -109,6 +110,7 @@ def load_client(
     """
     if isinstance(base, str):
         config = BaseConfig(name=base, dtype=dtype)
+        check_fields(config, "")
         base = load_images(config, tuple(map(str, range(labels))), device) if labels else load_base(config, device)
     state, structure = peft_folders.read(Path(folder), base)
     if isinstance(base, Base):

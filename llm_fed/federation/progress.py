@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llm_fed.messages.wire import Message
@@ -32,6 +32,15 @@ class InFlight:
     expected: Any  # `skeleton` of what the method says that the upload looks like
 
 
+@dataclass(frozen=True)
+class Best:
+    """The round with the best score so far."""
+
+    round: int = 0  # 0: none yet
+    score: float = -math.inf
+    loss: float = math.inf  # infinite where it is not known
+
+
 @dataclass
 class Progress:
     """Where a run stands after a round; this is what a checkpoint holds."""
@@ -39,9 +48,7 @@ class Progress:
     state: Message
     round: int = 0
     in_flight: list[InFlight] = field(default_factory=list)
-    best_round: int = 0  # 0: none yet
-    best_score: float = float("-inf")
-    best_loss: float = float("inf")  # of the same round; infinite where it is not known
+    best: Best = Best()
     elsewhere: Message = None  # of clients whose memories are not in this process: what is known of these
 
     def consider(self, line: Mapping[str, Any], config: Config) -> bool:
@@ -54,16 +61,14 @@ class Progress:
         to_come = math.ceil((config.rounds - round) / settings.every) if settings.every else 0
         too_early = settings.of_last is not None and to_come >= settings.of_last
         loss = math.inf if line.get("loss") is None else line["loss"]
-        if too_early or (line["mean"], -loss) < (self.best_score, -self.best_loss):
+        if too_early or (line["mean"], -loss) < (self.best.score, -self.best.loss):
             return False
-        self.best_round, self.best_score, self.best_loss = round, line["mean"], loss
+        self.best = Best(round, line["mean"], loss)
         return True
 
     def search_anew(self, lines: Sequence[Mapping[str, Any]], config: Config) -> None:
         """Forget the best round, and seek it among these lines of scores."""
-        for known in fields(self):
-            if known.name.startswith("best_"):
-                setattr(self, known.name, known.default)
+        self.best = Best()
         for line in lines:
             self.consider(line, config)
 
@@ -108,7 +113,7 @@ def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: 
     lines, seeking = scores(run), Progress(None)
     for round in reversed(kept) if go_back else ():
         seeking.search_anew([line for line in lines if line["round"] <= round], run.config)
-        if seeking.best_round in (0, *kept):
+        if seeking.best.round in (0, *kept):
             break
     else:
         round, lines = newest.round, [line for line in lines if line["round"] in kept]
@@ -143,9 +148,9 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site
         flying.append([key, item.client, item.asked, item.arrival, item.num_examples, item.expected])
     state = {
         "state": progress.state,
-        "best_round": progress.best_round,
-        "best_score": progress.best_score,
-        "best_loss": progress.best_loss,
+        "best_round": progress.best.round,
+        "best_score": progress.best.score,
+        "best_loss": progress.best.loss,
         "in_flight": flying,
         "elsewhere": progress.elsewhere,
         "metrics": run.mark(),
@@ -155,7 +160,7 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site
     settings = run.config.checkpoint
     newest = run.checkpoints.rounds()[-settings.keep :]
     run.checkpoints.prune(
-        lambda round: round in newest or round in settings.keep_rounds or round == progress.best_round
+        lambda round: round in newest or round in settings.keep_rounds or round == progress.best.round
     )
 
 
@@ -168,9 +173,9 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
         content = saved.rows[key]
         assert isinstance(content, Row)  # as `save` put it there
         flying.append(InFlight(client, asked, arrival, examples, content, expected))
-    best_loss = held.get("best_loss", float("inf"))  # which earlier versions did not keep
-    best = held["best_round"], held["best_score"], best_loss
-    return Progress(held["state"], saved.round, flying, *best, held.get("elsewhere"))
+    # Earlier versions kept no loss.
+    best = Best(held["best_round"], held["best_score"], held.get("best_loss", math.inf))
+    return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"))
 
 
 def _owners(clients: Mapping[str, Site], server: Site | None) -> Iterator[tuple[str, Site]]:

@@ -6,14 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
-from llm_fed.errors import UserError, require
+from llm_fed.config import Config, DelayConfig
 from llm_fed.rng import derive
-
-PER = ("upload", "client")
+from llm_fed.settings import check_fields, coerce, hints
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Delayed:
     participation: float = 1.0
     seed: int = 0
     sigma: float = 0.0
-    per: str = "upload"
+    per: Literal["upload", "client"] = "upload"
     drop_out: float = 0.0
     # What follows from the settings, kept because a round's cohort depends on all rounds before it.
     _rounds: list[list[Ask]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -99,11 +98,7 @@ class Delayed:
 
     def __post_init__(self) -> None:
         _check_participation(self.participation)
-        if not 0 <= self.sigma < math.inf:
-            raise UserError(f"delay.sigma is {self.sigma}; it must be at least 0 and finite")
-        require("delay.per", self.per, PER)
-        if not 0 <= self.drop_out < 1:
-            raise UserError(f"delay.drop_out is {self.drop_out}; it must be at least 0 and below 1")
+        check_fields(DelayConfig(self.sigma, self.per, self.drop_out), "delay.")
 
     @property
     def cohort_size(self) -> int:
@@ -138,8 +133,7 @@ def most_asked(schedule: Schedule, rounds: int) -> int:
 
 
 def _check_participation(participation: float) -> None:
-    if not 0 < participation <= 1:
-        raise UserError(f"participation is {participation}; it must be above 0 and at most 1")
+    coerce(participation, hints(Config)["participation"], "participation")
 
 
 def cohort_size(participation: float, number: int) -> int:

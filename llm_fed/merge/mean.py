@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from llm_fed.models.lora import FACTORS, HEAD, factor_of
 from llm_fed.state import State, combine
-
-FACTORS = ("lora_A", "lora_B")
-HEAD = "head"  # beside them: the entries of modules that are trained whole
 
 
 def mean(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
@@ -41,16 +39,10 @@ def mix_products(first: State, second: State, weight: float) -> State:
     The A's are stacked, and the B's, each times its weight, stand side by side; with twice the alpha the scaling stays.
     A head is the weighted mean of the two.
     """
-    shares = {"lora_A": (1.0, 1.0), "lora_B": (weight, 1 - weight), HEAD: (weight, 1 - weight)}
+    shares = {FACTORS[0]: (1.0, 1.0), FACTORS[1]: (weight, 1 - weight), HEAD: (weight, 1 - weight)}
     entries = {}
     for name in first:
         factor = factor_of(name)
         one, other = (share * state[name] for share, state in zip(shares[factor], (first, second), strict=True))
         entries[name] = one + other if factor == HEAD else torch.cat([one, other], dim=FACTORS.index(factor))
     return State.of(entries)
-
-
-def factor_of(name: str) -> str:
-    """Which of FACTORS an entry is, or HEAD."""
-    last = name.rpartition(".")[2]
-    return last if last in FACTORS else HEAD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from llm_fed.configfile import check_keys, coerce
+from llm_fed.configfile import check_keys
 from llm_fed.errors import UserError, require
 from llm_fed.method import Method
 from llm_fed.methods.ca2fl import CA2FL
@@ -38,6 +38,7 @@ from llm_fed.methods.local import Local
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.potara import Potara
 from llm_fed.methods.scaffold import Scaffold
+from llm_fed.settings import coerce, hints, range_of
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -88,7 +89,7 @@ def build(settings: dict[str, Any]) -> Method:
     name = str(settings["name"])
     require("method", name, [*METHODS, *ALIASES])
     kind = METHODS[ALIASES.get(name, name)]
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    fields = hints(kind)
     given = {key: value for key, value in settings.items() if key != "name"}
     for key in given:
         owners = [other for other, its in METHODS.items() if key in {f.name for f in dataclasses.fields(its)}]
@@ -96,7 +97,7 @@ def build(settings: dict[str, Any]) -> Method:
             its = ", ".join(fields) or "no settings"
             raise UserError(f"method.{key} is a setting of {', '.join(owners)}; {name} takes {its}")
     check_keys(given, list(fields), "method.")
-    return kind(**{key: coerce(value, fields[key].type, f"method.{key}") for key, value in given.items()})
+    return kind(**{key: coerce(value, fields[key], f"method.{key}") for key, value in given.items()})
 
 
 def canonical(settings: dict[str, Any]) -> dict[str, Any]:
@@ -108,13 +109,14 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe() -> list[dict[str, Any]]:
-    """Every method with its paper and the defaults of its hyper-parameters, for `llm-fed methods`."""
+    """Every method with its paper, and the defaults and ranges of its hyper-parameters, for `llm-fed methods`."""
     return [
         {
             "name": name,
             "aliases": [alias for alias, target in ALIASES.items() if target == name],
             "paper": kind.paper,
             "settings": {f.name: f.default for f in dataclasses.fields(kind)},
+            "ranges": {key: text for key, hint in hints(kind).items() if (text := range_of(hint))},
         }
         for name, kind in METHODS.items()
     ]

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llm_fed.errors import UserError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
 
 
@@ -23,14 +23,8 @@ class CA2FL(Method):
     paper: ClassVar[str] = "CA2FL (Wang et al. 2024)"
     one_model: ClassVar[bool] = True
 
-    buffer: int = 10  # M: updates per server step
-    server_lr: float = 1.0  # eta_g
-
-    def __post_init__(self) -> None:
-        if self.buffer < 1:
-            raise UserError(f"method.buffer is {self.buffer}; it must be at least 1")
-        if not self.server_lr > 0:
-            raise UserError(f"method.server_lr is {self.server_lr}; it must be above 0")
+    buffer: PositiveInt = 10  # M: updates per server step
+    server_lr: PositiveFloat = 1.0  # eta_g
 
     def init(self, server: Site) -> Message:
         model = server.initial()

@@ -23,6 +23,7 @@ class FedALT(Method):
     """
 
     paper: ClassVar[str] = "FedALT (Bian et al. 2026)"
+    adapters_only: ClassVar[bool] = True
     trained: ClassVar[str] = r"^(?!.*\.rest\.)"
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from llm_fed.errors import UserError, above_zero, at_least
 from llm_fed.losses import divergence
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
 from llm_fed.rng import generator
+from llm_fed.settings import Above, Below, NonNegativeInt, PositiveFloat
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, labels_of
@@ -41,15 +41,10 @@ class FedAPEN(Method):
     any_model: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."
 
-    adaptability: float = 0.05  # the share of a client's training examples on which lambda is learned, at least one
-    weight_lr: float = 1e-3  # of SGD on lambda
-    weight_epochs: int = 10  # passes over those examples, each round
-
-    def __post_init__(self) -> None:
-        if not 0 < self.adaptability < 1:
-            raise UserError(f"method.adaptability is {self.adaptability}; it must be between 0 and 1")
-        above_zero("method.weight_lr", self.weight_lr)
-        at_least("method.weight_epochs", self.weight_epochs, 0)
+    # the share of a client's training examples on which lambda is learned, at least one
+    adaptability: Annotated[float, Above(0), Below(1)] = 0.05
+    weight_lr: PositiveFloat = 1e-3  # of SGD on lambda
+    weight_epochs: NonNegativeInt = 10  # passes over those examples, each round
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.beside("own", "small", "logits")

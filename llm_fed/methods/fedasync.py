@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from llm_fed.errors import UserError, require
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.settings import Above, AtMost, NonNegativeFloat
 from llm_fed.site import Site
 from llm_fed.state import State
 
@@ -24,17 +24,10 @@ class FedAsync(Method):
     paper: ClassVar[str] = "FedAsync (Xie et al. 2020)"
     one_model: ClassVar[bool] = True
 
-    mixing: float = 0.4  # alpha
-    staleness_exponent: float = 0.5  # a; 0: a late answer counts as much as any
-    # since an answer's model was sent. rounds: of virtual time | steps: of the server, one per answer, as in the paper
-    staleness: str = "rounds"
-
-    def __post_init__(self) -> None:
-        require("method.staleness", self.staleness, ("rounds", "steps"))
-        if not 0 < self.mixing <= 1:
-            raise UserError(f"method.mixing is {self.mixing}; it must be above 0 and at most 1")
-        if not self.staleness_exponent >= 0:
-            raise UserError(f"method.staleness_exponent is {self.staleness_exponent}; it must be at least 0")
+    mixing: Annotated[float, Above(0), AtMost(1)] = 0.4  # alpha
+    staleness_exponent: NonNegativeFloat = 0.5  # a; 0: a late answer counts as much as any
+    # since an answer's model was sent. rounds: of virtual time; steps: of the server, one per answer, as in the paper
+    staleness: Literal["rounds", "steps"] = "rounds"
 
     def init(self, server: Site) -> Message:
         model = server.initial()

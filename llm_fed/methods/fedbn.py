@@ -10,7 +10,7 @@ from llm_fed.errors import UserError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.site import Site
-from llm_fed.state import State
+from llm_fed.state import State, module_of
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def _shared(state: State) -> State:
     Raises:
         UserError: there is no layer that has.
     """
-    layers = {name.rpartition(".")[0] for name in state.extras}
+    layers = {module_of(name) for name in state.extras}
     if not layers:
         raise UserError(
             "fedbn keeps BatchNorm with its client, but base.name is a model without it; choose one that has it "
             "(resnet-9, say), or method=fedavg"
         )
-    return state.pick([name for name in state if name.rpartition(".")[0] not in layers])
+    return state.pick([name for name in state if module_of(name) not in layers])

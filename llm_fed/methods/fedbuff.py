@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llm_fed.errors import UserError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 from llm_fed.site import Site
 
 
@@ -23,17 +23,10 @@ class FedBuff(Method):
     paper: ClassVar[str] = "FedBuff (Nguyen et al. 2022)"
     one_model: ClassVar[bool] = True
 
-    buffer: int = 10  # M: updates per server step
-    server_lr: float = 1.0  # eta_g
-    staleness_exponent: float = 0.0  # a: an update counts (1 + staleness)^-a; the FedBuff paper's 0.5 is an option
-
-    def __post_init__(self) -> None:
-        if self.buffer < 1:
-            raise UserError(f"method.buffer is {self.buffer}; it must be at least 1")
-        if not self.server_lr > 0:
-            raise UserError(f"method.server_lr is {self.server_lr}; it must be above 0")
-        if not self.staleness_exponent >= 0:
-            raise UserError(f"method.staleness_exponent is {self.staleness_exponent}; it must be at least 0")
+    buffer: PositiveInt = 10  # M: updates per server step
+    server_lr: PositiveFloat = 1.0  # eta_g
+    # a: an update counts (1 + staleness)^-a; the FedBuff paper's 0.5 is an option
+    staleness_exponent: NonNegativeFloat = 0.0
 
     def init(self, server: Site) -> Message:
         model = server.initial()

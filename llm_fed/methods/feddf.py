@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.errors import UserError, above_zero, at_least
+from llm_fed.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.requests import Distillation
+from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
 
 
@@ -24,12 +25,8 @@ class FedDF(Method):
     paper: ClassVar[str] = "FedDF (Lin et al. 2020)"
     one_model: ClassVar[bool] = True
 
-    server_epochs: int = 1  # of distillation in each round
-    server_lr: float = 1e-3  # of the run's local optimizer
-
-    def __post_init__(self) -> None:
-        at_least("method.server_epochs", self.server_epochs, 1)
-        above_zero("method.server_lr", self.server_lr)
+    server_epochs: PositiveInt = 1  # of distillation in each round
+    server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
     def init(self, server: Site) -> Message:
         if not server.train:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from llm_fed.errors import UserError, above_zero, at_least, require
+from llm_fed.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.atlas import normalized
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from llm_fed.site import Site
 from llm_fed.state import State
 
@@ -32,25 +33,18 @@ class Feddle(Method):
     paper: ClassVar[str] = "Feddle (Zhu et al. 2025)"
     one_model: ClassVar[bool] = True
 
-    atlas_size: int | None = None  # M: most anchors; null: twice the clients asked per round
-    search_epochs: int = 1  # passes over the server's examples in each round's search; 0: FedBuff
-    search_lr: float = 1e-3  # eta_c of Adam
-    server_lr: float = 1.0  # eta_g of the fallback
-    fallback_over: str = "arrivals"  # arrivals | atlas: whether the fallback averages this round's updates or all
+    atlas_size: PositiveInt | None = None  # M: most anchors; null: twice the clients asked per round
+    search_epochs: NonNegativeInt = 1  # passes over the server's examples in each round's search; 0: FedBuff
+    search_lr: PositiveFloat = 1e-3  # eta_c of Adam
+    server_lr: PositiveFloat = 1.0  # eta_g of the fallback
+    fallback_over: Literal["arrivals", "atlas"] = "arrivals"  # whether it averages this round's updates or all
     normalize: bool = True  # anchors to the median norm (Eq. 4)
     importance: bool = True  # the anchor of the smallest |c| makes room; false: the oldest
     fallback_start: bool = True  # the search starts at the fallback; false: at zero
-    regularization: float | None = None  # lambda of (lambda/2) ||c - fallback||^2; null: 0, out of domain 0.01
-    head_epochs: int = 1  # out of domain: passes over the server's examples to fit the new head, each round
-    head_lr: float = 1e-3
-
-    def __post_init__(self) -> None:
-        require("method.fallback_over", self.fallback_over, ("arrivals", "atlas"))
-        for name, least in (("search_epochs", 0), ("head_epochs", 1), ("atlas_size", 1), ("regularization", 0)):
-            if (value := getattr(self, name)) is not None:
-                at_least(f"method.{name}", value, least)
-        for name in ("search_lr", "server_lr", "head_lr"):
-            above_zero(f"method.{name}", getattr(self, name))
+    # lambda of (lambda/2) ||c - fallback||^2; null: 0, out of domain 0.01
+    regularization: NonNegativeFloat | None = None
+    head_epochs: PositiveInt = 1  # out of domain: passes over the server's examples to fit the new head, each round
+    head_lr: PositiveFloat = 1e-3
 
     def init(self, server: Site) -> Message:
         if self.search_epochs and not server.train:

@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from llm_fed.errors import UserError, require
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.models.lora import ANCHORS, SCALE
 from llm_fed.models.structure import Structure
 from llm_fed.rng import generator
+from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
 from llm_fed.state import State
 
@@ -36,20 +35,14 @@ class FedDPA(Method):
 
     paper: ClassVar[str] = "FedDPA (Yang et al. 2024)"
     mean_only: ClassVar[bool] = True
+    adapters_only: ClassVar[bool] = True
     shared: ClassVar[str] = r"\.global\.|^(?!.*\.lora_)"
 
-    variant: str = "t"  # t: both are trained in turn each round | f: local ones after the last round, from the global
-    anchors: int = 5  # S: how many training prompts a new prompt is compared with
-    mix_scale: float = 0.5  # lambda
-    personal_steps: int = 20  # variant f: optimizer steps of the local adapter
-
-    def __post_init__(self) -> None:
-        require("method.variant", self.variant, ["t", "f"])
-        for name in ("anchors", "personal_steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"method.{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 <= self.mix_scale < math.inf:
-            raise UserError(f"method.mix_scale is {self.mix_scale}; it must be at least 0 and finite")
+    # t: both are trained in turn each round; f: local ones after the last round, from the global
+    variant: Literal["t", "f"] = "t"
+    anchors: PositiveInt = 5  # S: how many training prompts a new prompt is compared with
+    mix_scale: NonNegativeFloat = 0.5  # lambda
+    personal_steps: PositiveInt = 20  # variant f: optimizer steps of the local adapter
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.with_experts("global", "local", gate="mix")

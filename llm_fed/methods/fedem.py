@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llm_fed.errors import UserError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Full, Structure
+from llm_fed.settings import PositiveInt
 from llm_fed.site import Site
 from llm_fed.state import State
 
@@ -35,11 +35,7 @@ class FedEM(Method):
     mean_only: ClassVar[bool] = True
     shared: ClassVar[str] = r"^(?!weights$|.*\.router$)"
 
-    num_models: int = 4  # d; the FedMerge paper tries 2 to 12
-
-    def __post_init__(self) -> None:
-        if self.num_models < 1:
-            raise UserError(f"method.num_models is {self.num_models}; it must be at least 1")
+    num_models: PositiveInt = 4  # d; the FedMerge paper tries 2 to 12
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         names = [f"expert{j}" for j in range(self.num_models)]

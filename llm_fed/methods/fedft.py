@@ -6,53 +6,46 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.errors import UserError, above_zero, at_least
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
-from llm_fed.methods.fedit import FedIT
+from llm_fed.methods import waiting
+from llm_fed.methods.server_examples import need_examples
+from llm_fed.methods.waiting import Wait
+from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
 
 
-def need_examples(server: Site, method: str) -> None:
-    """Raises UserError: the server has no example of its own."""
-    if not server.train:
-        raise UserError(f"{method} trains on the server's own examples, and it has none; set task.server.examples")
-    if server.data.foreign:
-        raise UserError(f"{method} needs server examples of the clients' own task; leave task.server.name out")
-
-
 @dataclass(frozen=True)
-class FedFT(FedIT):
+class FedFT(Method):
     """FedAvg's step on the answers that `wait` chooses, then the server trains on its own examples; with `first_n` only
     in rounds that make a step."""
 
     paper: ClassVar[str] = "Fed+FT (baseline of Zhu et al. 2025)"
-    server_trains: ClassVar[bool] = True
+    one_model: ClassVar[bool] = True
 
-    server_epochs: int = 1  # in each round
-    server_lr: float = 1e-3  # of the run's local optimizer
+    wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
+    wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
+    server_epochs: PositiveInt = 1  # in each round
+    server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("method.server_epochs", self.server_epochs, 1)
-        above_zero("method.server_lr", self.server_lr)
+    @property
+    def mean_only(self) -> bool:  # type: ignore[override]
+        return self.wait != "first_n"  # which counts answers by client
 
     def init(self, server: Site) -> Message:
         need_examples(server, "fed+ft")
-        return super().init(server)
+        return waiting.begun(server.initial(), self.wait)
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        return waiting.model_of(state, self.wait)
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        stepped = await super().server_update(server, state, uploads)
-        if self.wait != "first_n":
-            return await self._tune(server, stepped)
-        if stepped["since"] == state["since"]:
+        stepped = waiting.step(server, state, uploads, self.wait, self.wait_for)
+        if self.wait == "first_n" and stepped["since"] == state["since"]:
             return stepped
-        return {**stepped, "model": await self._tune(server, stepped["model"])}
-
-    async def _tune(self, server: Site, model: Message) -> Message:
-        return await server.fit(
-            model, epochs=self.server_epochs, optimizer=replace(server.optimizer, lr=self.server_lr)
-        )
+        model, optimizer = waiting.model_of(stepped, self.wait), replace(server.optimizer, lr=self.server_lr)
+        tuned = await server.fit(model, epochs=self.server_epochs, optimizer=optimizer)
+        return waiting.with_model(stepped, tuned, self.wait)
 
 
 @dataclass(frozen=True)
@@ -62,12 +55,8 @@ class Center(Method):
     paper: ClassVar[str] = "centralised training (baseline of Zhu et al. 2025)"
     one_model: ClassVar[bool] = True
 
-    server_epochs: int = 1  # in each round
-    server_lr: float = 1e-3  # of the run's local optimizer
-
-    def __post_init__(self) -> None:
-        at_least("method.server_epochs", self.server_epochs, 1)
-        above_zero("method.server_lr", self.server_lr)
+    server_epochs: PositiveInt = 1  # in each round
+    server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
     def init(self, server: Site) -> Message:
         need_examples(server, "center")

@@ -3,14 +3,14 @@ result."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.errors import UserError, require
-from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
-from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.method import Method, Upload
+from llm_fed.methods import waiting
+from llm_fed.methods.waiting import Wait
+from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
 
 
@@ -24,21 +24,10 @@ class FedIT(Method):
     """
 
     paper: ClassVar[str] = "FedIT (Zhang et al. 2024), FedAvg (McMahan et al. 2017)"
-    server_trains: ClassVar[bool] = False  # the server trains the model, too, for which it needs all of it
 
-    # none: a step on whatever arrives in a round | deadline: on what arrives in the round that asked for it |
-    # first_n: on the first answers to the current model, one per client, however many rounds they take; the others are
-    # dropped
-    wait: str = "none"
-    wait_for: int | None = None  # first_n: so many answers; null: as many as clients are asked in a round
+    wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
+    wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
     private_head: bool = False  # of image models' adapters: each client trains and keeps a head of its own
-
-    def __post_init__(self) -> None:
-        require("method.wait", self.wait, ("none", "deadline", "first_n"))
-        if self.wait_for is not None and self.wait_for < 1:
-            raise UserError(f"method.wait_for is {self.wait_for}; it must be at least 1, or null")
-        if self.private_head and self.server_trains:
-            raise UserError("method.private_head is for fedit: here the server trains the head, too; leave it out")
 
     @property
     def mean_only(self) -> bool:  # type: ignore[override]
@@ -49,36 +38,21 @@ class FedIT(Method):
         return not self.private_head
 
     @property
+    def adapters_only(self) -> bool:  # type: ignore[override]
+        return self.private_head  # beside whole models nothing would be shared
+
+    @property
     def shared(self) -> str:  # type: ignore[override]
         return r"\.lora_[AB]$" if self.private_head else r".*"
 
     def init(self, server: Site) -> Message:
-        model = super().init(server)
-        return {"model": model, "since": 1, "deltas": {}, "sizes": {}} if self.wait == "first_n" else model
+        return waiting.begun(super().init(server), self.wait)
 
     def broadcast(self, state: Message, client: str) -> Message:
-        return state["model"] if self.wait == "first_n" else state
+        return waiting.model_of(state, self.wait)
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        if self.wait == "deadline":
-            uploads = [upload for upload in uploads if upload.staleness == 0]
-        if self.wait != "first_n":
-            return await super().server_update(server, state, uploads)
-        # The current model was first sent in round `since`: who was asked before answers an older one.
-        wait_for = self._enough(server)
-        deltas, sizes = dict(state["deltas"]), dict(state["sizes"])
-        for upload in by_arrival(server, uploads):
-            current = server.round - upload.staleness >= state["since"]
-            if current and upload.client not in deltas and len(deltas) < wait_for:
-                deltas[upload.client], sizes[upload.client] = upload.content, upload.num_examples
-        if len(deltas) < wait_for:
-            return {**state, "deltas": deltas, "sizes": sizes}
-        model = state["model"] + mean(list(deltas.values()), list(sizes.values()))
-        return {"model": model, "since": server.round + 1, "deltas": {}, "sizes": {}}
-
-    def _enough(self, server: Site) -> int:
-        """For how many answers `first_n` waits."""
-        return server.cohort if self.wait_for is None else self.wait_for
+        return waiting.step(server, state, uploads, self.wait, self.wait_for)
 
 
 @dataclass(frozen=True)
@@ -89,14 +63,8 @@ class FedLoRA(Method):
     paper: ClassVar[str] = "FedLoRA (Yi et al. 2023), FedAvg+ (Chen et al. 2026)"
     mean_only: ClassVar[bool] = True
 
-    personal_steps: int = 20  # optimizer steps of the fine-tuning after the last round
-    personal_lr: float | None = None  # its learning rate; null: `local.lr`
-
-    def __post_init__(self) -> None:
-        if self.personal_steps < 1:
-            raise UserError(f"method.personal_steps is {self.personal_steps}; it must be at least 1")
-        if self.personal_lr is not None and not 0 < self.personal_lr < math.inf:
-            raise UserError(f"method.personal_lr is {self.personal_lr}; it must be above 0 and finite, or null")
+    personal_steps: PositiveInt = 20  # optimizer steps of the fine-tuning after the last round
+    personal_lr: PositiveFloat | None = None  # its learning rate; null: `local.lr`
 
     async def finish(self, client: Site, message: Message) -> None:
         lr = client.local.lr if self.personal_lr is None else self.personal_lr

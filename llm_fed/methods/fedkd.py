@@ -4,7 +4,7 @@ Communications 2022)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
@@ -16,9 +16,11 @@ from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
+from llm_fed.settings import Above, AtMost
 from llm_fed.site import Site
 from llm_fed.state import State
 
+Energy = Annotated[float, Above(0), AtMost(1), "1 for all"]
 LEAST_LOSS = 0.01  # the sum of both cross-entropies by which the distillation is divided counts as at least this
 
 
@@ -42,13 +44,8 @@ class FedKD(Method):
     any_model: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."
 
-    energy: float = 0.95  # T_start: the share of the squared singular values that is kept in the beginning
-    energy_end: float = 0.98  # T_end: in the last round
-
-    def __post_init__(self) -> None:
-        for name in ("energy", "energy_end"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"method.{name} is {getattr(self, name)}; it must be above 0, and at most 1 for all")
+    energy: Energy = 0.95  # T_start: the share of the squared singular values that is kept in the beginning
+    energy_end: Energy = 0.98  # T_end: in the last round
 
     @property
     def by_rounds(self) -> bool:  # type: ignore[override]

@@ -9,20 +9,23 @@ Letters: m clients of the federation, k clients that answered, d soup models, P 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from llm_fed.errors import UserError, require
+from llm_fed.errors import UserError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.models.structure import Full
 from llm_fed.rng import generator
+from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
-from llm_fed.state import Layout, State, combine, stack, unstack
+from llm_fed.state import Layout, State, block_of, combine, module_of, stack, unstack
+
+SoupStep = Literal["normalized", "gradient"]
+SoupInit = Literal["independent", "scaled", "shared"]
 
 
 @dataclass(frozen=True)
@@ -40,28 +43,20 @@ class FedMerge(Method):
 
     paper: ClassVar[str] = "FedMerge (Chen et al. 2026)"
 
-    num_models: int = 8  # d; the paper tries 2 to 12
-    # normalized (App. B; null for adapters) | fixed-magnitude (earlier draft; null for whole models) | plain (Eq. 9)
-    weight_step: str | None = None
-    weight_lr: float = 0.1  # step of `normalized` and `plain`
-    max_step: float = 0.01  # `fixed-magnitude`: the largest change of any logit in one round
-    soup_step: str = "normalized"  # normalized | gradient
-    # independent | scaled (each draw times sqrt(d); null for adapters) | shared (one + noise; null for whole models)
-    soup_init: str | None = None
-    init_noise: float = 0.3  # `shared`: size of the noise relative to the draw's own spread, per entry
-    # Which coordinates enter Eq. 9: last-layers (null for adapters) | head, the last linear layer (null for whole
-    # models) | all
-    inner_product: str | None = None
-    last_layers: int | None = None  # null: a quarter of the layers
-    order: str = "together"  # together (both steps see the same weights and soup) | algorithm1 (soup first) | published
-
-    def __post_init__(self) -> None:
-        check_soup(self.num_models, self.soup_step, self.soup_init)
-        one_of("weight_step", self.weight_step, "normalized", "fixed-magnitude", "plain")
-        one_of("inner_product", self.inner_product, "last-layers", "head", "all")
-        one_of("order", self.order, "together", "algorithm1", "published")
-        if self.last_layers is not None and self.last_layers < 1:
-            raise UserError(f"method.last_layers is {self.last_layers}; it must be at least 1, or null for a quarter")
+    num_models: PositiveInt = 8  # d; the paper tries 2 to 12
+    # normalized: App. B, and null for adapters; fixed-magnitude: earlier draft, and null for whole models; plain: Eq. 9
+    weight_step: Literal["normalized", "fixed-magnitude", "plain"] | None = None
+    weight_lr: NonNegativeFloat = 0.1  # step of `normalized` and `plain`
+    max_step: NonNegativeFloat = 0.01  # `fixed-magnitude`: the largest change of any logit in one round
+    soup_step: SoupStep = "normalized"
+    # scaled: each draw times sqrt(d), and null for adapters; shared: one + noise, and null for whole models
+    soup_init: SoupInit | None = None
+    init_noise: NonNegativeFloat = 0.3  # `shared`: size of the noise relative to the draw's own spread, per entry
+    # Which coordinates enter Eq. 9. last-layers: null for adapters; head: the last linear layer, null for whole models
+    inner_product: Literal["last-layers", "head", "all"] | None = None
+    last_layers: Annotated[PositiveInt | None, "for a quarter of the layers"] = None
+    # together: both steps see the same weights and soup; algorithm1: soup first
+    order: Literal["together", "algorithm1", "published"] = "together"
 
     def init(self, server: Site) -> Message:
         soup = draw_soup(server, self.num_models, self.soup_init, self.init_noise)
@@ -116,16 +111,16 @@ class FedMergeFixed(Method):
 
     paper: ClassVar[str] = "FedMerge with fixed weights (Chen et al. 2026, Table 2)"
 
-    num_models: int = 8  # d
-    models_per_client: int = 4  # of them
-    soup_step: str = "normalized"
-    soup_init: str | None = None
-    init_noise: float = 0.3
+    num_models: PositiveInt = 8  # d
+    models_per_client: PositiveInt = 4  # of them
+    soup_step: SoupStep = "normalized"
+    soup_init: SoupInit | None = None
+    init_noise: NonNegativeFloat = 0.3
     weight_seed: int = 0
 
     def __post_init__(self) -> None:
-        check_soup(self.num_models, self.soup_step, self.soup_init)
-        if not 1 <= self.models_per_client <= self.num_models:
+        super().__post_init__()
+        if self.models_per_client > self.num_models:
             raise UserError(
                 f"method.models_per_client is {self.models_per_client}; it must be 1 to num_models ({self.num_models})"
             )
@@ -240,9 +235,9 @@ def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[sl
     if choice == "all":
         return [slice(0, layout.size)]
     if choice == "head":  # A and B of the last adapted layer, or weight and bias of a model's last layer
-        last = layout.names[-1].rpartition(".")[0]
-        return [place for name, place in layout.slices.items() if name.rpartition(".")[0] == last]
-    numbers = {name: int(found[1]) for name in layout.names if (found := re.search(r"\.(\d+)\.", name))}
+        last = module_of(layout.names[-1])
+        return [place for name, place in layout.slices.items() if module_of(name) == last]
+    numbers = {name: number for name in layout.names if (number := block_of(name)) is not None}
     if not numbers:
         raise UserError(
             f"method.inner_product is last-layers, but no entry has a layer number, e.g. {layout.names[0]}; use "
@@ -260,18 +255,6 @@ def weights_report(weights: dict[str, Tensor]) -> dict[str, Any]:
         return {}
     values = [[round(value, 4) for value in row.tolist()] for row in weights.values()]
     return {"weights": {"clients": list(weights), "values": values}}
-
-
-def check_soup(num_models: int, soup_step: str, soup_init: str | None) -> None:
-    if num_models < 1:
-        raise UserError(f"method.num_models is {num_models}; a soup needs at least 1 model")
-    one_of("soup_step", soup_step, "normalized", "gradient")
-    one_of("soup_init", soup_init, "independent", "scaled", "shared")
-
-
-def one_of(name: str, value: str | None, *values: str) -> None:
-    if value is not None:
-        require(f"method.{name}", value, values)
 
 
 def by_form(server: Site, *, adapters: str, whole: str) -> str:

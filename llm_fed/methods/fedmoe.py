@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.errors import above_zero
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.models.structure import Structure
+from llm_fed.settings import PositiveFloat
 from llm_fed.site import Site
 
 
@@ -29,11 +29,7 @@ class FedMoE(Method):
     shared: ClassVar[str] = r"^small\."
 
     # eta_phi: the gate's learning rate in the first round, which falls as `local.lr` does; null: `local.lr`
-    gate_lr: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.gate_lr is not None:
-            above_zero("method.gate_lr", self.gate_lr)
+    gate_lr: PositiveFloat | None = None
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.beside("own", "small", "gate")

@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from llm_fed.errors import at_least
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods.heads import check_head, class_means, head_shape, own_model
 from llm_fed.models.joined import Answer
+from llm_fed.settings import NonNegativeFloat
 from llm_fed.site import Site
 from llm_fed.tasks.common import labels_of
 
@@ -38,10 +38,7 @@ class FedProto(Method):
     whole_models: ClassVar[bool] = True
     any_model: ClassVar[bool] = True
 
-    regularization: float = 1.0  # lambda of Eq. 7
-
-    def __post_init__(self) -> None:
-        at_least("method.regularization", self.regularization, 0)
+    regularization: NonNegativeFloat = 1.0  # lambda of Eq. 7
 
     def init(self, server: Site) -> Message:
         fresh = server.initial()

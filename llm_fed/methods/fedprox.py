@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.errors import UserError, above_zero
+from llm_fed.errors import UserError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
+from llm_fed.settings import PositiveFloat
 from llm_fed.site import Site
 
 
@@ -25,10 +26,7 @@ class FedProx(Method):
     one_model: ClassVar[bool] = True
     mean_only: ClassVar[bool] = True
 
-    mu: float = 0.01  # the paper tries 0.001 to 1
-
-    def __post_init__(self) -> None:
-        above_zero("method.mu", self.mu)
+    mu: PositiveFloat = 0.01  # the paper tries 0.001 to 1
 
     def init(self, server: Site) -> Message:
         if server.local.proximal:

@@ -17,4 +17,5 @@ class FedSA(Method):
 
     paper: ClassVar[str] = "FedSA-LoRA (Guo et al. 2025)"
     mean_only: ClassVar[bool] = True
+    adapters_only: ClassVar[bool] = True
     shared: ClassVar[str] = r"^(?!.*\.lora_B$)"

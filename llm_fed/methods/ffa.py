@@ -17,5 +17,6 @@ class FFA(Method):
 
     paper: ClassVar[str] = "FFA-LoRA (Sun et al. 2024)"
     mean_only: ClassVar[bool] = True
+    adapters_only: ClassVar[bool] = True
     trained: ClassVar[str] = r"^(?!.*\.lora_A$)"
     shared: ClassVar[str] = trained

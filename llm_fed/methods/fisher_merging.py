@@ -4,16 +4,18 @@ adapter."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from llm_fed.merge.fisher import fisher_merge
 from llm_fed.messages.wire import Message
-from llm_fed.methods.interpolation import OfTwo, check_fisher, rounded
+from llm_fed.method import Method, Needed
+from llm_fed.methods.parents import parent, rounded
+from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
 
 
 @dataclass(frozen=True)
-class FisherMerging(OfTwo):
+class FisherMerging(Method):
     """Every coordinate is the mean of the two adapters, weighted by their Fisher information there.
 
     Deviation: on the entries of LoRA adapters, where the POTARA paper (App. H) takes all parameters of a ViT.
@@ -21,14 +23,19 @@ class FisherMerging(OfTwo):
     """
 
     paper: ClassVar[str] = "Fisher merging (Matena and Raffel 2022)"
+    needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
+    adapters_only: ClassVar[bool] = True
 
-    samples: int = 30  # examples behind the Fisher information
-    damping: float = 1e-3  # added to F, relative to the mean of F over both adapters
-    fisher: str = "empirical"  # empirical (labels of the data) | sampled (labels drawn from the model)
-    fisher_data: str = "train"  # train | held-out (the validation examples)
+    fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
+    local_round: PositiveInt | None = None  # likewise
+    private_head: bool = False  # of image models: FedIT's clients keep their heads to themselves
+    samples: PositiveInt = 30  # examples behind the Fisher information
+    damping: NonNegativeFloat = 1e-3  # added to F, relative to the mean of F over both adapters
+    fisher: Literal["empirical", "sampled"] = "empirical"  # labels of the data, or drawn from the model
+    fisher_data: Literal["train", "held-out"] = "train"  # held-out: the validation examples
 
-    def __post_init__(self) -> None:
-        check_fisher(self.samples, self.damping, self.fisher, self.fisher_data)
+    def needed(self, name: str) -> Needed:
+        return parent(name, self.fed_round, self.local_round, self.private_head)
 
     async def finish(self, client: Site, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
@@ -43,3 +50,6 @@ class FisherMerging(OfTwo):
                 "losses": found.losses,
             }
         )
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return client.memory["merged"]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from llm_fed.errors import UserError
 from llm_fed.losses import divergence
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
+from llm_fed.settings import AtLeast, AtMost
 from llm_fed.site import Site
 
 
@@ -31,13 +31,8 @@ class FML(Method):
     any_model: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."
 
-    alpha: float = 0.5  # of the own model's loss the part of the labels
-    beta: float = 0.5  # of the small model's
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"method.{name} is {getattr(self, name)}; it must be in 0-1")
+    alpha: Annotated[float, AtLeast(0), AtMost(1)] = 0.5  # of the own model's loss the part of the labels
+    beta: Annotated[float, AtLeast(0), AtMost(1)] = 0.5  # of the small model's
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return structure.beside("own", "small", "first")

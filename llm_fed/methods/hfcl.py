@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.messages.wire import Message
-from llm_fed.method import Upload
-from llm_fed.methods.fedft import need_examples
-from llm_fed.methods.fedit import FedIT
+from llm_fed.method import Method, Upload
+from llm_fed.methods import waiting
+from llm_fed.methods.server_examples import need_examples
+from llm_fed.methods.waiting import Wait
+from llm_fed.settings import PositiveInt
 from llm_fed.site import Site
+from llm_fed.state import State
 
 
 @dataclass(frozen=True)
-class HFCL(FedIT):
+class HFCL(Method):
     """The server trains on its own examples as one more client, whose answer is never late; `first_n` does not count
     it.
 
@@ -21,27 +24,27 @@ class HFCL(FedIT):
     """
 
     paper: ClassVar[str] = "HFCL (Elbir et al. 2021)"
-    server_trains: ClassVar[bool] = True
+    one_model: ClassVar[bool] = True
 
-    @property
-    def mean_only(self) -> bool:  # type: ignore[override]
-        return False  # the server's own answer is in the mean, too
+    wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
+    wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
 
     def init(self, server: Site) -> Message:
         need_examples(server, "hfcl")
-        return super().init(server)
+        return waiting.begun(server.initial(), self.wait)
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        return waiting.model_of(state, self.wait)
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         if self.wait != "first_n":
-            own = Upload(server.id, server.num_examples, 0, await self._own(server, state))
-            return await super().server_update(server, state, [*uploads, own])
+            own = await self._own(server, state)
+            return waiting.step(server, state, [*uploads, own], self.wait, self.wait_for)
         if server.id not in state["deltas"]:  # once per model
-            deltas = {**state["deltas"], server.id: await self._own(server, state["model"])}
-            state = {**state, "deltas": deltas, "sizes": {**state["sizes"], server.id: server.num_examples}}
-        return await super().server_update(server, state, uploads)
+            state = waiting.counted(state, await self._own(server, state["model"]))
+        of_clients = server.cohort if self.wait_for is None else self.wait_for
+        return waiting.step(server, state, uploads, self.wait, of_clients + 1)
 
-    async def _own(self, server: Site, model: Message) -> Message:
-        return await server.fit(model) - model
-
-    def _enough(self, server: Site) -> int:
-        return super()._enough(server) + 1
+    async def _own(self, server: Site, model: State) -> Upload:
+        """The server's answer to a model, as if a client had sent it."""
+        return Upload(server.id, server.num_examples, 0, await server.fit(model) - model)

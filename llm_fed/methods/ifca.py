@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
-from llm_fed.errors import UserError, at_least
+from llm_fed.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.rng import generator
+from llm_fed.settings import NonNegativeInt, PositiveInt
 from llm_fed.site import Site
 
 
@@ -29,16 +30,10 @@ class IFCA(Method):
 
     paper: ClassVar[str] = "IFCA (Ghosh et al. 2020)"
 
-    num_models: int = 4  # d
-    warmup_rounds: int = 2  # 0, the paper's algorithm, is for whole models: they start different
-    choice_examples: int | None = None  # compare losses on so many training examples; null: on all, as in the paper
-
-    def __post_init__(self) -> None:
-        if self.num_models < 1:
-            raise UserError(f"method.num_models is {self.num_models}; it must be at least 1")
-        at_least("method.warmup_rounds", self.warmup_rounds, 0)
-        if self.choice_examples is not None and self.choice_examples < 1:
-            raise UserError(f"method.choice_examples is {self.choice_examples}; it must be at least 1, or null for all")
+    num_models: PositiveInt = 4  # d
+    warmup_rounds: NonNegativeInt = 2  # 0, the paper's algorithm, is for whole models: they start different
+    # compare losses on so many training examples, in the paper on all
+    choice_examples: Annotated[PositiveInt | None, "for all"] = None
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         if self.warmup_rounds < 1 < self.num_models and isinstance(structure, Lora):

@@ -8,23 +8,24 @@ merged posterior's variance (Lemma 3.7), in closed form, from the gradients of a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from llm_fed.errors import UserError
-from llm_fed.merge.mean import factor_of
 from llm_fed.merge.moments import Evidence
 from llm_fed.merge.potara import sweep, traces
 from llm_fed.messages.wire import Message
-from llm_fed.methods.interpolation import OfTwo, check_fisher, check_space, curve, doubled, mixed, rounded
-from llm_fed.models.lora import Lora
+from llm_fed.method import Method, Needed
+from llm_fed.methods.parents import Space, curve, doubled, mixed, parent, rounded
+from llm_fed.models.lora import Lora, factor_of
 from llm_fed.models.structure import Structure
+from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
 
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
 
 
 @dataclass(frozen=True)
-class Potara(OfTwo):
+class Potara(Method):
     """One FedIT adapter and one local adapter, merged at each client.
 
     Deviation: the inverse Fisher information is damped (`merge.potara.variances`, `test_damping_bounds_the_trace`).
@@ -33,20 +34,27 @@ class Potara(OfTwo):
     """
 
     paper: ClassVar[str] = "POTARA (Zou et al. 2026)"
+    needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
+    adapters_only: ClassVar[bool] = True
 
-    samples: int = 30  # N of Eq. 19 and Table 11
-    damping: float = 1e-3  # added to F, relative to the mean of F
-    fisher: str = "empirical"  # empirical (labels of the data) | sampled (labels drawn from the model)
-    fisher_data: str = "train"  # train (App. B) | held-out (the validation examples)
-    space: str = "factors"  # factors (A and B are mixed, App. B) | delta (B A is, Eq. 3, as one adapter of rank 2 r)
+    fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
+    local_round: PositiveInt | None = None  # likewise
+    private_head: bool = False  # of image models: FedIT's clients keep their heads to themselves
+    samples: PositiveInt = 30  # N of Eq. 19 and Table 11
+    damping: NonNegativeFloat = 1e-3  # added to F, relative to the mean of F
+    fisher: Literal["empirical", "sampled"] = "empirical"  # labels of the data, or drawn from the model
+    fisher_data: Literal["train", "held-out"] = "train"  # train: App. B; held-out: the validation examples
+    space: Space = "factors"  # factors: App. B; delta: Eq. 3
     per_factor: bool = False  # one weight for all A, one for all B, and one for a head, each from its own traces
     grid: bool = False  # also score the weights 0, 0.1, ..., 1 on the validation examples (App. E)
 
     def __post_init__(self) -> None:
-        check_fisher(self.samples, self.damping, self.fisher, self.fisher_data)
-        check_space(self.space)
+        super().__post_init__()
         if self.per_factor and self.space == "delta":
             raise UserError("method.per_factor=true mixes A and B apart, which method.space=delta cannot; choose one")
+
+    def needed(self, name: str) -> Needed:
+        return parent(name, self.fed_round, self.local_round, self.private_head)
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
@@ -73,6 +81,9 @@ class Potara(OfTwo):
         if self.grid:
             recipe["grid"] = await curve(client, fed, local, self.space)
         client.memory["recipe"] = recipe
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return client.memory["merged"]
 
     def _weigh(self, found: Evidence, places: dict[str, list[slice]]) -> dict[str, Any]:
         """lambda_fed, the traces and the weights for other dampings: one of each, or one for each factor."""

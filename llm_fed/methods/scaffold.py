@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.errors import UserError, above_zero
+from llm_fed.errors import UserError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.settings import PositiveFloat
 from llm_fed.site import Site
 
 
@@ -19,10 +20,7 @@ class Scaffold(Method):
 
     paper: ClassVar[str] = "SCAFFOLD (Karimireddy et al. 2020)"
 
-    server_lr: float = 1.0  # eta_g, as in the paper's experiments
-
-    def __post_init__(self) -> None:
-        above_zero("method.server_lr", self.server_lr)
+    server_lr: PositiveFloat = 1.0  # eta_g, as in the paper's experiments
 
     def init(self, server: Site) -> Message:
         model, local = server.initial(), server.local

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from llm_fed.config import BaseConfig
+from llm_fed.config import BaseConfig, Dtype
 from llm_fed.errors import UserError, lookup
 from llm_fed.models import lora
 from llm_fed.models.frozen import freeze
@@ -66,6 +66,7 @@ def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
     if config.dtype != "auto":
         return config, ""
     kind = torch.device(device).type
+    dtype: Dtype
     dtype, why, other = "float32", "this is a CPU", "=bfloat16"
     if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         dtype, why, other = "bfloat16", "this GPU has it", "=float32"

@@ -17,8 +17,11 @@ from torch import nn
 
 from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError
+from llm_fed.settings import check_fields
 from llm_fed.state import Layout, State
 
+FACTORS = ("lora_A", "lora_B")  # what the names of an adapter's entries end with
+HEAD = "head"  # beside them: the entries of modules that are trained whole
 ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `mix`: (S, H) and ()
 
 
@@ -41,15 +44,8 @@ class Lora:
     @classmethod
     def from_config(cls, config: AdapterConfig, whole: tuple[str, ...] = ()) -> Lora:
         """Raises UserError where a value cannot be an adapter's."""
+        check_fields(config, "adapter.")
         chosen = config.target_modules
-        if config.rank < 1:
-            raise UserError(f"adapter.rank is {config.rank}; it must be at least 1")
-        if not (math.isfinite(config.alpha) and config.alpha > 0):
-            raise UserError(f"adapter.alpha is {config.alpha}; it must be a positive number")
-        if not 0 <= config.dropout < 1:
-            raise UserError(f"adapter.dropout is {config.dropout}; it must be at least 0 and less than 1")
-        if not chosen:
-            raise UserError("adapter.target_modules is empty; name layers to adapt, e.g. [q_proj, v_proj]")
         chosen = chosen if isinstance(chosen, str) else tuple(chosen)
         return cls(config.rank, config.alpha, config.dropout, chosen, whole=whole)
 
@@ -192,7 +188,14 @@ def whole_parameters(model: nn.Module, structure: Lora) -> dict[str, nn.Paramete
 def pair(module: str, expert: str) -> tuple[str, str]:
     """The names of an expert's two entries on a layer."""
     place = f"{module}.{expert}" if expert else module
-    return f"{place}.lora_A", f"{place}.lora_B"
+    first, second = FACTORS
+    return f"{place}.{first}", f"{place}.{second}"
+
+
+def factor_of(name: str) -> str:
+    """Which of FACTORS an entry is, or HEAD."""
+    last = name.rpartition(".")[2]
+    return last if last in FACTORS else HEAD
 
 
 def router(module: str) -> str:
@@ -211,7 +214,7 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
     for name, parameter in whole_parameters(model, structure).items():
         state[name].copy_(parameter.detach())
     for name in state:
-        if name.endswith(".lora_A"):
+        if factor_of(name) == FACTORS[0]:
             nn.init.kaiming_uniform_(state[name], a=math.sqrt(5), generator=generator)
     return state
 

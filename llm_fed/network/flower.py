@@ -15,8 +15,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from llm_fed.config import Device
 from llm_fed.errors import RunError, UserError
 from llm_fed.network import worker
+from llm_fed.settings import PositiveFloat, coerce
 
 if TYPE_CHECKING:
     from llm_fed.network.link import Reply
@@ -126,7 +128,10 @@ def _place(context: Context) -> dict[str, Any]:
         raise UserError(f"--node-config has {min(unknown)!r}; known: home, path, clients, device, idle")
     if not given.get("home"):
         raise UserError('--node-config needs home="FOLDER": where this machine\'s memories and personal models lie')
-    place = {key: given[key] for key in ("home", "path", "device", "idle") if key in given}
+    place: dict[str, Any] = {key: given[key] for key in ("home", "path", "device", "idle") if key in given}
+    for key, hint in {"device": Device, "idle": PositiveFloat}.items():
+        if key in place:
+            place[key] = coerce(place[key], hint, f"--node-config {key}")
     return place | {"clients": str(given["clients"]).split(",") if given.get("clients") else []}
 
 

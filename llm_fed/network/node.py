@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from llm_fed.config import Config, ServerConfig
+from llm_fed.config import Config, Device, ServerConfig
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import ClientError, RunError, UserError, lookup
 from llm_fed.eval.clients import evaluate
@@ -48,7 +48,7 @@ class Place:
     home: Path  # where memories and personal adapters lie
     path: str | None = None  # the data, in the place of task.path
     clients: tuple[str, ...] = ()  # those of the data's clients that are here; empty: all
-    device: str | None = None  # in the place of the configuration's
+    device: Device | None = None  # in the place of the configuration's
 
 
 class Node:

@@ -121,7 +121,7 @@ def _merge(
         summary = train(
             its_config, folder, _Marked(link, need=need), reporter=reporter, base=built.base, name=f"{name}-{need}"
         )
-        round = method.needed_round(need)
+        round = method.needed(need).round
         rounds[need] = summary["round"] if round is None else round
         with Run(folder, its_config) as its_run:
             its_run.begin()

@@ -17,14 +17,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from alternating import compare
 from torch import nn
 
 from llm_fed import configfile
-from llm_fed.config import BaseConfig, LocalConfig
+from llm_fed.config import BaseConfig, Dtype, LocalConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.experiment.placement import placed
 from llm_fed.federation.clients import LocalClients
@@ -87,7 +87,9 @@ def make(given: argparse.Namespace, device: str) -> tuple[list[Fit], ImageBase]:
     return jobs, base
 
 
-def engine(given: argparse.Namespace, dtype: str, jobs: list[Fit], augment: str | None = None) -> Callable[[], object]:
+def engine(
+    given: argparse.Namespace, dtype: Dtype, jobs: list[Fit], augment: Literal["crop-flip"] | None = None
+) -> Callable[[], object]:
     base = load_images(BaseConfig(name=given.model, dtype=dtype), LABELS, given.device)
     runner = VisionEngine(base)
     return lambda: [runner.fit(replace(job, augment=augment)) for job in jobs]

@@ -216,9 +216,9 @@ def test_nothing_is_left_on_the_base_also_after_an_exception():
     ("changes", "message"),
     [
         ({"rank": 0}, "adapter.rank is 0; it must be at least 1"),
-        ({"alpha": -1}, "adapter.alpha is -1"),
+        ({"alpha": -1}, "adapter.alpha is -1.0; it must be above 0 and finite"),
         ({"dropout": 1.0}, "adapter.dropout is 1.0"),
-        ({"target_modules": ()}, "adapter.target_modules is empty"),
+        ({"target_modules": ()}, r"adapter.target_modules is \(\); it must be at least one module name"),
     ],
 )
 def test_bad_settings_are_named(changes, message):

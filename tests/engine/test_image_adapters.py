@@ -22,7 +22,7 @@ from llm_fed.engine.examples import Pictures
 from llm_fed.engine.gradients import per_example_gradients
 from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
-from llm_fed.methods.interpolation import doubled, mixed
+from llm_fed.methods.parents import doubled, mixed
 from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, targets
 from llm_fed.requests import Distillation

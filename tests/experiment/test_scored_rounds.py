@@ -16,7 +16,7 @@ from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import federate
-from llm_fed.federation.progress import restore, resume, save
+from llm_fed.federation.progress import Best, restore, resume, save
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs import tracking
 from llm_fed.runs.folder import Run, read_records
@@ -49,7 +49,7 @@ def test_the_best_of_the_last_scores(tmp_path, settings, rounds, best):
     split = settings.get("during", "validation")
     assert [(line["round"], line["split"]) for line in lines] == [(round, split) for round in rounds]
     assert asked == [split] * len(rounds)
-    assert (progress.best_round, progress.best_score) == (best, SCORES[best])
+    assert (progress.best.round, progress.best.score) == (best, SCORES[best])
 
 
 def summary_of(score: float, loss: float | None = None) -> Summary:
@@ -97,7 +97,7 @@ def test_of_equal_scores_the_loss_decides_and_then_the_later_round(tmp_path, sco
     _, lines, checkpoints, progress = go(
         tmp_path, len(scores), {"every": 1}, lambda round: summary_of(scores[round - 1], losses[round - 1])
     )
-    assert progress.best_round == best and checkpoints == sorted({best, len(scores)})
+    assert progress.best.round == best and checkpoints == sorted({best, len(scores)})
     finite = [loss if loss is not None and math.isfinite(loss) else None for loss in losses]
     assert [line["loss"] for line in lines] == finite
     assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
@@ -111,13 +111,13 @@ def test_a_checkpoint_of_an_earlier_version_has_no_loss_and_continues(tmp_path):
     with Run(tmp_path / "run", config) as run:
         run.begin()
         progress = resume(run, FedIT(), clients, server)
-        progress.round, progress.best_round, progress.best_score, progress.best_loss = 1, 1, 40.0, 0.5
+        progress.round, progress.best = 1, Best(1, 40.0, 0.5)
         save(run, progress, clients, server)
         saved = run.checkpoints.load(1)
-        assert restore(saved, clients, server).best_loss == 0.5
+        assert restore(saved, clients, server).best.loss == 0.5
         del saved.state["best_loss"]
         again = restore(saved, clients, server)
-    assert (again.best_round, again.best_score, again.best_loss) == (1, 40.0, math.inf)
+    assert (again.best.round, again.best.score, again.best.loss) == (1, 40.0, math.inf)
 
 
 def test_one_model_is_tested_at_the_server(tmp_path):

@@ -100,7 +100,7 @@ def test_checkpoints_kept(tmp_path):
     progress, *_ = go(
         tmp_path, rounds=6, config=config, evaluate=lambda m, s: summarize("rouge1", {"c0": next(scores)})
     )
-    assert (progress.best_round, progress.best_score) == (2, 30.0)
+    assert (progress.best.round, progress.best.score) == (2, 30.0)
     # every: 10 would write none; kept rounds, the best and the last are written all the same
     assert sorted(path.name for path in tmp_path.glob("checkpoints/round-*")) == [f"round-000{i}" for i in (1, 2, 3, 6)]
 
@@ -113,7 +113,7 @@ def test_best_round_can_be_restored_with_its_memories(tmp_path):
         run.begin()
         clients = toy.clients(3)
         progress = restore(run.checkpoints.load(2), clients)
-    assert progress.best_round == 2
+    assert progress.best.round == 2
     assert clients["c2"].memory["adapter"]["model.layers.0.q.lora_B"][0, 0].item() == pytest.approx(4 * 15 / 16)
 
 

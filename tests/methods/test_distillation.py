@@ -202,11 +202,11 @@ def test_features_must_be_as_many(name):
     [
         ({"name": "fd", "regularization": -1}, "method.regularization is -1"),
         ({"name": "fedproto", "regularization": float("nan")}, "method.regularization is nan"),
-        ({"name": "fml", "alpha": 1.5}, "method.alpha is 1.5; it must be in 0-1"),
+        ({"name": "fml", "alpha": 1.5}, "method.alpha is 1.5; it must be at least 0 and at most 1"),
         ({"name": "fml", "beta": -0.1}, "method.beta is -0.1"),
         ({"name": "fedkd", "energy": 0.0}, "method.energy is 0.0; it must be above 0"),
         ({"name": "fedkd", "energy_end": 2.0}, "method.energy_end is 2.0"),
-        ({"name": "fedapen", "adaptability": 1.0}, "method.adaptability is 1.0; it must be between 0 and 1"),
+        ({"name": "fedapen", "adaptability": 1.0}, "method.adaptability is 1.0; it must be above 0 and below 1"),
         ({"name": "fedapen", "weight_lr": 0.0}, "method.weight_lr is 0"),
         ({"name": "fedapen", "weight_epochs": -1}, "method.weight_epochs is -1"),
     ],

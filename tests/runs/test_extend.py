@@ -131,8 +131,8 @@ def test_extended_rounds_equal_those_of_the_longer_run(tmp_path, case):
         short = toy_run(tmp_path / "short", rounds, method, **settings)
         assert score_rounds(tmp_path / "short")[-1][0] == rounds
         assert short.in_flight or rounds != 4  # the first run ends before these arrive
-    assert (short.best_round, short.best_score) == (long.best_round, long.best_score)
-    assert long.best_round in (Checkpoints(tmp_path / "short/checkpoints").rounds())
+    assert (short.best.round, short.best.score) == (long.best.round, long.best.score)
+    assert long.best.round in (Checkpoints(tmp_path / "short/checkpoints").rounds())
     assert (tmp_path / "short/metrics.jsonl").read_bytes() == (tmp_path / "long/metrics.jsonl").read_bytes()
     assert checkpoint(tmp_path / "short") == checkpoint(tmp_path / "long")
 

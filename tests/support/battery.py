@@ -101,11 +101,10 @@ GOLDEN: dict[str, list[float]] = {
 FEDERATED = [
     name for name, kind in methods.METHODS.items() if not kind.needs and not kind.whole_models and name != "center"
 ]
-OF_ADAPTERS_ALONE = ("ffa", "fedsa", "feddpa", "fedalt")
 WHOLE_MODELS = [
     name + OF_PICTURES
-    for name, kind in methods.METHODS.items()
-    if not kind.needs and name not in ("center", *OF_ADAPTERS_ALONE)
+    for name in methods.METHODS
+    if name != "center" and not methods.build({"name": name}).adapters_only
 ]
 ROUNDS = 3
 SIZES = {"c0": 5, "c1": 3, "c2": 8}

@@ -1,0 +1,66 @@
+"""For which answers the step of federated averaging waits where they may be late. No method: what several share.
+
+- none: a step on whatever arrives in a round.
+- deadline: on what arrives in the round that asked for it; what comes later is dropped.
+- first_n: on the first answers to the current model, one per client, however many rounds they take; the others are
+  dropped. The server's state then holds, beside the model, the round since which it is sent and what was counted.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from llm_fed.merge import mean
+from llm_fed.messages.wire import Message
+from llm_fed.method import Upload, averaged, by_arrival
+from llm_fed.site import Site
+from llm_fed.state import State
+
+Wait = Literal["none", "deadline", "first_n"]
+
+
+def begun(model: State, wait: Wait) -> Message:
+    """The server's state with a model that no client has answered yet."""
+    return _afresh(model, 1) if wait == "first_n" else model
+
+
+def model_of(state: Message, wait: Wait) -> State:
+    """What clients are sent."""
+    return state["model"] if wait == "first_n" else state
+
+
+def with_model(state: Message, model: State, wait: Wait) -> Message:
+    """The server's state with another model in the place of its own."""
+    return {**state, "model": model} if wait == "first_n" else model
+
+
+def step(server: Site, state: Message, uploads: list[Upload], wait: Wait, wait_for: int | None) -> Message:
+    """The state after what arrived in a round: the model moves by the mean of the updates that count, if it moves.
+
+    Args:
+        wait_for: first_n: so many answers; None: as many as clients are asked in a round.
+    """
+    if wait == "none":
+        return averaged(state, uploads)
+    if wait == "deadline":
+        return averaged(state, [upload for upload in uploads if upload.staleness == 0])
+    needed = server.cohort if wait_for is None else wait_for
+    for upload in by_arrival(server, uploads):
+        # The current model was first sent in round `since`: who was asked before answers an older one.
+        current = server.round - upload.staleness >= state["since"]
+        if current and upload.client not in state["deltas"] and len(state["deltas"]) < needed:
+            state = counted(state, upload)
+    if len(state["deltas"]) < needed:
+        return state
+    deltas, sizes = list(state["deltas"].values()), list(state["sizes"].values())
+    return _afresh(state["model"] + mean(deltas, sizes), server.round + 1)
+
+
+def counted(state: Message, upload: Upload) -> Message:
+    """first_n: the state with an answer to its model."""
+    deltas = {**state["deltas"], upload.client: upload.content}
+    return {**state, "deltas": deltas, "sizes": {**state["sizes"], upload.client: upload.num_examples}}
+
+
+def _afresh(model: State, since: int) -> Message:
+    return {"model": model, "since": since, "deltas": {}, "sizes": {}}

@@ -1,0 +1,261 @@
+"""Settings: a field of a configuration or a method carries its type and its range, and one function checks both.
+
+    num_models: PositiveInt = 8
+    mixing: Annotated[float, Above(0), AtMost(1)] = 0.4
+    wait_for: PositiveInt | None = None
+    wait: Literal["none", "deadline", "first_n"] = "none"
+
+Every float must be finite. A string among the marks of `Annotated` ends the message of a refused value: a unit, or what
+null means. What relates two fields is code where they stand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from llm_fed.errors import UserError, require
+
+
+@dataclasses.dataclass(frozen=True)
+class AtLeast:
+    limit: float
+
+    def holds(self, value: float) -> bool:
+        return value >= self.limit
+
+    def __str__(self) -> str:
+        return f"at least {self.limit}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Above:
+    limit: float
+
+    def holds(self, value: float) -> bool:
+        return value > self.limit
+
+    def __str__(self) -> str:
+        return f"above {self.limit}"
+
+
+@dataclasses.dataclass(frozen=True)
+class AtMost:
+    limit: float
+
+    def holds(self, value: float) -> bool:
+        return value <= self.limit
+
+    def __str__(self) -> str:
+        return f"at most {self.limit}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Below:
+    limit: float
+
+    def holds(self, value: float) -> bool:
+        return value < self.limit
+
+    def __str__(self) -> str:
+        return f"below {self.limit}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finite:
+    def holds(self, value: float) -> bool:
+        return math.isfinite(value)
+
+    def __str__(self) -> str:
+        return "finite"
+
+
+@dataclasses.dataclass(frozen=True)
+class NonEmpty:
+    """A list or text that holds something: `what`."""
+
+    what: str
+
+    def holds(self, value: Sequence[Any]) -> bool:
+        return len(value) > 0
+
+    def __str__(self) -> str:
+        return self.what
+
+
+PositiveInt = Annotated[int, AtLeast(1)]
+NonNegativeInt = Annotated[int, AtLeast(0)]
+PositiveFloat = Annotated[float, Above(0)]
+NonNegativeFloat = Annotated[float, AtLeast(0)]
+
+
+def hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields by name, with what `Annotated` says of them.
+
+    Raises:
+        UserError: a type names what its module does not have.
+    """
+    try:
+        found = get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise UserError(
+            f"{kind.__module__}.{kind.__qualname__}: the type of a field cannot be read, as {error}; import what it "
+            "names, and not only under `if TYPE_CHECKING`"
+        ) from error
+    return {field.name: found[field.name] for field in dataclasses.fields(kind)}
+
+
+def key_of(name: str) -> str:
+    """The key of a field in a file: `with` is a word of Python, so the field is `with_`."""
+    return name.removesuffix("_")
+
+
+def check_fields(settings: Any, where: str) -> None:
+    """Refuse the values of a dataclass that are not what its fields say.
+
+    Args:
+        where: what stands before a field's name in messages, as in `method.wait_for`.
+
+    Raises:
+        UserError: the first bad value, and what it must be.
+    """
+    for name, hint in hints(type(settings)).items():
+        value, key = getattr(settings, name), f"{where}{key_of(name)}"
+        if dataclasses.is_dataclass(value):
+            check_fields(value, f"{key}.")
+        else:
+            coerce(value, hint, key)
+
+
+def coerce(value: Any, hint: Any, key: str) -> Any:
+    """`value` as a field of this type holds it: a whole number as a float, a list as a tuple.
+
+    Raises:
+        UserError: it is of another type, or out of range.
+    """
+    alternatives = _alternatives(hint)
+    try:
+        return _taken(value, alternatives)
+    except _WrongType:
+        takes = sorted({_name(kind) for kind, _ in alternatives})
+        raise UserError(f"{key} is {value!r} ({type(value).__name__}); it takes {' or '.join(takes)}") from None
+    except _OutOfRange as refused:
+        kinds = [kind for kind, _ in alternatives if kind is not NoneType]
+        if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
+            require(key, value, get_args(kinds[0]))
+        raise UserError(f"{key} is {refused.value!r}; it must be {range_of(hint)}") from None
+
+
+def range_of(hint: Any) -> str:
+    """What a value of this type must be, in words; empty where any does."""
+    alternatives = _alternatives(hint)
+    # Of a list of names or one name, say, the range is said once.
+    texts = list(dict.fromkeys(text for kind, marks in alternatives for text in _texts(kind, marks)))
+    if not texts:
+        return ""
+    text = ", ".join(texts[:-1]) + (" or " if len(texts) > 1 else "") + texts[-1]
+    note = next((mark for _, marks in alternatives for mark in marks if isinstance(mark, str)), "")
+    if any(kind is NoneType for kind, _ in alternatives):
+        return f"{text}, or null {note}".rstrip()
+    return f"{text}, {note}" if note else text
+
+
+def _texts(kind: Any, marks: tuple[Any, ...]) -> list[str]:
+    if get_origin(kind) is Literal:
+        return [str(choice) for choice in get_args(kind)]
+    each = range_of(get_args(kind)[0]) if get_origin(kind) is tuple else ""
+    text = ", ".join(filter(None, [" and ".join(map(str, _bounds(kind, marks))), each and f"each {each}"]))
+    return [text] if text else []
+
+
+class _WrongType(Exception):
+    pass
+
+
+class _OutOfRange(Exception):
+    def __init__(self, value: Any):
+        self.value = value
+
+
+_Alternative = tuple[Any, tuple[Any, ...]]  # a type that is no union, and its marks
+
+
+def _alternatives(hint: Any, marks: tuple[Any, ...] = ()) -> list[_Alternative]:
+    if get_origin(hint) is Annotated:
+        kind, *own = get_args(hint)
+        return _alternatives(kind, (*own, *marks))
+    if get_origin(hint) in (Union, UnionType):
+        return [found for part in get_args(hint) for found in _alternatives(part, marks)]
+    return [(hint, () if hint is NoneType else marks)]
+
+
+def _taken(value: Any, alternatives: list[_Alternative]) -> Any:
+    """`value` as the first alternative that takes it has it."""
+    refused: Exception = _WrongType()
+    for kind, marks in alternatives:
+        try:
+            converted = _converted(value, kind)
+            if all(bound.holds(converted) for bound in _bounds(kind, marks)):
+                return converted
+            refused = _OutOfRange(converted)
+        except _OutOfRange:
+            refused = _OutOfRange(value)
+        except _WrongType:
+            continue
+    raise refused
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """`value` as a `kind`, which is neither a union nor marked, has it.
+
+    Raises:
+        _WrongType: it is no such value.
+        _OutOfRange: a choice that is none, or something in a list.
+    """
+    origin = get_origin(kind)
+    if origin is Literal:
+        choices = get_args(kind)
+        if type(value) not in map(type, choices):
+            raise _WrongType
+        if value not in choices:
+            raise _OutOfRange(value)
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_taken(item, _alternatives(get_args(kind)[0])) for item in value)
+    if kind is float and _is_number(value):
+        try:
+            return float(value)
+        except OverflowError:  # a whole number that no float holds
+            return math.inf
+    if kind is Any or (isinstance(value, origin or kind) and not (kind is int and isinstance(value, bool))):
+        return value
+    raise _WrongType
+
+
+def _bounds(kind: Any, marks: tuple[Any, ...]) -> list[Any]:
+    """The marks that a value must hold; what is bounded on both sides is finite."""
+    bounds = [mark for mark in marks if not isinstance(mark, str)]
+    below, above = (any(isinstance(bound, ends) for bound in bounds) for ends in ((AtLeast, Above), (AtMost, Below)))
+    return [*bounds, Finite()] if kind is float and not (below and above) else bounds
+
+
+def _is_number(value: Any) -> bool:
+    """Text, too: YAML 1.1 reads 5e-5 as a string."""
+    if not isinstance(value, str):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return type(get_args(kind)[0]).__name__
+    if get_origin(kind) is tuple:
+        return f"tuple[{' | '.join(_name(part) for part, _ in _alternatives(get_args(kind)[0]))}, ...]"
+    return "None" if kind is NoneType else getattr(kind, "__name__", str(kind))

@@ -1,0 +1,38 @@
+"""One paper, one file: a method derives from Method alone, and what two of them share is a module of functions."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+from llm_fed import methods
+from llm_fed.method import Method
+
+MODULES = [importlib.import_module(f"llm_fed.methods.{found.name}") for found in pkgutil.iter_modules(methods.__path__)]
+OF_METHODS = {kind.__module__ for kind in methods.METHODS.values()}
+
+
+def test_a_method_has_no_base_but_method():
+    assert {kind.__bases__ for kind in methods.METHODS.values()} == {(Method,)}
+
+
+def test_no_method_imports_another():
+    for module in MODULES:
+        tree = ast.parse(Path(module.__file__).read_text())
+        imported = {
+            f"{node.module}.{alias.name}" if node.module == methods.__name__ else node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        } | {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        assert not imported & OF_METHODS, module.__name__
+
+
+def test_what_they_share_is_functions():
+    shared = [module for module in MODULES if module.__name__ not in OF_METHODS]
+    assert {module.__name__.rpartition(".")[2] for module in shared} >= {"heads", "parents", "waiting"}
+    for module in shared:
+        own = [thing for thing in vars(module).values() if getattr(thing, "__module__", None) == module.__name__]
+        assert not [thing for thing in own if isinstance(thing, type) and issubclass(thing, Method)]
