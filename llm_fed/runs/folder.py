@@ -154,6 +154,8 @@ class Run:
             if not (paths.same(key, before.get(key), now.get(key)) or key.startswith(_FREE_KEYS))
             and not datapath.same(key, before.get(key), now.get(key))
         }
+        if any(key.startswith("method.") for key in changes) and _same_method(saved["method"], self.config.method):
+            changes = {key: values for key, values in changes.items() if not key.startswith("method.")}
         if changes and not holds_results(self.folder):
             self._fresh = True  # nothing to continue, and nothing to lose
             return
@@ -254,6 +256,16 @@ def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
         f"cannot write {path}: {error.strerror or error}. Make room, then give the same command to continue."
     )
+
+
+def _same_method(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether two `method` sections describe one method, e.g. by its entry point and by its class."""
+    from llm_fed import methods  # all of them, and rarely needed
+
+    try:
+        return methods.canonical(before) == methods.canonical(now)
+    except UserError:  # it cannot be said any more, so the two differ as their texts do
+        return False
 
 
 def look(folder: Path, config: Config, fresh: bool) -> tuple[int, bool]:
