@@ -1,0 +1,291 @@
+"""Whole runs of adapters on a vision transformer: every method, what it exports, and whose the head is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import equal_runs
+import peft
+import pytest
+import tiny_images
+import torch
+import yaml
+from image_runs import Killer
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageClassification
+
+from llm_fed import load_client
+from llm_fed.commands import compare
+from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run
+from llm_fed.commands.merge import Data, merge_adapters
+from llm_fed.configfile import from_dict
+from llm_fed.errors import UserError
+from llm_fed.experiment import build, finish
+from llm_fed.experiment import run as experiment
+from llm_fed.export import models, peft_folders
+from llm_fed.models.lora import ANCHORS, SCALE
+from llm_fed.runs.folder import read_records, saved_config
+from llm_fed.runs.tracking import Reporter
+
+ROUTED = tiny_images.LORA.with_experts("one", "two", gate="router")
+METHODS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "fedit": {},
+    "fedit with heads of their own": {"private_head": True},
+    "fedlora": {"personal_steps": 2},
+    "ffa": {},
+    "fedsa": {},
+    "feddpa": {"anchors": 2},
+    "feddpa f": {"variant": "f", "anchors": 2, "personal_steps": 2},
+    "fedalt": {},
+    "pfedmoe": {},
+    "fedem": {"num_models": 2},
+    "ifca": {"num_models": 2, "warmup_rounds": 1},
+    "fedmerge": {"num_models": 2},
+    "fedmerge-fixed": {"num_models": 2, "models_per_client": 1},
+    "feddle": {"search_lr": 0.05},
+    "feddf": {"server_lr": 0.01},
+    "potara": {"samples": 4, "grid": True},
+    "potara per factor": {"samples": 4, "per_factor": True, "fisher": "sampled"},
+    "potara delta": {"samples": 4, "space": "delta"},
+    "fisher-merging": {"samples": 4},
+    "mean": {"space": "delta"},
+    "grid": {},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("image-adapters")
+    tiny_images.npz(folder / "own.npz", train=60, test=24)
+    tiny_images.save(tiny_images.vit(torch.float32), folder / "vit")
+    return folder
+
+
+def configured(files: Path, name: str, **changes: Any) -> dict[str, Any]:
+    server = {"examples": 6} if name in ("feddle", "feddf") else {}
+    return tiny_images.tree(
+        files / "own.npz",
+        base={"name": str(files / "vit")},
+        adapter={"rank": 2, "alpha": 4, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]},
+        method={"name": name.split()[0], **METHODS[name]},
+        local={"epochs": 3, "lr": 0.02, "lr_end": 0.02},
+        task={"server": server},
+        eval={"every": 0},
+        **{"rounds": 2, **changes},
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_of_adapters_runs_on_a_vision_transformer(files, tmp_path, monkeypatch, name):
+    """It learns, or merges what has learned; what is exported, read back, scores the same."""
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)  # pictures take most of the time
+    run, config = tmp_path / "run", from_dict(configured(files, name))
+    summary = experiment.train(config, run)
+    assert evaluate_run(run).clients == summary["scores"]["clients"]
+    merged = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "merge"]
+    losses = [line["loss"] for line in read_records(run / "metrics.jsonl") if line["kind"] == "round"]
+    assert bool(merged) != bool(losses)
+    if losses:
+        assert losses[-1] < losses[0] - 0.02
+    events = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "event"]
+    assert not events
+    # What was written is what is read, and a head is in it.
+    built = build.prepare(config, Reporter())
+    for id, site in built.clients.items():
+        one = models.read(run / "adapters" / id, site.structure, built.base)
+        assert one.layout == built.base.layout(site.structure)
+        start = site.initial()
+        assert not torch.equal(one["classifier.weight"], start["classifier.weight"])
+        models.write(tmp_path / "again" / id, one, site.structure, built.base, "card")
+        again = models.read(tmp_path / "again" / id, site.structure, built.base)
+        assert again.equal(one)
+        where = "gate.safetensors" if not site.structure.plain else "adapter_model.safetensors"
+        assert any(key.endswith("classifier.weight") for key in load_file(run / "adapters" / id / where))
+
+
+def test_a_killed_run_continues_bit_identically(files, tmp_path, monkeypatch):
+    """With adapters, routers and heads in the clients' memories, and dropout."""
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    config = from_dict(configured(files, "pfedmoe"))
+    experiment.train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        experiment.train(config, tmp_path / "killed", reporter=Killer(2))
+    experiment.train(config, tmp_path / "killed")
+    assert equal_runs.files(tmp_path / "killed") == equal_runs.files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "name, shared",
+    [
+        ("fedit", True),
+        ("fedit with heads of their own", False),
+        ("fedsa", True),
+        ("feddpa", True),
+        ("fedem", True),
+        ("pfedmoe", False),
+        ("fedalt", False),
+    ],
+)
+def test_whose_the_head_is(files, tmp_path, monkeypatch, name, shared):
+    """One for all clients, after the server's mean, or each client's own; routers are always the client's."""
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    experiment.train(from_dict(configured(files, name, rounds=1)), tmp_path / "run")
+    built = build.prepare(from_dict(configured(files, name)), Reporter())
+    states = [
+        models.read(tmp_path / "run/adapters" / id, site.structure, built.base) for id, site in built.clients.items()
+    ]
+    assert all(torch.equal(states[0]["classifier.bias"], one["classifier.bias"]) for one in states) == shared
+    if name.startswith("fedit"):
+        factors = [entry for entry in states[0] if ".lora_" in entry]
+        assert factors and all(torch.equal(states[0][entry], states[1][entry]) for entry in factors)
+    routers = [entry for entry in states[0] if entry.endswith(".router")]
+    assert all(not torch.equal(states[0][entry], states[1][entry]) for entry in routers)
+
+
+@pytest.mark.parametrize("name", ["potara", "fisher-merging", "mean", "grid"])
+def test_what_merges_can_start_from_heads_of_their_own(files, tmp_path, monkeypatch, name):
+    """FedIT's run is made with them; the local one has no such setting."""
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    tree = configured(files, name, rounds=1)
+    experiment.train(from_dict({**tree, "method": {**tree["method"], "private_head": True}}), tmp_path)
+    assert saved_config(tmp_path / "needs/fedit")["method"] == {"name": "fedit", "private_head": True}
+    assert saved_config(tmp_path / "needs/local")["method"] == {"name": "local"}
+    one, other = (load_file(tmp_path / f"needs/fedit/adapters/client{k}/adapter_model.safetensors") for k in (0, 1))
+    assert {key for key in one if not torch.equal(one[key], other[key])} == {key for key in one if "classifier" in key}
+
+
+def test_a_comparison_counts_the_head_apart(files, tmp_path, monkeypatch):
+    """24 features and a bias for each of four classes, hence 100 numbers."""
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    rows = {"fedit": ["method=fedit"], "own heads": ["method=fedit", "method.private_head=true"]}
+    tree = {**configured(files, "fedit", rounds=1), "compare": {"rows": rows}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
+    table = compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
+    assert "Of an adapter's parameters 100 are its head's, which is trained whole." in table.notes
+    whole, factors = (row.parameters.up for row in table.rows)
+    assert whole - factors == 100 and table.adapter == whole
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"adapter": None}, "fedit trains, sends or merges parts of LoRA adapters, but adapter is null"),
+        ({"task": {"server": {"examples": 6, "test": True}}}, "gives each client a model of its own"),
+        ({"method": {"name": "hfcl", "private_head": True}}, "method.private_head is for fedit: here the server"),
+        ({"method": {"name": "fed+ft", "private_head": True}}, "method.private_head is for fedit: here the server"),
+    ],
+)
+def test_heads_of_their_own_do_not_go_with_everything(files, changes, said):
+    tree = configured(files, "fedit with heads of their own")
+    with pytest.raises(UserError, match=said):
+        build.prepare(from_dict({**tree, **changes, "task": {**tree["task"], **changes.get("task", {})}}), Reporter())
+
+
+def test_experts_are_loaded_for_use(files, tmp_path, monkeypatch):
+    """Every expert is a PEFT folder; the gate and the head lie beside them, and the card says how to load the whole."""
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    config = from_dict(configured(files, "feddpa", rounds=1))
+    summary = experiment.train(config, tmp_path / "run")
+    folder = tmp_path / "run/adapters/client0"
+    assert {"classifier.weight", "classifier.bias", ANCHORS, SCALE} == set(load_file(folder / "gate.safetensors"))
+    for expert in ("global", "local"):
+        model = AutoModelForImageClassification.from_pretrained(files / "vit")
+        loaded = peft.PeftModel.from_pretrained(model, str(folder / expert))
+        assert loaded(pixel_values=torch.zeros(1, 3, 16, 16)).logits.shape == (1, 4)
+    card = (folder / "README.md").read_text()
+    assert "load_client" in card and "labels=4" in card and "classify" in card
+    test = build.prepare(config, Reporter()).clients["client0"].queries["test"]
+    personal = load_client(folder, str(files / "vit"), labels=4)
+    found = personal.classify(torch.stack([picture.pixels for picture in test]))
+    score = 100 * (found == torch.tensor([picture.label for picture in test])).double().mean()
+    assert float(score) == pytest.approx(summary["scores"]["clients"]["client0"])
+    with pytest.raises(UserError, match="give it pictures"):
+        personal.generate(["a prompt"])
+
+
+@pytest.fixture(scope="module")
+def parents(files, tmp_path_factory) -> Path:
+    """A folder with a run of FedIT, one of local training, and one of POTARA that starts from both."""
+    folder = tmp_path_factory.mktemp("parents")
+    for name in ("fedit", "local", "potara"):
+        needed = {need: folder / need for need in ("fedit", "local")}
+        experiment.train(from_dict(configured(files, name)), folder / name, needed=needed)
+    return folder
+
+
+POTARA = {"name": "potara", "samples": 4, "grid": True}
+
+
+def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path):
+    merged = merge_adapters(POTARA, str(parents / "fedit"), str(parents / "local"), tmp_path)
+    logged = {x["client"]: x for x in read_records(parents / "potara/metrics.jsonl") if x["kind"] == "merge"}
+    assert [item.client for item in merged] == ["client0", "client1", "client2"]
+    for item in merged:
+        assert item.recipe["lambda_fed"] == logged[item.client]["lambda_fed"]
+        own, expected = (
+            load_file(folder / item.client / "adapter_model.safetensors")
+            for folder in (tmp_path, parents / "potara/adapters")
+        )
+        assert own.keys() == expected.keys() and all(torch.equal(own[name], expected[name]) for name in own)
+        assert any("classifier" in name for name in own)
+
+
+def test_two_folders_are_merged_with_a_task_of_images(files, parents, tmp_path):
+    fed, local = (str(parents / name / "adapters/client0") for name in ("fedit", "local"))
+    (found,) = merge_adapters(POTARA, fed, local, tmp_path, data=Data("images", files / "own.npz"))
+    assert (found.client, found.recipe["samples"]) == ("all", 4) and 0 < found.recipe["lambda_fed"] < 1
+    one, other, own = (
+        load_file(Path(folder) / "adapter_model.safetensors") for folder in (fed, local, tmp_path / "all")
+    )
+    weight = found.recipe["lambda_fed"]
+    for name, value in own.items():
+        torch.testing.assert_close(value, weight * one[name] + (1 - weight) * other[name], rtol=0, atol=1e-6)
+
+
+def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
+    fed, local = (str(parents / name / "adapters/client0") for name in ("fedit", "local"))
+
+    def refused(match: str, *sources: str, data: Data | None = None) -> None:
+        with pytest.raises(UserError, match=match):
+            merge_adapters(POTARA, *sources, tmp_path / "out", data=data)
+        assert not (tmp_path / "out").exists()
+
+    whole = tmp_path / "whole"
+    tree = tiny_images.tree(files / "own.npz", base={"name": str(files / "vit")}, method={"name": "local"}, rounds=1)
+    experiment.train(from_dict(tree), whole)
+    refused("whole trained whole models .adapter: null.; only adapters", str(parents / "fedit"), str(whole))
+    bare = tmp_path / "bare"
+    shutil.copytree(local, bare)
+    settings = json.loads((bare / "adapter_config.json").read_text())
+    (bare / "adapter_config.json").write_text(json.dumps({**settings, "modules_to_save": None}))
+    kept = {name: value for name, value in load_file(bare / "adapter_model.safetensors").items() if "lora" in name}
+    save_file(kept, bare / "adapter_model.safetensors")
+    data = Data("images", files / "own.npz")
+    refused(r"bare has no head of its own \(classifier\)", fed, str(bare), data=data)
+    refused(r"has a head \(classifier\), as those of image models have: give --task", str(bare), local)
+
+
+def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):
+    """On all test pictures, of which each client of the run had a third."""
+    folder = parents / "fedit/adapters/client0"
+    found = evaluate_adapter(str(files / "vit"), folder, task="images", data=files / "own.npz")
+    shares = json.loads((parents / "fedit/summary.json").read_text())["scores"]["clients"]
+    assert found.metric == "accuracy" and found.clients == {"all": pytest.approx(sum(shares.values()) / 3)}
+    with pytest.raises(UserError, match="as those of image models have: give --task"):
+        evaluate_adapter(str(files / "vit"), folder, data=files / "own.npz")
+
+
+def test_a_head_of_another_module_is_refused(tmp_path):
+    base = tiny_images.vit()
+    one = base.draw(ROUTED, torch.Generator().manual_seed(0))
+    peft_folders.write(tmp_path / "experts", one, ROUTED, base, "card")
+    assert peft_folders.read(tmp_path / "experts", base)[0].equal(one)
+    with pytest.raises(UserError, match="was trained with the head classifier, not none"):
+        peft_folders.read(tmp_path / "experts", base, replace(ROUTED, whole=()))
+    settings = json.loads((tmp_path / "experts/one/adapter_config.json").read_text())
+    assert (settings["modules_to_save"], settings["task_type"]) == (None, None)

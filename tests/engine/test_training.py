@@ -1,0 +1,325 @@
+"""Fused training against client-by-client training with stock PEFT and transformers' own loss."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import tiny
+import torch
+from stock_training import cohort, fitted, stock, successes
+
+from llm_fed.config import LocalConfig
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.fit import fit, token_losses
+from llm_fed.engine.packing import collate, padded_tokens, plan
+from llm_fed.errors import ClientError, RunError, UserError
+from llm_fed.models.lora import Lora, draw
+from llm_fed.requests import Fitted, Job
+from llm_fed.rng import generator
+from llm_fed.state import State
+from llm_fed.tasks.common import Encoded
+
+ADAMW = LocalConfig(optimizer="adamw")
+KINDS = ["llama", "qwen3", "gpt2"]
+
+
+def structure_of(kind: str, dropout: float = 0.0) -> Lora:
+    return Lora(rank=3, alpha=5, dropout=dropout, target_modules=tiny.TARGETS[kind])
+
+
+def difference(left: State, right: State) -> float:
+    assert left.layout == right.layout
+    return (left.row - right.row).abs().max().item()
+
+
+def assert_equal_to_stock(
+    model, structure, jobs, local=ADAMW, *, train="", checkpointing=False, tolerance=1e-10, **options
+) -> None:
+    results = fitted(model, structure, [replace(job, train=train + "$") for job in jobs], local, **options)
+    for job, result in zip(jobs, results, strict=True):
+        expected, losses = stock(model, structure, job, local, train, checkpointing=checkpointing)
+        assert difference(expected, job.start) > 1e-3  # it was trained
+        assert difference(result.state, expected) <= tolerance
+        assert result.losses == pytest.approx(losses, rel=1e-5)  # transformers' loss is float32
+
+
+@pytest.mark.parametrize("budget", [None, 1, 64], ids=["default", "one by one", "64 tokens"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_training_equals_stock_peft(kind, budget):
+    model, structure = tiny.build(kind, torch.float64), structure_of(kind)
+    assert_equal_to_stock(model, structure, cohort(model, structure), budget=budget)
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        replace(ADAMW, clip=0.05),
+        replace(ADAMW, proximal=0.3),
+        replace(ADAMW, clip=0.05, proximal=0.3),
+        LocalConfig(optimizer="adam"),
+        LocalConfig(optimizer="sgd"),
+    ],
+    ids=["clip", "proximal", "clip of proximal", "adam", "sgd"],
+)
+def test_clipping_proximal_term_and_optimizers_equal_stock_peft(local):
+    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    assert_equal_to_stock(model, structure, cohort(model, structure), local)
+
+
+@pytest.mark.parametrize("client", [0, 1])
+def test_one_client_alone_equals_stock_peft(client):
+    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    assert_equal_to_stock(model, structure, cohort(model, structure, clients=[client]))
+
+
+def test_training_a_part_equals_stock_peft_and_leaves_the_rest():
+    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    jobs = cohort(model, structure)
+    assert_equal_to_stock(model, structure, jobs, replace(ADAMW, clip=0.05), train="lora_B")
+    mixed = [replace(job, train=t) for job, t in zip(jobs, ["lora_A$", "lora_B$", ".*"], strict=True)]
+    results = fitted(model, structure, mixed, ADAMW)
+    for job, train, result in zip(jobs, ["lora_A", "lora_B", ""], results, strict=True):
+        assert difference(result.state, stock(model, structure, job, ADAMW, train)[0]) <= 1e-10
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "tolerance"),
+    [
+        ("llama", {"attn_implementation": "eager"}, 1e-6),  # transformers computes its softmax in float32
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}, 1e-10),
+        ("llama", {"attention_dropout": 0.5}, 1e-10),
+        ("gpt2", {"resid_pdrop": 0.5}, 1e-10),
+    ],
+    ids=["eager attention", "sliding window", "attention dropout", "residual dropout"],
+)
+def test_other_attention_and_the_bases_dropout_change_nothing(kind, changes, tolerance):
+    model, structure = tiny.build(kind, torch.float64, **changes), structure_of(kind)
+    assert_equal_to_stock(model.train(), structure, cohort(model, structure), tolerance=tolerance)
+
+
+def test_an_adapted_head_equals_stock_peft():
+    model = tiny.build("llama", torch.float64, tie_word_embeddings=False)
+    structure = Lora(rank=2, alpha=4, dropout=0.0, target_modules=("lm_head", "q_proj"))
+    assert_equal_to_stock(model, structure, cohort(model, structure))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_activation_checkpointing_equals_stock_peft_and_recomputes(kind):
+    model, structure = tiny.build(kind, torch.float64), structure_of(kind)
+    model.gradient_checkpointing_enable()
+    calls = []
+    mlp = next(module for name, module in model.named_modules() if name.endswith("mlp"))
+    handle = mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    jobs = cohort(model, structure)
+    _, work = fit(model, structure, jobs, ADAMW)
+    handle.remove()
+    assert len(calls) == 2 * work.micro_batches  # forward and recomputation
+    plain = copy.deepcopy(model)
+    plain.gradient_checkpointing_disable()
+    results = fitted(model, structure_of(kind, 0.3), jobs, ADAMW)
+    for one, other in zip(results, fitted(plain, structure_of(kind, 0.3), jobs, ADAMW), strict=True):
+        assert one.state.equal(other.state)  # also the dropout masks are those of the first pass
+    if kind != "gpt2":  # stock PEFT recomputes in training mode only, where GPT-2's dropout is on
+        assert_equal_to_stock(model, structure, jobs, checkpointing=True)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_dropout_is_each_clients_own_whatever_the_packing():
+    """With packing-independent masks the fused result is the lonely one; another seed is another result."""
+    model, structure = tiny.build("llama", torch.float64), structure_of("llama", 0.3)
+    jobs = cohort(model, structure)
+    together = fitted(model, structure, jobs, ADAMW)
+    again = fitted(model, structure, jobs, ADAMW)
+    small = fitted(model, structure, jobs, ADAMW, budget=50)
+    off = fitted(model, structure_of("llama"), jobs, ADAMW)
+    for job, one, same, repacked, plain in zip(jobs, together, again, small, off, strict=True):
+        (alone,) = fitted(model, structure, [job], ADAMW)
+        (other,) = fitted(model, structure, [replace(job, seed=99)], ADAMW)
+        assert one.state.equal(same.state)
+        assert difference(one.state, repacked.state) <= 1e-10
+        assert difference(one.state, alone.state) <= 1e-10
+        assert difference(one.state, other.state) > 1e-4
+        assert difference(one.state, plain.state) > 1e-4
+
+
+def test_dropout_masks_differ_between_clients_steps_and_examples(monkeypatch):
+    model, structure = tiny.build("llama"), structure_of("llama", 0.5)
+    batch = tiny.examples(0, [12]) * 2
+    jobs = [Job(f"c{k}", cohort(model, structure, torch.float32)[0].start, [batch] * 2, 0.0, seed=k) for k in range(2)]
+    masks: list[torch.Tensor] = []
+    original = AdapterBank.draw_masks
+
+    def recorded(*args):
+        drawn = original(*args)
+        assert drawn is not None
+        masks.append(drawn)
+        return drawn
+
+    monkeypatch.setattr(AdapterBank, "draw_masks", recorded)
+    fit(model, structure, jobs, ADAMW)
+    rows = [row for mask in masks for row in mask]
+    assert len(rows) == 8
+    for one, other in combinations(rows, 2):
+        assert abs((one == other).double().mean() - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+def test_autocast_is_close_to_float32_and_to_stock_peft(autocast):
+    """SGD, whose steps are proportional to gradients: 8 (bfloat16) or 11 bits of mantissa through ~20 roundings."""
+    model, structure = tiny.build("llama"), structure_of("llama")
+    jobs = cohort(model, structure, torch.float32, lr=0.05)
+    local = LocalConfig(optimizer="sgd", clip=0.5)
+    half = fitted(model, structure, jobs, local, autocast=autocast)
+    full = fitted(model, structure, jobs, local)
+    for job, one, exact in zip(jobs, half, full, strict=True):
+        assert one.state.row.dtype == torch.float32
+        moved = (exact.state - job.start).norm()
+        tolerance = 0.05 if autocast is torch.bfloat16 else 0.01
+        assert 0 < (one.state - exact.state).norm() < tolerance * moved
+        expected, _ = stock(model, structure, job, local, autocast=autocast)
+        assert (one.state - expected).norm() < tolerance * moved
+
+
+def test_float16_skips_the_step_of_the_client_that_overflows_alone():
+    """B is 0, so a large A does not show in the loss, but in B's gradient under the first loss scale, 2^16."""
+    model, structure = tiny.build("llama"), structure_of("llama")
+    jobs = cohort(model, structure, torch.float32, lr=0.05)
+    jobs = [shortened(job, 1) for job in jobs]
+    row = jobs[1].start.row.clone()
+    for name, place in jobs[1].start.layout.slices.items():
+        row[place] *= 1000 if name.endswith("lora_A") else 0
+    big = replace(jobs[1], start=jobs[1].start.like(row))
+    local = LocalConfig(optimizer="sgd")
+    calm = fitted(model, structure, jobs, local, autocast=torch.float16)
+    mixed = fitted(model, structure, [jobs[0], big, jobs[2]], local, autocast=torch.float16)
+    assert mixed[1].state.equal(big.start)
+    for k in (0, 2):
+        assert mixed[k].state.equal(calm[k].state) and not mixed[k].state.equal(jobs[k].start)
+
+
+@pytest.mark.parametrize("poison", ["start", "lr"])
+def test_a_clients_nan_ends_that_client_alone(poison):
+    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    jobs = cohort(model, structure)
+    if poison == "lr":
+        bad, step = replace(jobs[0], lr=1e300), 2
+    else:
+        row = jobs[0].start.row.clone()
+        row[7] = float("inf")
+        bad, step = replace(jobs[0], start=jobs[0].start.like(row)), 1
+    results, work = fit(model, structure, [bad, *jobs[1:]], ADAMW)
+    assert isinstance(results[0], ClientError)
+    assert f"client c0: loss is nan at local step {step} (lr {bad.lr:g}); lower local.lr" in str(results[0])
+    worked = [*shortened(bad, step).batches, *jobs[1].batches, *jobs[2].batches]  # its later steps are spared
+    assert work.tokens == sum(len(example.input_ids) for batch in worked for example in batch)
+    without = fitted(model, structure, jobs[1:], ADAMW)
+    for one, other in zip(successes(results[1:]), without, strict=True):
+        assert difference(one.state, other.state) <= 1e-12
+    # As long as it takes part, hence in the same packing, it does not move a bit of the others.
+    poisoned, _ = fit(model, structure, [shortened(job, step) for job in (bad, *jobs[1:])], ADAMW)
+    clean = fitted(model, structure, [shortened(job, step) for job in jobs], ADAMW)
+    assert isinstance(poisoned[0], ClientError)
+    assert all(one.state.equal(other.state) for one, other in zip(successes(poisoned[1:]), clean[1:], strict=True))
+
+
+def test_a_last_step_to_infinity_is_that_clients_error():
+    model, structure = tiny.build("llama"), structure_of("llama")
+    jobs = [shortened(job, 1) for job in cohort(model, structure, torch.float32)]
+    jobs[1] = replace(jobs[1], lr=3e38)  # float32 ends at 3.4e38, and a large alpha makes large gradients
+    results, _ = fit(model, replace(structure, alpha=500), jobs, LocalConfig(optimizer="sgd"))
+    assert isinstance(results[1], ClientError) and "client c1: not finite after 1 local steps" in str(results[1])
+    assert len(successes(results)) == 2
+
+
+def shortened(job: Job, steps: int) -> Job:
+    return replace(job, batches=job.batches[:steps])
+
+
+def test_a_batch_without_a_target_token_is_that_clients_error():
+    model, structure = tiny.build("llama"), structure_of("llama")
+    jobs = cohort(model, structure, torch.float32)
+    silent = Encoded([5, 6, 7], [True, False, False])  # nothing predicts the first token
+    jobs[1] = replace(jobs[1], batches=[jobs[1].batches[0], [silent]])
+    results, _ = fit(model, structure, jobs, ADAMW)
+    assert isinstance(results[1], ClientError) and "client c1: no token counts" in str(results[1])
+    assert "local step 2" in str(results[1])
+    assert isinstance(results[0], Fitted) and isinstance(results[2], Fitted)
+    assert isinstance(fit(model, structure, jobs[1:2], ADAMW)[0][0], ClientError)
+
+
+def test_unknown_optimizer_names_the_closest():
+    model, structure = tiny.build("llama"), structure_of("llama")
+    with pytest.raises(UserError, match="local.optimizer='adamm' is unknown .*adamw"):
+        fit(model, structure, cohort(model, structure, torch.float32), LocalConfig(optimizer="adamm"))
+
+
+def test_the_budget_is_halved_until_memory_suffices():
+    model, structure = tiny.build("llama"), structure_of("llama")
+    jobs = cohort(model, structure, torch.float32)
+    room = 100
+
+    def allocate(module, inputs):
+        if inputs[0].numel() > room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    model.get_input_embeddings().register_forward_pre_hook(allocate)
+    results, work = fit(model, structure, jobs, ADAMW, budget=300)
+    assert work.budget == 75
+    expected = fitted(model, structure, jobs, ADAMW, budget=75)
+    assert all(one.state.equal(other.state) for one, other in zip(successes(results), expected, strict=True))
+    room = 2
+    with pytest.raises(RunError, match="memory does not suffice"):
+        fit(model, structure, jobs, ADAMW, budget=4)
+
+
+def test_work_counts_tokens_padding_and_micro_batches():
+    model, structure = tiny.build("llama"), structure_of("llama")
+    start = draw(model, structure, generator(0))
+    jobs = [Job("a", start, [tiny.examples(0, [4, 10])], 0.1), Job("b", start, [tiny.examples(1, [5])], 0.1)]
+    _, work = fit(model, structure, jobs, ADAMW, budget=10)  # {10}, {4, 5}
+    assert (work.tokens, work.padded, work.micro_batches, work.budget) == (19, 20, 2, 10)
+    assert work.padding == pytest.approx(1 / 20)
+
+
+def test_token_losses_are_those_of_every_target_token():
+    model = tiny.build("llama", torch.float64)
+    batch = tiny.examples(0, [9, 4, 6])
+    losses = token_losses(model, collate(batch))
+    expected = []
+    for example in batch:
+        log_probabilities = model(input_ids=torch.tensor([example.input_ids])).logits[0].log_softmax(-1)
+        expected += [
+            -log_probabilities[t - 1, example.input_ids[t]] for t in range(1, len(example.target)) if example.target[t]
+        ]
+    torch.testing.assert_close(losses.double(), torch.stack(expected), rtol=1e-6, atol=1e-6)
+    assert not model.lm_head._forward_pre_hooks
+
+
+def partitions(items: list[int]):
+    """Every way to cut a list into consecutive parts."""
+    for size in range(len(items)):
+        for cuts in combinations(range(1, len(items)), size):
+            edges = [0, *cuts, len(items)]
+            yield [items[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+@pytest.mark.parametrize("overhead", [0, 3, 50])
+def test_the_plan_is_the_cheapest_within_the_budget(overhead):
+    """Against all ways to cut the sorted lengths; a length beyond the budget stands alone."""
+    lengths, budget = [7, 30, 3, 9, 8, 8, 21, 45], 40
+    batches = plan(lengths, budget, overhead)
+    assert sorted(i for batch in batches for i in batch) == list(range(8))
+
+    def cost(parts):
+        return sum(len(p) * max(p) + overhead for p in parts)
+
+    allowed = [
+        parts for parts in partitions(sorted(lengths)) if all(len(p) * max(p) <= budget or len(p) == 1 for p in parts)
+    ]
+    assert cost([[lengths[i] for i in batch] for batch in batches]) == min(map(cost, allowed))
+    assert padded_tokens(lengths, batches) == cost([[lengths[i] for i in b] for b in batches]) - overhead * len(batches)
+    assert [i for batch in batches for i in batch][:1] == [7]
+    assert plan([], budget, overhead) == []

@@ -1,0 +1,344 @@
+"""The round loop, its checkpoints and its checks, on a federation with closed-form clients (tests/support/toy.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import toy
+from toy_rounds import TARGETS, go
+
+from llm_fed.errors import RunError, UserError
+from llm_fed.eval.scores import summarize
+from llm_fed.federation.clients import messages_for
+from llm_fed.federation.progress import restore
+from llm_fed.federation.uploads import flaws, skeleton
+from llm_fed.method import Method
+from llm_fed.methods.fedit import FedIT
+from llm_fed.methods.local import Local
+from llm_fed.runs.checkpoint import CheckpointWarning
+from llm_fed.runs.folder import Run
+from llm_fed.state import State
+
+
+def test_fedit_takes_the_weighted_mean_of_what_clients_trained(tmp_path):
+    """Two half steps go three quarters of the way: theta_i = x + 3/4 (t_i - x). With n = 1, 2, 3 the mean target is
+    (1 * 1 + 2 * 2 + 3 * 4) / 6 = 17/6, so one round from a zero entry gives 3/4 * 17/6 = 2.125, and two rounds
+    17/6 * (1 - 1/16) = 2.65625."""
+    first, *_ = go(tmp_path / "one", rounds=1)
+    second, *_ = go(tmp_path / "two", rounds=2)
+    assert first.state["model.layers.0.q.lora_B"].flatten().tolist() == pytest.approx([2.125] * 6, abs=1e-12)
+    assert second.state["model.layers.1.q.lora_B"].flatten().tolist() == pytest.approx([2.65625] * 6, abs=1e-12)
+
+
+def test_local_keeps_each_client_alone_and_sends_nothing(tmp_path):
+    progress, clients, _, _, lines = go(tmp_path, Local(), rounds=2)
+    assert progress.state is None
+    got = {name: site.memory["adapter"]["model.layers.0.q.lora_B"][0, 0].item() for name, site in clients.items()}
+    assert got == pytest.approx({name: target * 15 / 16 for name, target in TARGETS.items()}, abs=1e-12)
+    sent = [line for line in lines if line["kind"] == "client"]
+    assert {line["bytes_up"] for line in sent} == {line["bytes_down"] for line in sent} and sent[0]["bytes_up"] < 100
+
+
+def test_bytes_are_those_of_the_messages(tmp_path):
+    """24 float64 numbers are 192 bytes; the header is the same up and down, since names and shapes are."""
+    *_, lines = go(tmp_path, rounds=1)
+    client, total = lines[0], next(line for line in lines if line["kind"] == "round")
+    assert client["bytes_up"] == client["bytes_down"] and 192 < client["bytes_up"] < 192 + 600
+    assert total["bytes_up"] == 3 * client["bytes_up"] and total["asked"] == total["arrived"] == 3
+
+
+@pytest.mark.parametrize("method", [FedIT(), Local()], ids=["fedit", "local"])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_continued_is_uninterrupted(tmp_path, method, stop):
+    whole, clients, _, _, _ = go(tmp_path / "whole", method)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "cut", method, stop_after=stop)
+    assert f'"round": {stop + 1}' in (tmp_path / "cut/metrics.jsonl").read_text()  # the cut round had begun its lines
+    again, clients_again, runtime, resumed, _ = go(tmp_path / "cut", method)
+    assert resumed == [stop + 1] and len(runtime.log) == 3 * (4 - stop)
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+    if method == FedIT():
+        assert again.state.equal(whole.state)
+    for name in clients:
+        assert json.dumps(sorted(clients_again[name].memory)) == json.dumps(sorted(clients[name].memory))
+        for key, value in clients[name].memory.items():
+            assert clients_again[name].memory[key].equal(value)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
+    whole, *_ = go(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for folder, cut in (("run", lambda data: data[: len(data) // 2]), ("copy", lambda data: data[:-1] + b"\x01")):
+        path = tmp_path / folder / "checkpoints/round-0004/state.safetensors"
+        path.write_bytes(cut(path.read_bytes()))
+        with pytest.warns(CheckpointWarning, match="round-0004 is damaged"):
+            again, _, _, resumed, _ = go(tmp_path / folder)
+        assert resumed == [4] and again.state.equal(whole.state)
+
+
+def test_damaged_everywhere_is_an_error(tmp_path):
+    go(tmp_path)
+    for path in tmp_path.glob("checkpoints/round-*/manifest.json"):
+        path.write_text("{")
+    with pytest.warns(CheckpointWarning), pytest.raises(RunError, match="every checkpoint in .* is damaged.*--fresh"):
+        go(tmp_path)
+    progress, *_ = go(tmp_path, fresh=True)
+    assert progress.round == 4
+
+
+def test_checkpoints_kept(tmp_path):
+    scores = iter([10.0, 30.0, 20.0, 5.0, 1.0, 0.0])
+    config = toy.config(rounds=6, eval={"every": 1}, checkpoint={"every": 10, "keep": 1, "keep_rounds": [1, 3]})
+    progress, *_ = go(
+        tmp_path, rounds=6, config=config, evaluate=lambda m, s: summarize("rouge1", {"c0": next(scores)})
+    )
+    assert (progress.best_round, progress.best_score) == (2, 30.0)
+    # every: 10 would write none; kept rounds, the best and the last are written all the same
+    assert sorted(path.name for path in tmp_path.glob("checkpoints/round-*")) == [f"round-000{i}" for i in (1, 2, 3, 6)]
+
+
+def test_best_round_can_be_restored_with_its_memories(tmp_path):
+    scores = iter([1.0, 9.0, 2.0])
+    config = toy.config(rounds=3, eval={"every": 1})
+    go(tmp_path, Local(), rounds=3, config=config, evaluate=lambda m, s: summarize("rouge1", {"c0": next(scores)}))
+    with Run(tmp_path, config) as run:
+        run.begin()
+        clients = toy.clients(3)
+        progress = restore(run.checkpoints.load(2), clients)
+    assert progress.best_round == 2
+    assert clients["c2"].memory["adapter"]["model.layers.0.q.lora_B"][0, 0].item() == pytest.approx(4 * 15 / 16)
+
+
+def test_rows_of_clients_that_were_not_asked_are_stored_once(tmp_path):
+    schedule = toy.Synchronous(("c0", "c1", "c2"), 0.3)
+    go(tmp_path, Local(), schedule=schedule, config=toy.config(rounds=4, checkpoint={"keep": 4}))
+    asked = [ask.client for round in range(1, 5) for ask in schedule.asks(round)]
+    assert len(list(tmp_path.glob("checkpoints/rows/*"))) == len(
+        asked
+    )  # one new row per round, shared by later checkpoints
+    go(tmp_path, Local(), schedule=schedule, config=toy.config(rounds=4, checkpoint={"keep": 1}), fresh=True)
+    assert len(list(tmp_path.glob("checkpoints/rows/*"))) == len(set(asked))
+
+
+def test_late_answers_arrive_in_order_and_survive_a_stop(tmp_path):
+    schedule = toy.LateSchedule(("c0", "c1", "c2"))
+    whole, _, _, _, lines = go(tmp_path / "whole", schedule=schedule)
+    rounds = {line["round"]: line for line in lines if line["kind"] == "round"}
+    assert [rounds[i]["asked"] for i in range(1, 5)] == [3, 0, 0, 3] and [
+        rounds[i]["arrived"] for i in range(1, 5)
+    ] == [1, 1, 1, 1]
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "cut", schedule=schedule, stop_after=2)  # c2's answer was on its way when round 2 was saved
+    again, _, _, resumed, _ = go(tmp_path / "cut", schedule=schedule)
+    assert resumed == [3] and again.state.equal(whole.state)
+    assert [item.client for item in again.in_flight] == ["c1", "c2"] and [item.arrival for item in again.in_flight] == [
+        5,
+        6,
+    ]
+
+
+def test_one_failing_client_is_logged_and_the_round_goes_on(tmp_path):
+    """Without c2 the mean target is (1 * 1 + 2 * 2) / 3 = 5/3."""
+    runtime = toy.ToyRuntime(TARGETS, fail={"c2"})
+    progress, clients, _, _, lines = go(tmp_path, rounds=1, runtime=runtime)
+    assert progress.state["model.layers.0.q.lora_B"][0, 0].item() == pytest.approx(0.75 * 5 / 3)
+    event = next(line for line in lines if line["kind"] == "event")
+    assert event["client"] == "c2" and event["event"] == "client failed" and "told to fail" in event["reason"]
+    assert next(line for line in lines if line["kind"] == "round")["failed"] == 1
+
+
+def test_a_failed_client_keeps_the_memory_it_had(tmp_path):
+    @dataclass(frozen=True)
+    class Careless(Method):
+        async def client_update(self, client, message):
+            client.memory["half"] = message
+            return await super().client_update(client, message)
+
+    _, clients, *_ = go(tmp_path, Careless(), rounds=1, runtime=toy.ToyRuntime(TARGETS, fail={"c1"}))
+    assert "half" in clients["c0"].memory and "half" not in clients["c1"].memory
+
+
+def test_no_client_left_ends_the_run(tmp_path):
+    with pytest.raises(RunError, match="every client of round 1 failed; the first one: client c0: told to fail"):
+        go(tmp_path, runtime=toy.ToyRuntime(TARGETS, fail=set(TARGETS)))
+
+
+@dataclass(frozen=True)
+class Poisoned(Method):
+    """c1 sends something wrong in round 3."""
+
+    how: str = "nan"
+
+    async def client_update(self, client: Any, message: Any) -> Any:
+        delta = await super().client_update(client, message)
+        if client.id != "c1" or client.round != 3:
+            return delta
+        if self.how == "shape":
+            return delta.select("lora_A")
+        if self.how == "dtype":
+            return State(delta.layout, delta.row.float())
+        if self.how == "kind":
+            return {"delta": delta}
+        return delta.like(delta.row * {"nan": math.nan, "inf": math.inf, "huge": 1e6, "overflow": 1e300}[self.how])
+
+
+@pytest.mark.parametrize(
+    "how, reason",
+    [
+        ("shape", "upload.entries has no model.layers.0.q.lora_B"),
+        ("dtype", "upload.dtype is torch.float32, expected torch.float64"),
+        ("kind", "upload has no dtype"),
+        ("nan", "it holds NaN or infinite values"),
+        ("inf", "it holds NaN or infinite values"),
+        ("huge", "over 10 times the median"),
+        ("overflow", "or its norm overflows"),
+    ],
+)
+def test_a_wrong_upload_is_refused_and_the_round_goes_on(tmp_path, how, reason):
+    progress, _, _, _, lines = go(tmp_path, Poisoned(how), rounds=3)
+    events = [line for line in lines if line["kind"] == "event"]
+    assert [(e["round"], e["client"], e["event"]) for e in events] == [(3, "c1", "refused upload")]
+    assert reason in events[0]["reason"]
+    assert progress.state.is_finite()
+    assert [line for line in lines if line["kind"] == "round"][2]["refused"] == 1
+
+
+@pytest.mark.parametrize("bound, refused", [(None, 0), (1e9, 0), (10.0, 1), (1.5, 1)])
+def test_the_norm_bound_is_the_configurations(tmp_path, bound, refused):
+    """c1's update is a million times what it should be; without a bound it is taken, as long as it is finite."""
+    config = toy.config(rounds=3, norm_bound=bound)
+    *_, lines = go(tmp_path / "huge", Poisoned("huge"), rounds=3, config=config)
+    assert [line["refused"] for line in lines if line["kind"] == "round"] == [0, 0, refused]
+    *_, lines = go(tmp_path / "inf", Poisoned("inf"), rounds=3, config=config)
+    assert "NaN or infinite" in next(line["reason"] for line in lines if line["kind"] == "event")
+
+
+def test_norms_are_compared_with_the_median_of_what_arrives():
+    """Of 1, 2, 30 the median is 2, so that 30 passes a bound of 15 and not one of 14.9; what has another flaw does not
+    count; who arrives alone is the median, and of two nobody is twice the mean."""
+
+    def found(*norms, bound, others=()):
+        contents = [State.of({"x": torch.tensor([norm])}) for norm in norms]
+        expected = [skeleton(contents[0])] * (len(norms) + len(others))
+        return [bool(flaw) for flaw in flaws([*contents, *others], expected, bound)]
+
+    assert found(1.0, 2.0, 30.0, bound=15.0) == [False] * 3
+    assert found(1.0, 2.0, 30.0, bound=14.9) == [False, False, True]
+    assert found(1.0, math.nan, 2.0, math.inf, 30.0, bound=14.9) == [False, True, False, True, True]
+    others = [State.of({"y": torch.tensor([100.0])})] * 2
+    assert found(1.0, 2.0, 30.0, bound=14.9, others=others) == [False, False, True, True, True]
+    assert found(1e30, bound=1.1) == [False] and found(1.0, 1e30, bound=2.0) == [False, False]
+    assert found(1.0, 2.0, 1e30, bound=None) == [False] * 3
+
+
+def test_the_norm_of_a_message_is_over_all_its_numbers():
+    """Of (3, 0, 4), (3, 0, 4) and (3, 4, 12), each in three places, the norms are 5, 5 and 13, which is 2.6 times 5;
+    integers do not count."""
+    contents = [
+        {"a": State.of({"x": torch.tensor([a])}), "b": [torch.tensor([b]), c, 10**9, torch.tensor([10**9])]}
+        for a, b, c in ((3.0, 0.0, 4.0), (3.0, 0.0, 4.0), (3.0, 4.0, 12.0))
+    ]
+    for bound, refused in ((2.61, False), (2.59, True)):
+        found = flaws(contents, [skeleton(contents[0])] * 3, bound)
+        assert [bool(flaw) for flaw in found] == [False, False, refused]
+
+
+@pytest.mark.parametrize(
+    "extras, reason",
+    [
+        ({"mean": torch.tensor([1e30])}, ""),  # they are in no norm
+        ({"mean": torch.tensor([math.nan])}, "it holds NaN or infinite values"),
+        ({"mean": torch.tensor([math.inf])}, "it holds NaN or infinite values"),
+        ({"mean": torch.zeros(2)}, r"upload.extras.mean.shape is \[2\], expected \[1\]"),
+        ({"mean": torch.zeros(1).double()}, "upload.extras.mean.dtype is torch.float64, expected torch.float32"),
+        ({"var": torch.zeros(1)}, "upload.extras has no mean"),
+        ({}, "upload has no extras"),
+    ],
+)
+def test_running_statistics_are_checked(extras, reason):
+    """Beside two uploads of norm 1 that are as they should be."""
+    usual, odd = (State.of({"x": torch.ones(1)}, values) for values in ({"mean": torch.zeros(1)}, extras))
+    *others, found = flaws([usual, usual, odd], [skeleton(usual)] * 3, 10.0)
+    assert others == ["", ""] and bool(found) == bool(reason) and re.match(reason, found)
+
+
+def test_norms_are_not_compared_in_the_first_rounds(tmp_path):
+    class Early(Poisoned):
+        async def client_update(self, client, message):
+            client.round += 2
+            return await super().client_update(client, message)
+
+    *_, lines = go(tmp_path, Early("huge"), rounds=1)
+    assert not [line for line in lines if line["kind"] == "event"]
+
+
+def test_two_processes_on_one_folder(tmp_path):
+    with (
+        Run(tmp_path, toy.config()),
+        pytest.raises(RunError, match="another process is writing to"),
+        Run(tmp_path, toy.config()),
+    ):
+        pass
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path):
+    go(tmp_path)
+    with (
+        pytest.raises(UserError, match=r"local.lr: 5e-05 -> 0.1.*--fresh"),
+        Run(tmp_path, toy.config(rounds=4, local={"lr": 0.1})),
+    ):
+        pass
+    with Run(tmp_path, toy.config(rounds=4, checkpoint={"keep": 5})):
+        pass  # changes no number
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    for fresh in (False, True):
+        with pytest.raises(UserError, match="it holds thesis.tex"), Run(tmp_path, toy.config(), fresh):
+            pass
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize("part", ["state.safetensors", "manifest.json", "rows", "rename", "metrics.jsonl"])
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, part):
+    """The disk is full when `part` of round 3 is written: an error, nothing half-written, and round 2 goes on to the
+    same end."""
+    whole, *_ = go(tmp_path / "whole", Local())
+    fsync, replace = os.fsync, os.replace
+    in_round_3 = (tmp_path / "full/checkpoints/round-0002").exists
+
+    def full_fsync(handle):
+        if part in os.readlink(f"/proc/self/fd/{handle}") and in_round_3():
+            raise OSError(28, "No space left on device")
+        return fsync(handle)
+
+    def full_replace(source, target):
+        if part == "rename" and str(target).endswith("round-0003"):
+            raise OSError(28, "No space left on device")
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", full_fsync)
+    monkeypatch.setattr(os, "replace", full_replace)
+    with pytest.raises(RunError, match="No space left on device"):
+        go(tmp_path / "full", Local())
+    monkeypatch.undo()
+    assert not list((tmp_path / "full").rglob("*.partial"))
+    _, _, _, resumed, _ = go(tmp_path / "full", Local())
+    assert resumed == [3]
+    assert (tmp_path / "full/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+
+
+def test_messages_for_gives_every_client_memory_of_its_own(tmp_path):
+    progress, *_ = go(tmp_path, rounds=1)
+    sent = messages_for(FedIT(), progress.state, ["c0", "c1"])
+    sent["c0"].row.zero_()
+    assert torch.equal(sent["c1"].row, progress.state.row) and progress.state.row.abs().sum() > 0

@@ -1,0 +1,274 @@
+"""Methods for late answers: numbers by hand, special cases, and every method under delays, also when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from battery import FEDERATED, SETTINGS, SIZES, assert_equal_runs, go
+
+from llm_fed.errors import UserError
+from llm_fed.federation.schedule import Delayed
+from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.methods.ca2fl import CA2FL
+from llm_fed.methods.fedasync import FedAsync
+from llm_fed.methods.fedbuff import FedBuff
+from llm_fed.methods.fedit import FedIT
+from llm_fed.runs.folder import read_records
+from llm_fed.site import Site
+from llm_fed.state import State
+
+LATE = Delayed(tuple(SIZES), 0.6, 1, sigma=2.0, drop_out=0.1)
+ROUNDS = 6
+
+
+def number(value: float) -> State:
+    return State.of({"x": torch.tensor([value], dtype=torch.float64)})
+
+
+def upload(client: str, value: float, staleness: int = 0, num_examples: int = 1) -> Upload:
+    return Upload(client, num_examples, staleness, number(value))
+
+
+def start(method: Method, *names: str) -> tuple[Site, Any]:
+    """A server of these clients, in round 1, and the method's state around the number 10."""
+    server = toy.server()
+    server.clients, server.draw = names, lambda generator: number(10.0)
+    server.begin(1, 0.1)
+    return server, method.init(server)
+
+
+def serve(method: Method, server: Site, state: Any, *uploads: Upload, round: int = 1) -> Any:
+    server.begin(round, 0.1)
+    return asyncio.run(method.server_update(server, state, list(uploads)))
+
+
+def value(method: Method, state: Any) -> float:
+    return method.broadcast(state, "a").row.item()
+
+
+def test_arrivals_of_a_round_come_in_a_drawn_order():
+    """It does not depend on the order given, and over the rounds everybody is first; another seed draws another one."""
+    uploads, orders = [upload(name, 0.0) for name in "abcd"], []
+    for seed in (0, 1):
+        server = toy.server(seed)
+        for round in range(1, 40):
+            server.begin(round, 0.1)
+            order = [item.client for item in by_arrival(server, uploads)]
+            assert order == [item.client for item in by_arrival(server, uploads[::-1])]
+            assert sorted(order) == list("abcd")
+            orders.append(order)
+    assert {order[0] for order in orders[:39]} == set("abcd") and orders[:39] != orders[39:]
+
+
+def test_fedasync_mixes_each_arrival_by_its_staleness():
+    """alpha 0.4, a 0.5: tau 0 weighs 0.4, tau 3 only 0.4 / sqrt(4) = 0.2. So 0.6 * 10 + 0.4 * 20 = 14, and then
+    0.8 * 14 + 0.2 * 4 = 12."""
+    method = FedAsync()
+    server, state = start(method, "a", "b")
+    state = serve(method, server, state, upload("a", 20.0))
+    assert value(method, state) == pytest.approx(14, abs=1e-12)
+    assert value(method, serve(method, server, state, upload("b", 4.0, 3))) == pytest.approx(12, abs=1e-12)
+
+
+def test_fedasync_counts_staleness_in_steps_of_the_server():
+    """alpha 0.4, a 0.5. Round 1: three answers to the first model, 0, 1 and 2 steps late. Round 2: a fourth one, asked
+    in round 1, is 3 steps late and weighs 0.4 / sqrt(4) = 0.2; one asked in round 2 would be none late."""
+    method = FedAsync(staleness="steps")
+    server, state = start(method, "a", "b", "c", "d")
+    state = serve(method, server, state, *(upload(name, 20.0) for name in "abc"))
+    left = 10 * (1 - 0.4) * (1 - 0.4 / 2**0.5) * (1 - 0.4 / 3**0.5)  # of 20 - 10
+    assert value(method, state) == pytest.approx(20 - left, abs=1e-12)
+    late = serve(method, server, state, upload("d", 0.0, 1), round=2)
+    assert value(method, late) == pytest.approx(0.8 * (20 - left), abs=1e-12)
+    fresh = serve(method, server, state, upload("d", 0.0), round=2)
+    assert value(method, fresh) == pytest.approx(0.6 * (20 - left), abs=1e-12)
+    idle = serve(method, server, serve(method, server, state, round=2), upload("d", 0.0, 1), round=3)
+    assert value(method, idle) == value(method, fresh)
+
+
+def test_fedasync_takes_arrivals_of_one_round_one_by_one():
+    """Half of 10 and half of the first, then half of that and half of the second, in the drawn order, not the given."""
+    method = FedAsync(mixing=0.5)
+    server, state = start(method, "a", "b")
+    uploads = [upload("a", 20.0), upload("b", 40.0)]
+    one, two = (item.content.row.item() for item in by_arrival(server, uploads))
+    expected = ((10 + one) / 2 + two) / 2
+    for given in (uploads, uploads[::-1]):
+        assert value(method, serve(method, server, state, *given)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_without_an_exponent_staleness_does_not_count():
+    for method in (FedAsync(staleness_exponent=0.0), FedBuff(buffer=1)):
+        server, state = start(method, "a")
+        fresh, stale = (value(method, serve(method, server, state, upload("a", 5.0, late))) for late in (0, 30))
+        assert fresh == stale != 10
+
+
+def test_fedbuff_steps_when_its_buffer_is_full():
+    """M = 3, eta_g = 0.5: two arrivals move nothing; the third makes 10 + 0.5 / 3 * (1 + 2 + 6) = 11.5; of four at once
+    the fourth stays for the next step."""
+    method = FedBuff(buffer=3, server_lr=0.5)
+    server, state = start(method, "a", "b", "c", "d")
+    waiting = serve(method, server, state, upload("a", 1.0), upload("b", 2.0, 4, num_examples=9))
+    assert value(method, waiting) == 10 and method.report(waiting) == {"buffered": 2}
+    full = serve(method, server, waiting, upload("a", 6.0), round=2)
+    assert value(method, full) == pytest.approx(11.5, abs=1e-12) and method.report(full) == {"buffered": 0}
+    four = serve(method, server, state, *(upload(name, 6.0) for name in "abcd"))
+    assert value(method, four) == pytest.approx(13, abs=1e-12)
+    assert four["buffered"] == 1 and four["sum"].row.item() == 6
+
+
+def test_fedbuff_weighs_late_updates_down():
+    """(1 + 3)^-0.5 = 0.5: 10 + (4 + 0.5 * 6) / 2 = 13.5; the divisor stays M."""
+    method = FedBuff(buffer=2, staleness_exponent=0.5)
+    server, state = start(method, "a", "b")
+    after = serve(method, server, state, upload("a", 4.0), upload("b", 6.0, 3))
+    assert value(method, after) == pytest.approx(13.5, abs=1e-12)
+
+
+def test_ca2fl_lets_absent_clients_take_part_with_their_last_update():
+    """Four clients, M = 2, eta_g = 1. First step: caches are zero, v = (2 + 6) / 2 = 4, so 14; then h_a = 2, h_b = 6
+    and their mean over four is 2. Second step, a sends 4 and c 3: v = 2 + ((4 - 2) + (3 - 0)) / 2 = 4.5, so 18.5; then
+    h = 4, 6, 3, 0 with mean 3.25. Third step, b sends 6 and then 8: v = 3.25 + ((6 - 6) + (8 - 6)) / 2 = 4.25, so
+    22.75; h_b is the later one, and the mean 3.75."""
+    method = CA2FL(buffer=2)
+    server, state = start(method, "a", "b", "c", "d")
+    expected = [
+        ([upload("a", 2.0), upload("b", 6.0, 5)], 14, 2),
+        ([upload("a", 4.0), upload("c", 3.0)], 18.5, 3.25),
+        ([upload("b", 6.0)], 18.5, 3.25),
+        ([upload("b", 8.0)], 22.75, 3.75),
+    ]
+    for round, (uploads, model, mean) in enumerate(expected, 1):
+        state = serve(method, server, state, *uploads, round=round)
+        assert value(method, state) == pytest.approx(model, abs=1e-12)
+        assert state["mean"].row.item() == pytest.approx(mean, abs=1e-12)
+    kept = {key: h.row.item() for key, h in server.memory.items()}
+    assert kept == {"cache/a": 4, "cache/b": 8, "cache/c": 3}  # nobody waits
+
+
+def test_ca2fl_keeps_the_mean_of_its_cache(tmp_path):
+    """Kept incrementally over 20 rounds of late answers, it is the mean over all clients; absent ones count as zero."""
+    run = go("ca2fl", tmp_path, schedule=Delayed(tuple(SIZES), 1.0, sigma=1.0), rounds=20)
+    cache = [run.server.memory[f"cache/{name}"].row for name in SIZES]
+    mean = torch.stack(cache).sum(0) / len(SIZES)
+    torch.testing.assert_close(run.state["mean"].row, mean, rtol=0, atol=1e-12)
+
+
+def test_the_first_step_of_ca2fl_is_fedbuffs():
+    uploads = [upload("a", 3.0, 2), upload("b", 8.0), upload("c", 5.0, 1)]
+    models = []
+    for method in (CA2FL(buffer=2, server_lr=0.7), FedBuff(buffer=2, server_lr=0.7)):
+        server, state = start(method, "a", "b", "c")
+        models.append(value(method, serve(method, server, state, *uploads)))
+    assert models[0] == models[1] != 10
+
+
+@pytest.mark.parametrize("settings", [{}, {"wait": "first_n"}, {"wait": "deadline"}])
+def test_fedbuff_of_the_whole_cohort_is_fedavg(tmp_path, monkeypatch, settings):
+    """Without delay and with equal numbers of examples; three rounds of real training."""
+    monkeypatch.setitem(SIZES, "c1", 5)
+    monkeypatch.setitem(SIZES, "c2", 5)
+    fedbuff = go("fedbuff", tmp_path / "fedbuff", settings={"buffer": 3})
+    fedavg = go("fedit", tmp_path / "fedavg", settings=settings)
+    assert fedbuff.losses() == pytest.approx(fedavg.losses(), abs=1e-12)
+    one, other = (run.method.broadcast(run.state, "c0").row for run in (fedbuff, fedavg))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_fedit_can_wait_for_a_deadline():
+    """10 + 4: the late 100 is dropped, and a round in which all is late leaves the model as it is."""
+    method = FedIT(wait="deadline")
+    server, state = start(method, "a", "b")
+    assert value(method, serve(method, server, state, upload("a", 4.0), upload("b", 100.0, 1))) == 14
+    assert value(method, serve(method, server, state, upload("b", 100.0, 1))) == 10
+    assert value(FedIT(), serve(FedIT(), server, state, upload("a", 4.0), upload("b", 100.0, 1))) == 62
+
+
+def test_fedit_can_wait_for_the_first_answers_to_the_current_model():
+    """N = 2. Round 1 brings one answer; round 2 one to round 1's model: the same one, so 10 + (1 * 2 + 3 * 6) / 4 = 15.
+    Round 3 brings an answer from round 2, to the old model, which is dropped, and one from round 3; round 5 a second to
+    the model of round 3: 15 + (1 + 3) / 2 = 17."""
+    method = FedIT(wait="first_n", wait_for=2)
+    server, state = start(method, "a", "b")
+    rounds: list[tuple[list[Upload], float]] = [
+        ([upload("a", 2.0)], 10),
+        ([upload("b", 6.0, 1, num_examples=3)], 15),
+        ([upload("a", 100.0, 1), upload("b", 1.0)], 15),
+        ([], 15),
+        ([upload("a", 3.0, 2)], 17),
+    ]
+    for round, (uploads, expected) in enumerate(rounds, 1):
+        state = serve(method, server, state, *uploads, round=round)
+        assert value(method, state) == pytest.approx(expected, abs=1e-12), round
+    # Of three answers at once, as over-sampling brings, the last in the drawn order is dropped.
+    server, state = start(method, "a", "b", "c")
+    uploads = [upload("a", 1.0), upload("b", 2.0), upload("c", 6.0)]
+    one, two, _ = (item.content.row.item() for item in by_arrival(server, uploads))
+    assert value(method, serve(method, server, state, *uploads)) == pytest.approx(10 + (one + two) / 2, abs=1e-12)
+
+
+def test_fedit_waits_for_one_answer_of_each_client_at_most():
+    """N is the cohort's size, 2. Round 1 brings a's answer; round 2 a's second one to the same model, which does not
+    count; round 3 b's: 10 + (1 + 5) / 2 = 13. For the next model a counts again, once though it answers twice."""
+    method = FedIT(wait="first_n")
+    server, state = start(method, "a", "b", "c")
+    server.cohort = 2
+    rounds: list[tuple[list[Upload], float]] = [
+        ([upload("a", 1.0)], 10),
+        ([upload("a", 100.0)], 10),
+        ([upload("b", 5.0, 2)], 13),
+        ([upload("a", 4.0), upload("a", 4.0)], 13),
+        ([upload("c", 2.0)], 16),
+    ]
+    for round, (uploads, expected) in enumerate(rounds, 1):
+        state = serve(method, server, state, *uploads, round=round)
+        assert value(method, state) == pytest.approx(expected, abs=1e-12), round
+
+
+VARIANTS = [
+    *((name, SETTINGS.get(name, {})) for name in FEDERATED),
+    ("fedit", {"wait": "deadline"}),
+    ("fedit", {"wait": "first_n"}),
+    ("fedbuff", {"buffer": 2, "staleness_exponent": 0.5}),
+]
+
+
+@pytest.mark.parametrize("name, settings", VARIANTS, ids=[f"{n}-{s.get('wait', '')}" for n, s in VARIANTS])
+def test_every_method_runs_under_delay_and_continues_bit_identically(tmp_path: Path, name, settings):
+    schedule = {"schedule": LATE, "rounds": ROUNDS, "settings": settings}
+    whole = go(name, tmp_path / "whole", **schedule)
+    lines = read_records(whole.folder / "metrics.jsonl")
+    assert [line["round"] for line in lines if line["kind"] == "round"] == list(range(1, ROUNDS + 1))
+    clients = [line for line in lines if line["kind"] == "client"]
+    assert all(math.isfinite(line["loss"]) for line in clients)
+    assert max(line["staleness"] for line in clients) >= 2
+    for stop in (2, 4):
+        with pytest.raises(KeyboardInterrupt):
+            go(name, tmp_path / str(stop), stop_after=stop, **schedule)
+        assert_equal_runs(go(name, tmp_path / str(stop), **schedule), whole)
+
+
+@pytest.mark.parametrize(
+    "make, word",
+    [
+        (lambda: FedAsync(mixing=0.0), "mixing is 0"),
+        (lambda: FedAsync(staleness_exponent=-1.0), "staleness_exponent is -1"),
+        (lambda: FedBuff(buffer=0), "buffer is 0"),
+        (lambda: FedBuff(server_lr=0.0), "server_lr is 0"),
+        (lambda: FedBuff(staleness_exponent=-1.0), "staleness_exponent is -1"),
+        (lambda: CA2FL(buffer=0), "buffer is 0"),
+        (lambda: CA2FL(server_lr=-1.0), "server_lr is -1"),
+        (lambda: FedIT(wait="first"), "method.wait='first' is unknown.*first_n"),
+        (lambda: FedIT(wait_for=0), "wait_for is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(make, word):
+    with pytest.raises(UserError, match=word):
+        make()

@@ -1,0 +1,264 @@
+"""Runs that merge the results of other runs: POTARA, Fisher merging, a mean, a grid."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import product
+
+from llm_fed import configfile
+from llm_fed.errors import UserError
+from llm_fed.experiment import build, run
+from llm_fed.export import peft_folders
+from llm_fed.merge.grid import WEIGHTS
+from llm_fed.merge.mean import mix_factors
+from llm_fed.methods import METHODS, potara
+from llm_fed.models.loading import load_base
+from llm_fed.models.lora import Lora
+from llm_fed.runs import tracking
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.folder import read_records
+from llm_fed.state import State
+
+MERGING = [name for name, kind in METHODS.items() if kind.needs]
+
+
+@pytest.fixture(scope="module")
+def parents(small, tmp_path_factory) -> dict[str, Path]:
+    """A FedIT and a local run, whose checkpoints of every round are kept."""
+    folder = tmp_path_factory.mktemp("parents")
+    found = {name: folder / name for name in ("fedit", "local")}
+    for name, path in found.items():
+        run.train(config_of(small, folder / "c.yaml", name), path)
+    return found
+
+
+def config_of(small, path: Path, name: str, **settings: Any) -> Any:
+    changes = {"local": {"steps": 4}, "checkpoint": {"keep_rounds": [1, 2, 3]}}
+    return configfile.load(small.config(path, method={"name": name, **settings}, **changes))
+
+
+def merged(small, tmp_path: Path, needed: dict[str, Path], name: str, out: str = "out", **settings: Any) -> Path:
+    run.train(config_of(small, tmp_path / "c.yaml", name, **settings), tmp_path / out, needed=needed)
+    return tmp_path / out
+
+
+def states(small, folder: Path, structure: Lora | None = None) -> dict[str, State]:
+    config = configfile.load(small.config(folder.parent / "base.yaml"))
+    base = load_base(config.base, "cpu")
+    return {path.name: peft_folders.read(path, base, structure)[0] for path in sorted(folder.glob("adapters/*"))}
+
+
+def recipes(folder: Path) -> dict[str, dict[str, Any]]:
+    return {line["client"]: line for line in read_records(folder / "metrics.jsonl") if line["kind"] == "merge"}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What must be equal between equal runs."""
+    return {
+        path.name: path.read_bytes() for path in (folder / "metrics.jsonl", *folder.glob("adapters/*/*.safetensors"))
+    } | {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("adapters/*/*")}
+
+
+def test_a_run_of_potara(small, parents, tmp_path):
+    """Every client's adapter is its two parents' mixture with the weight that is logged, and stands in the card."""
+    out = merged(small, tmp_path, parents, "potara", samples=4, grid=True)
+    fed, local, found = (states(small, folder) for folder in (parents["fedit"], parents["local"], out))
+    for client, recipe in recipes(out).items():
+        assert 0 < recipe["lambda_fed"] < 1 and recipe["samples"] == 4
+        a, b, c = (recipe[key] for key in "abc")
+        assert recipe["lambda_fed"] == pytest.approx((b - c) / (a + b - 2 * c), rel=1e-4)
+        assert recipe["sweep"]["0.001"] == recipe["lambda_fed"] and len(recipe["sweep"]) == 5
+        assert list(recipe["grid"]) == [str(weight) for weight in WEIGHTS]
+        expected = mix_factors(fed[client], local[client], recipe["lambda_fed"])
+        torch.testing.assert_close(found[client].row, expected.row, rtol=0, atol=1e-5)
+        assert f"lambda_fed: {recipe['lambda_fed']}" in (out / "adapters" / client / "README.md").read_text()
+    assert len({recipe["lambda_fed"] for recipe in recipes(out).values()}) == len(recipes(out))
+    summary = json.loads((out / "summary.json").read_text())
+    rounds = {name: json.loads((folder / "summary.json").read_text())["round"] for name, folder in parents.items()}
+    assert summary["needs"] == rounds and summary["scores"]["split"] == "test"
+    report = (out / "report.html").read_text()
+    assert f"Merged from fedit (round {rounds['fedit']}) and local (round {rounds['local']})" in report
+    assert "Score by merging weight" in report and "Weight of fed, by damping" in report
+
+
+def test_the_ends_of_the_weight_are_the_parents(small, parents, tmp_path):
+    """Scores too: the curve's ends are what the parents score on validation."""
+    for weight, parent in ((1.0, "fedit"), (0.0, "local")):
+        out = merged(small, tmp_path, parents, "mean", str(weight), weight=weight)
+        for client, state in states(small, parents[parent]).items():
+            assert states(small, out)[client].equal(state)
+    grid = recipes(merged(small, tmp_path, parents, "grid"))
+    for weight, parent in (("1.0", "fedit"), ("0.0", "local")):
+        lines = read_records(parents[parent] / "metrics.jsonl")
+        chosen = json.loads((parents[parent] / "summary.json").read_text())["round"]
+        (line,) = (x for x in lines if x["kind"] == "score" and x["split"] == "validation" and x["round"] == chosen)
+        assert {client: recipe["grid"][weight] for client, recipe in grid.items()} == pytest.approx(line["clients"])
+
+
+def test_delta_is_exported_with_twice_the_rank(small, parents, tmp_path):
+    out = merged(small, tmp_path, parents, "mean", weight=0.25, space="delta")
+    fed, local, found = (states(small, folder) for folder in (parents["fedit"], parents["local"], out))
+    settings = json.loads((out / "adapters" / "ada" / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (4, 16)
+    layers = {name.rpartition(".")[0] for name in found["ada"]}
+    for layer in layers:
+        expected = 0.25 * product(fed["ada"], layer) + 0.75 * product(local["ada"], layer)
+        torch.testing.assert_close(product(found["ada"], layer), expected, rtol=0, atol=1e-6)
+    one = merged(small, tmp_path, parents, "potara", "one", space="delta")
+    other = merged(small, tmp_path, parents, "potara", "other")
+    for client, recipe in recipes(one).items():  # estimated from the factors in both
+        assert recipe["lambda_fed"] == recipes(other)[client]["lambda_fed"]
+
+
+def test_other_ways_to_the_weight(small, parents, tmp_path):
+    """Drawn labels, held-out examples and a weight per factor change the weights; A and B then have their own."""
+    plain = recipes(merged(small, tmp_path, parents, "potara"))
+    for number, settings in enumerate(({"fisher": "sampled"}, {"fisher_data": "held-out"})):
+        other = recipes(merged(small, tmp_path, parents, "potara", str(number), **settings))
+        assert all(other[client]["lambda_fed"] != recipe["lambda_fed"] for client, recipe in plain.items())
+    out = merged(small, tmp_path, parents, "potara", "factors", per_factor=True)
+    fed, local, found = (states(small, folder) for folder in (parents["fedit"], parents["local"], out))
+    for client, recipe in recipes(out).items():
+        weights = recipe["lambda_fed"]
+        assert weights["lora_A"] != weights["lora_B"] and set(recipe["sweep"]) == {"lora_A", "lora_B"}
+        expected = mix_factors(fed[client], local[client], weights)
+        torch.testing.assert_close(found[client].row, expected.row, rtol=0, atol=1e-5)
+
+
+def test_a_chosen_round_is_that_of_the_checkpoint(small, parents, tmp_path):
+    """FedIT's state of round 1 lies in its checkpoint as it is; local adapters of round 2 in the clients' memories."""
+    out = merged(small, tmp_path, parents, "mean", weight=1.0, fed_round=1)
+    server = Checkpoints(parents["fedit"] / "checkpoints").load(1).state["state"]
+    assert all(state.equal(server) for state in states(small, out).values())
+    out = merged(small, tmp_path, parents, "mean", "second", weight=0.0, local_round=2)
+    saved = Checkpoints(parents["local"] / "checkpoints").load(2)
+    for client, state in states(small, out).items():
+        assert state.equal(saved.memory(f"memory/{client}")["adapter"])
+    assert recipes(out)["ada"]["rounds"]["local"] == 2
+
+
+def test_a_round_without_a_checkpoint_is_refused_before_anything_is_trained(small, tmp_path):
+    config = configfile.load(small.config(tmp_path / "c.yaml", method={"name": "potara", "fed_round": 2}))
+    with pytest.raises(UserError, match=r"checkpoint\.keep_rounds=\[2\]"):
+        run.train(config, tmp_path / "out")
+    beyond = replace(config, method={"name": "potara", "local_round": 9})
+    with pytest.raises(UserError, match="rounds to at least 9"):
+        run.train(beyond, tmp_path / "beyond")
+    assert not (tmp_path / "out" / "needs").exists()
+
+
+def test_a_given_run_that_kept_no_such_round(small, tmp_path):
+    """The checkpoints to keep are no part of what must agree, so a run may lack one."""
+    plain = configfile.load(small.config(tmp_path / "a.yaml", rounds=4, eval={"every": 4}))
+    run.train(plain, tmp_path / "fedit")
+    changes = {"rounds": 4, "eval": {"every": 4}, "checkpoint": {"keep_rounds": [1]}}
+    config = configfile.load(small.config(tmp_path / "b.yaml", method={"name": "mean", "fed_round": 1}, **changes))
+    with pytest.raises(UserError, match=r"no checkpoint of round 1, only of"):
+        run.train(config, tmp_path / "out", needed={"fedit": tmp_path / "fedit"})
+
+
+def test_an_overfitted_local_adapter_is_noted(small, parents, tmp_path, monkeypatch, capsys):
+    """With the threshold raised above the losses here, which are those of the local run."""
+    monkeypatch.setattr(potara, "OVERFITTED", 10.0)
+    found = recipes(merged(small, tmp_path, parents, "potara"))["ada"]
+    assert 0 < found["losses"][1] < found["losses"][0] and "knows them by heart" in found["note"]
+    assert "ada: the local adapter's loss on the 6 examples" in capsys.readouterr().err
+    for number, settings in enumerate(({"fisher": "sampled"}, {"fisher_data": "held-out"})):
+        assert "note" not in recipes(merged(small, tmp_path, parents, "potara", str(number), **settings))["ada"]
+
+
+# The battery of methods with `needs` (that of the others is test_battery.py).
+
+
+@pytest.fixture(scope="module", params=MERGING)
+def whole(request, small, parents, tmp_path_factory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, merged(small, folder, parents, request.param)
+
+
+def test_the_same_seed_gives_the_same_merge(whole, small, parents, tmp_path):
+    name, out = whole
+    assert files(merged(small, tmp_path, parents, name)) == files(out)
+
+
+def test_another_seed_gives_another_merge(small, parents, tmp_path):
+    """The same parents, and other examples to weigh them by."""
+    config = replace(config_of(small, tmp_path / "c.yaml", "potara", samples=3), seed=0)
+    found = []
+    for seed in (0, 1):
+        prepared = build.prepare(replace(config, seed=seed), tracking.Reporter())
+        run.merge(prepared, {need: states(small, folder) for need, folder in parents.items()}, 4, 0.1)
+        found.append(prepared.method.recipe(prepared.clients["ada"])["lambda_fed"])
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("per_pass", [1, 2])
+def test_fused_is_one_by_one(whole, small, parents, tmp_path, per_pass):
+    name, out = whole
+    config = config_of(small, tmp_path / "c.yaml", name)
+    prepared = build.prepare(config, tracking.Reporter())
+    prepared.runtime.clients_per_pass = per_pass
+    given = {need: states(small, folder) for need, folder in parents.items()}
+    run.merge(prepared, given, 4, 0.1)
+    for client, site in prepared.clients.items():
+        expected = states(small, out, site.structure)[client]
+        torch.testing.assert_close(site.memory["merged"].row, expected.row, rtol=0, atol=1e-5)
+        assert site.memory["merged"].layout == expected.layout
+
+
+def test_personalize_only_computes(whole, small, parents, tmp_path):
+    name, _ = whole
+    prepared = build.prepare(config_of(small, tmp_path / "c.yaml", name), tracking.Reporter())
+    run.merge(prepared, {need: states(small, folder) for need, folder in parents.items()}, 4, 0.1)
+    before = {client: dict(site.memory) for client, site in prepared.clients.items()}
+    for _ in range(2):
+        found = prepared.runtime.run(
+            {client: prepared.method.personalize(site, None) for client, site in prepared.clients.items()}
+        )
+        assert all(found[client].layout == site.initial().layout for client, site in prepared.clients.items())
+    assert {client: dict(site.memory) for client, site in prepared.clients.items()} == before
+
+
+class Killed(BaseException):
+    """Nothing in the project catches this."""
+
+
+@pytest.mark.parametrize("stage", ["fedit", "local", "deliver"])
+def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage):
+    """Killed within the first needed run, within the second, and while the merged adapters are written."""
+    config = config_of(small, tmp_path / "c.yaml", "potara")
+    real = {"write": peft_folders.write, "federate": run.federate}
+    calls: list[str] = []
+
+    def federate(method, *rest: Any, **options: Any) -> Any:
+        name = "local" if type(method) is METHODS["local"] else "fedit"
+        calls.append(name)
+        if name == stage:
+            raise Killed
+        return real["federate"](method, *rest, **options)
+
+    def write(folder: Path, *rest: Any) -> None:
+        if stage == "deliver" and folder.parent.parent.name == "out" and folder.name == "bob":
+            raise Killed
+        real["write"](folder, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "federate", federate)
+        patched.setattr(peft_folders, "write", write)
+        with pytest.raises(Killed):
+            run.train(config, tmp_path / "out")
+    assert not (tmp_path / "out" / "summary.json").exists()
+    begun = set(calls)
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "federate", lambda *a, **k: calls.append("again") or real["federate"](*a, **k))
+        run.train(config, tmp_path / "out")
+    assert begun == ({"fedit"} if stage == "fedit" else {"fedit", "local"})
+    assert calls.count("again") == {"fedit": 2, "local": 1}.get(stage, 0)  # finished runs are not run again
+    whole = merged(small, tmp_path, parents, "potara", "whole")
+    assert files(tmp_path / "out") == files(whole)

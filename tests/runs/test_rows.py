@@ -1,0 +1,245 @@
+"""The row store: what of single clients lies in RAM and what on disk, what is written, and that nothing is lost."""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+from toy_rounds import go
+
+from llm_fed.errors import RunError
+from llm_fed.messages.wire import WireError, pack
+from llm_fed.methods.ca2fl import CA2FL
+from llm_fed.runs import rows as rows_module
+from llm_fed.runs.checkpoint import Checkpoints, CheckpointWarning
+from llm_fed.runs.folder import Run
+from llm_fed.runs.rows import Memory, RowStore
+from llm_fed.state import State
+
+SIZE = len(pack(State.of({"x": torch.zeros(50)})))  # of one row below
+
+
+def value(number: float) -> State:
+    return State.of({"x": torch.full((50,), float(number))})
+
+
+def filled(store: RowStore, count: int) -> Memory:
+    memory = Memory(store)
+    for i in range(count):
+        memory[f"c{i}"] = value(i)
+    return memory
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.safetensors")}
+
+
+@pytest.fixture
+def work(monkeypatch) -> dict[str, int]:
+    """How often rows were packed, hashed and written, and files read."""
+    counts = dict.fromkeys(("pack", "_name_of", "write_file"), 0)
+
+    def counted(name):
+        real = getattr(rows_module, name)
+
+        def call(*args, **options):
+            counts[name] += 1
+            return real(*args, **options)
+
+        return call
+
+    for name in counts:
+        monkeypatch.setattr(rows_module, name, counted(name))
+    return counts
+
+
+@pytest.mark.parametrize("limit", [0, 2 * SIZE, 1e9])
+def test_a_memory_is_a_dict_whose_values_are_messages(tmp_path, limit):
+    memory, plain = Memory(RowStore(tmp_path, limit)), {}
+    for mapping in (memory, plain):
+        for i in range(4):
+            mapping[f"cache/c{i}"] = {"n": i, "delta": [float(i), "é", None]}
+        mapping["cache/c1"] = 7
+        del mapping["cache/c0"]
+        assert mapping.pop("cache/c2")["n"] == 2 and mapping.get("cache/c0") is None
+    assert memory == plain and list(memory) == list(plain) and len(memory) == 2
+    assert "cache/c3" in memory and "cache/c0" not in memory
+    with pytest.raises(KeyError):
+        memory["cache/c0"]
+    with pytest.raises(TypeError, match="object cannot travel"):
+        memory["cache/c1"] = object()
+    assert memory["cache/c1"] == 7
+
+
+@pytest.mark.parametrize("limit", [0, 1e9])
+def test_what_is_read_is_a_copy(tmp_path, limit):
+    """Changed in place or not, the memory is what was put there, now and after a resume."""
+    memory, mine = Memory(RowStore(tmp_path, limit)), value(1)
+    memory["c"] = mine
+    mine.row.zero_()
+    memory["c"].row.zero_()
+    assert memory["c"].equal(value(1))
+
+
+def test_the_least_recently_used_rows_leave_the_ram(tmp_path):
+    store = RowStore(tmp_path, 3 * SIZE)
+    memory = filled(store, 3)
+    assert store.in_ram == 3 * SIZE and not files(tmp_path)
+    assert memory["c0"].equal(value(0))  # now c1 is the oldest
+    memory["c3"] = value(3)
+    assert store.in_ram == 3 * SIZE and files(tmp_path) == {memory.rows["c1"].file()}
+    assert memory["c1"].equal(value(1))  # read again, which makes c2 leave
+    assert store.in_ram == 3 * SIZE and files(tmp_path) == {memory.rows[key].file() for key in ("c1", "c2")}
+    assert all(memory[f"c{i}"].equal(value(i)) for i in range(4)) and store.in_ram <= 3 * SIZE
+
+
+def test_a_row_that_nobody_holds_takes_no_ram_and_is_never_written(tmp_path):
+    store = RowStore(tmp_path, 6 * SIZE)
+    memory = filled(store, 4)
+    before = copy(memory)
+    assert store.in_ram == 4 * SIZE  # a copy shares the rows
+    for round in range(20):
+        memory["c0"] = value(100 + round)
+    assert store.in_ram == 5 * SIZE and before["c0"].equal(value(0))
+    del before
+    assert store.in_ram == 4 * SIZE
+    del memory
+    assert store.in_ram == 0 and not files(tmp_path)
+
+
+def test_a_checkpoint_touches_only_what_changed(tmp_path, work):
+    """1000 rows, then 3 change; one of the first had left the RAM before. Each is packed, hashed and written once."""
+    checkpoints = Checkpoints(tmp_path, 999 * SIZE)
+    memory = filled(checkpoints.store, 1000)
+    assert work == {"pack": 1000, "_name_of": 1, "write_file": 1}
+    checkpoints.save(1, {}, {"server": memory.rows})
+    assert work == dict.fromkeys(work, 1000)
+    for i in (5, 6, 7):
+        memory[f"c{i}"] = value(-i)
+    checkpoints.save(2, {}, {"server": memory.rows})
+    assert work == dict.fromkeys(work, 1003)
+    checkpoints.save(3, {}, {"server": memory.rows})
+    assert work == dict.fromkeys(work, 1003)
+
+
+def test_equal_rows_share_a_file(tmp_path, work):
+    checkpoints = Checkpoints(tmp_path)
+    memory = Memory(checkpoints.store)
+    memory["a"], memory["b"] = value(1), value(1)
+    checkpoints.save(1, {}, {"server": memory.rows})
+    assert len(files(tmp_path / "rows")) == work["write_file"] == 1
+
+
+def test_what_a_killed_process_left_half_written_is_deleted(tmp_path):
+    (tmp_path / ".x.safetensors.partial").touch()
+    RowStore(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_pruning_spares_what_a_checkpoint_or_the_run_refers_to(tmp_path):
+    checkpoints = Checkpoints(tmp_path, 0)
+    memory = filled(checkpoints.store, 2)
+    checkpoints.save(1, {}, {"server": memory.rows})
+    memory["c0"] = value(10)
+    checkpoints.save(2, {}, {"server": memory.rows})
+    memory["c1"], memory["c2"] = value(11), value(12)  # on disk by the limit, in no checkpoint
+    assert len(files(tmp_path / "rows")) == 5
+    checkpoints.prune(lambda round: round == 2)
+    assert len(files(tmp_path / "rows")) == 4  # the first c0 is gone
+    held = checkpoints.load(2).memory("server")
+    assert list(held) == ["c0", "c1"] and held["c0"].equal(value(10)) and held["c1"].equal(value(1))
+    assert memory["c1"].equal(value(11)) and memory["c2"].equal(value(12))
+    del memory, held
+    checkpoints.prune(lambda round: False)
+    assert not files(tmp_path / "rows")
+
+
+def test_a_saved_memory_is_read_when_it_is_needed(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {}, {"server": filled(checkpoints.store, 5).rows})
+    again = Checkpoints(tmp_path, 2 * SIZE)
+    memory = again.load(1).memory("server")
+    assert list(memory) == [f"c{i}" for i in range(5)] and "c3" in memory and again.store.in_ram == 0
+    assert memory["c3"].equal(value(3)) and again.store.in_ram == SIZE
+    assert again.load(1).memory("memory/nobody") == {}
+
+
+def test_a_checkpoint_of_an_older_version_holds_a_memory_as_one_row(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    whole = checkpoints.store.row(pack({"own": value(3), "recipe": {"n": 1}}))
+    checkpoints.save(1, {}, {"memory/c0": whole})
+    memory = Checkpoints(tmp_path).load(1).memory("memory/c0")
+    assert list(memory) == ["own", "recipe"] and memory["own"].equal(value(3)) and memory["recipe"] == {"n": 1}
+
+
+def test_a_damaged_row_makes_its_checkpoint_a_damaged_one(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    memory = filled(checkpoints.store, 2)
+    checkpoints.save(1, {}, {"server": memory.rows})
+    memory["c1"] = value(9)
+    checkpoints.save(2, {}, {"server": memory.rows})
+    path = tmp_path / "rows" / memory.rows["c1"].file()
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(WireError, match="round-0002 is damaged: row .* does not have the content"):
+        Checkpoints(tmp_path).load(2)
+    with pytest.warns(CheckpointWarning, match="round-0002 is damaged"):
+        saved = Checkpoints(tmp_path).latest()
+    assert saved is not None and saved.round == 1 and saved.memory("server")["c1"].equal(value(1))
+
+
+def test_a_row_that_cannot_be_read_or_written_ends_the_run(tmp_path, monkeypatch):
+    memory = filled(RowStore(tmp_path, 0), 1)
+    (tmp_path / memory.rows["c0"].file()).unlink()
+    with pytest.raises(RunError, match="cannot be read.*continues from a checkpoint that is whole"):
+        memory["c0"]
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left on device.*checkpoint.memory_limit"):
+        memory["c1"] = value(1)
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_row_that_a_client_cannot_read_ends_the_run_and_not_the_client(tmp_path):
+    class Forgetful(CA2FL):
+        async def client_update(self, client, message):
+            client.memory["own"] = message
+            for path in tmp_path.glob("checkpoints/rows/*"):
+                path.unlink()
+            assert client.memory["own"]
+            return message
+
+    with pytest.raises(RunError, match="cannot be read"):
+        go(tmp_path, Forgetful(), config=toy.config(rounds=4, checkpoint={"memory_limit": 0}))
+
+
+def server_memory(folder: Path) -> dict[str, bytes]:
+    saved = Checkpoints(folder / "checkpoints").latest()
+    assert saved is not None
+    return {key: pack(message) for key, message in saved.memory("server").items()}
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_limit_changes_nothing_also_after_a_stop(tmp_path, stop):
+    """CA2FL's cache with half of an update in RAM at most, and with all of it; M = 2 leaves a client in the buffer."""
+    limit = toy.config(rounds=4, checkpoint={"memory_limit": 100 / 2**30})
+    whole, *_ = go(tmp_path / "whole", CA2FL(buffer=2))
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "cut", CA2FL(buffer=2), config=limit, stop_after=stop)
+    again, _, _, resumed, _ = go(tmp_path / "cut", CA2FL(buffer=2), config=limit)
+    assert resumed == [stop + 1] and pack(again.state) == pack(whole.state)
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+    kept = server_memory(tmp_path / "cut")
+    assert kept == server_memory(tmp_path / "whole") and {"cache/c0", "cache/c1", "cache/c2"} <= kept.keys()
+
+
+def test_the_limit_is_the_configurations(tmp_path):
+    with Run(tmp_path, toy.config(checkpoint={"memory_limit": 0.5})) as run:
+        run.begin()
+        assert run.checkpoints.store.limit == 2**29

@@ -1,0 +1,91 @@
+"""The script that shows a partition: its table, its counts, circles and heat maps, on pictures that clients divide."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_images
+
+from llm_fed import configfile, tasks
+
+
+def held(pictures) -> Counter[str]:
+    return Counter(picture.group for picture in pictures)
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    """A configuration of a task of 36 + 18 pictures of four classes."""
+    path = tiny_images.npz(tmp_path / "data.npz")
+    (tmp_path / "run.yaml").write_text(f"task: {{name: images, path: {path}, validation: 0.0}}")
+    return tmp_path / "run.yaml"
+
+
+PATHOLOGICAL = [f"task.partition.{word}" for word in ("kind=pathological", "clients=4", "classes=2", "test=0.5")]
+CLUSTER = ["task.partition.kind=cluster", "task.partition.sizes=[2,1]"]
+
+
+def test_pictures_are_divided_by_their_class(config):
+    task = configfile.load(config, PATHOLOGICAL).task
+    clients = tasks.load(task, 0).clients.values()
+    assert all(len({picture.label for picture in client.train + client.test}) == 2 for client in clients)
+    assert sum(len(client.train) + len(client.test) for client in clients) == 54
+
+
+@pytest.fixture
+def script(monkeypatch, config):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "analysis"))
+    module = importlib.import_module("partition")
+
+    def call(*words: str, out: str = "held.png") -> list[dict[str, str]]:
+        """The rows of its table of counts."""
+        monkeypatch.setattr(sys, "argv", ["partition", str(config), *words, "--out", str(config.parent / out)])
+        module.main()
+        with open(config.parent / "held.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+    call.module = module
+    return call
+
+
+def test_the_script_counts_and_draws_what_clients_hold(script, config, capsys):
+    rows = script(*PATHOLOGICAL)
+    clients = tasks.load(configfile.load(config, PATHOLOGICAL).task, 0).clients
+    found = {(row["client"], row["label"]): (int(row["train"]), int(row["test"])) for row in rows}
+    assert found == {
+        (name, label): (held(client.train)[label], held(client.test)[label])
+        for name, client in clients.items() for label in held(client.train + client.test)
+    }  # fmt: skip
+    assert any(train == 0 for train, _ in found.values())  # a label that the client is only tested on
+    shown = capsys.readouterr().out
+    assert "4 clients, 4 labels" in shown
+    sizes = [len(client.train) for client in clients.values()]
+    line = next(line for line in shown.splitlines() if "train examples" in line)
+    assert [float(word) for word in line.split() if word[0].isdigit()] == [min(sizes), np.median(sizes), max(sizes)]
+    assert (config.parent / "held.png").stat().st_size > 1000
+
+
+def test_the_script_parts_clusters_and_draws_many_cells_as_a_heat_map(script, config, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(script.module.Axes, "axhline", lambda axes, y, **_: drawn.setdefault("lines", []).append(y))
+    monkeypatch.setattr(script.module, "MAX_CIRCLES", 5)
+    imshow = script.module.Axes.imshow
+    monkeypatch.setattr(
+        script.module.Axes, "imshow", lambda axes, shown, **k: imshow(axes, drawn.setdefault("shown", shown), **k)
+    )
+    rows = script(*CLUSTER)
+    assert drawn["lines"] == [1.5]  # below two of three rows
+    assert np.nansum(drawn["shown"]) == 36 and np.isnan(drawn["shown"]).tolist() == [[0, 0, 1, 1]] * 2 + [[1, 1, 0, 0]]
+    assert {row["client"] for row in rows} == {"cluster0-client0", "cluster0-client1", "cluster1-client2"}
+
+
+def test_the_script_ends_with_a_plain_error(script, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        script(*PATHOLOGICAL, out="held.jpeg")
+    assert "held.jpeg: pictures are .png or .svg" in capsys.readouterr().err

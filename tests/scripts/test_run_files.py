@@ -1,0 +1,136 @@
+"""Every file in scripts/runs loads, and every row of its comparison resolves to a run that could begin."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from llm_fed import configfile, methods
+from llm_fed.commands import compare, comparison
+from llm_fed.errors import lookup
+from llm_fed.eval.scores import METRICS
+from llm_fed.experiment.needed import check_rounds
+from llm_fed.tasks import TASKS
+from llm_fed.tasks.partition import OWN
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "runs"
+FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+OPEN = {  # what a file leaves to the command line
+    "flan_cpu.yaml": ["base.name=base", "task.path=data"],
+    "feddle_cpu.yaml": ["task.path=data"],
+    "fedmerge_cifar100_cpu.yaml": ["task.path=data"],
+    "fedmerge_pacs_cpu.yaml": ["task.path=data"],
+    "fedmoe_cpu.yaml": ["task.path=data"],
+    "potara_vit_cpu.yaml": ["base.name=base", "task.path=data"],
+}
+ROWS = [(name, label, words) for name in FILES for label, words in compare.load_rows(FOLDER / name).items()]
+
+
+def check(name: str, words: list[str]) -> None:
+    """What `prepare` checks before it reads any data or model."""
+    config = configfile.load(FOLDER / name, [*words, *OPEN.get(name, [])])
+    method, partition = methods.build(config.method), config.task.partition
+    check_rounds(method, config)
+    assert method.any_model or not config.base.clients
+    assert all((getattr(partition, name) is not None) == (partition.kind == kind) for name, kind in OWN.items())
+    task = lookup("task.name", config.task.name, TASKS)
+    assert (config.eval.metric or task.metric) in METRICS
+    if config.task.server.name is not None:
+        assert lookup("task.server.name", config.task.server.name, TASKS).images == task.images
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_file_loads(name):
+    check(name, [])
+
+
+@pytest.mark.parametrize("name, label, words", ROWS, ids=[f"{name}: {label}" for name, label, _ in ROWS])
+def test_a_row_resolves_to_what_its_label_says(name, label, words):
+    check(name, words)
+    config = configfile.load(FOLDER / name, [*words, *OPEN.get(name, [])])
+    kind, _, number = label.partition(" ")
+    method = "mean" if re.match(r"(local|fedit)\(", kind) else kind.partition("(")[0]  # a mean of one is its parent
+    assert config.method["name"] == method
+    if name.startswith("feddle_table"):
+        assert (config.task.server.name is not None) == label.endswith("out of domain")
+    if number.startswith("r="):
+        assert config.adapter is not None
+        assert (config.adapter.rank, config.adapter.alpha) == (int(number[2:]), 2 * int(number[2:]))
+    elif number.startswith("d="):
+        assert config.method["num_models"] == int(number[2:])
+    elif number.startswith("resnet-"):
+        assert config.base.name == number
+    elif match := re.fullmatch(r"(\d+)/15", number):  # of 15 models
+        assert (config.method["models_per_client"], config.method["num_models"]) == (int(match[1]), 15)
+    elif match := re.fullmatch(r"(\d+)/(10|100)", number):  # classes
+        assert config.task.partition.classes == int(match[1])
+        assert config.task.name == {"10": "cifar10", "100": "cifar100-fine"}[match[2]]
+    elif match := re.fullmatch(r"(cifar-100 )?(gamma|gate_lr)=(.+)", number):
+        assert config.task.name == ("cifar100-fine" if match[1] else "cifar10")
+        value = config.task.partition.alpha if match[2] == "gamma" else config.method["gate_lr"]
+        assert value == float(match[3])
+    elif kind.startswith(("potara(", "grid(", "fedit(")):
+        assert config.method["fed_round"] == int(kind.partition("(")[2][:-1]) and config.method["local_round"] == 300
+
+
+@pytest.mark.parametrize(
+    "name, runs",
+    [
+        ("flan.yaml", 36),  # 5 single-model methods x 4 ranks, 4 + 6 + 6 numbers of models
+        ("rolebench.yaml", 37),  # 20, and 6 + 5 + 6
+        ("commonsense.yaml", 8),  # 7 rows, and 300 rounds of FedIT for POTARA, which shares the local run
+        ("commonsense_rounds.yaml", 19),  # 18 rows, and one local run; FedIT's run is a row
+        ("potara_table2.yaml", 9),  # rows; what they merge are rows, too
+        ("fedmerge_fig3.yaml", 42),  # 4 methods x 6 architectures, 3 x 6 numbers of models
+        ("fedmerge_fig6.yaml", 35),  # 24, and 6 + 5
+    ],
+)
+def test_rows_share_their_runs(name, runs, tmp_path):
+    assert len(list(comparison.Plan(FOLDER / name, [], [], [0], tmp_path).jobs())) == runs
+
+
+def test_potara_merges_the_local_run_of_the_table(tmp_path):
+    planned = comparison.Plan(FOLDER / "commonsense.yaml", [], [], [0], tmp_path)
+    needs = planned.cells["potara", 0].needs
+    assert needs["local"] is planned.cells["local", 0]
+    assert needs["fedit"].config.rounds == 300 and 50 in needs["fedit"].config.checkpoint.keep_rounds
+
+
+PERSONAL = [f"task.partition.{word}" for word in ("kind=dirichlet", "sizes=null", "clients=50", "alpha=0.1")]
+WORDS = [  # what the files' first comments say of other settings and stand-ins
+    ("feddle_table1.yaml", [
+        "base.name=vit", "adapter.rank=4", "adapter.alpha=8", "adapter.dropout=0",
+        "adapter.target_modules=[q_proj,v_proj]", "task.partition.alpha=0.3", "delay.sigma=5",
+    ]),
+    ("feddle_table2.yaml", ["task.name=celeba", "task.server.examples=200"]),
+    ("feddle_table5.yaml", ["task.image_size=224", "task.server.name=imagenet", "task.server.examples=250000"]),
+    ("feddle_atlas.yaml", ["task.name=fashion-mnist", "task.server.name=cifar10", "task.server.path=data"]),
+    ("flan_feddle.yaml", ["base.name=base", "base.dtype=float32", "task.path=data", "task.template=alpaca-short"]),
+    ("fedmerge_table2.yaml", PERSONAL),
+    ("fedmerge_table3.yaml", PERSONAL),
+    ("fedmerge_table3.yaml", [
+        "task.partition.kind=natural", "task.partition.sizes=null", "task.name=pacs", "task.image_size=64",
+    ]),
+    ("fedmerge_fig3.yaml", PERSONAL),
+    ("fedmoe_table2.yaml", ["task.name=cifar100-fine", "task.partition.classes=10"]),
+    ("fedmoe_table3.yaml", ["task.partition.clients=100", "participation=0.1"]),
+    ("fedmoe_cpu.yaml", ["base.clients=[cnn-1,cnn-2,cnn-3,cnn-4,cnn-5]"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, words", WORDS)
+def test_the_words_in_a_file_s_comment_resolve(name, words):
+    check(name, words)
+    for row in compare.load_rows(FOLDER / name).values():
+        check(name, [*row, *words])
+
+
+def test_the_parts_of_feddle_are_added_one_by_one():
+    rows = compare.load_rows(FOLDER / "feddle_table5.yaml")
+    built = [methods.build(configfile.load(FOLDER / "feddle_table5.yaml", words).method) for words in rows.values()]
+    parts = [(m.normalize, m.importance, m.fallback_start, m.regularization > 0) for m in built]  # type: ignore[attr-defined]
+    assert [sum(row) for row in parts] == [0, 1, 2, 3, 4]
+    assert all(set(zip(one, two, strict=True)) <= {(0, 0), (0, 1), (1, 1)} for one, two in pairwise(parts))

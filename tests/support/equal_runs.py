@@ -1,0 +1,43 @@
+"""Whether two run folders hold the same run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from llm_fed.runs.folder import read_records
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What must not depend on how often a run was killed."""
+    skipped = ("checkpoints/", "timing.jsonl", "report.html", ".lock")
+    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if not name.startswith(skipped)}
+
+
+def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, torch.Tensor]]]:
+    """The lines of metrics.jsonl but for padding, which depends on the packing; and all exported tensors."""
+    lines = read_records(folder / "metrics.jsonl")
+    for line in lines:
+        line.pop("padding", None)
+    files = sorted((folder / "adapters").rglob("*.safetensors"))
+    return lines, {str(path.relative_to(folder)): load_file(path) for path in files}
+
+
+def assert_same(one: Path, other: Path, tolerance: float = 1e-6) -> None:
+    (lines, exported), (found, tensors) = outcome(one), outcome(other)
+    assert lines and exported and [line["kind"] for line in found] == [line["kind"] for line in lines]
+    for expected, line in zip(lines, found, strict=True):
+        assert line.keys() == expected.keys()
+        for key, value in line.items():
+            if isinstance(value, float):
+                assert math.isclose(value, expected[key], rel_tol=1e-4, abs_tol=2e-5), (expected, line)
+            elif isinstance(value, int | str):
+                assert value == expected[key], (expected, line)
+    assert tensors.keys() == exported.keys()
+    for name, entries in exported.items():
+        torch.testing.assert_close(tensors[name], entries, rtol=0, atol=tolerance)

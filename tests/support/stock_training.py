@@ -1,0 +1,72 @@
+"""Training in the bank, and the same training as anyone would write it with stock PEFT."""
+
+from __future__ import annotations
+
+import tiny
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+
+from llm_fed.config import LocalConfig
+from llm_fed.engine.fit import fit
+from llm_fed.models.lora import draw
+from llm_fed.requests import Fitted, Job
+from llm_fed.rng import generator
+from llm_fed.state import State
+
+
+def cohort(model, structure, dtype=torch.float64, clients=(0, 1, 2), lr=1e-2) -> list[Job]:
+    """Clients with 10, 4 and 7 steps, batches of 1 to 4 examples, lengths of 3 to 40 tokens; B is not zero."""
+    jobs = []
+    for client in clients:
+        draws = generator(3, client)
+        start = draw(model, structure, draws, dtype)
+        start = start.like(start.row + 0.02 * torch.randn(start.row.shape, dtype=dtype, generator=draws))
+        batches = []
+        for step in range((10, 4, 7)[client]):
+            count = 1 + (client + step) % 4
+            lengths = torch.randint(3, 41, (count,), generator=draws).tolist()
+            batches.append(tiny.examples(100 * client + step, lengths))
+        jobs.append(Job(f"c{client}", start, batches, lr * (1 + client / 2), seed=client))
+    return jobs
+
+
+def stock(model, structure, job: Job, local: LocalConfig, train="", autocast=None, checkpointing=False):
+    """One client's training as anyone would write it: padding, attention mask, labels, the model's own loss."""
+    wrapped = tiny.stock_peft(model, structure, job.start)
+    if checkpointing:
+        wrapped.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        wrapped.train()  # the tiny model has no dropout
+    entries = tiny.peft_entries(wrapped)
+    for name, parameter in entries.items():
+        parameter.requires_grad_(name.endswith(train))
+    parameters = [p for p in entries.values() if p.requires_grad]
+    makers = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    optimizer = makers[local.optimizer](parameters, lr=job.lr, weight_decay=0.0)
+    losses = []
+    for batch in job.batches:
+        ids = [torch.tensor(example.input_ids) for example in batch]
+        labels = [i.masked_fill(~torch.tensor(e.target), -100) for i, e in zip(ids, batch, strict=True)]
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            loss = wrapped(
+                input_ids=pad_sequence(ids, batch_first=True),
+                attention_mask=pad_sequence([torch.ones_like(i) for i in ids], batch_first=True),
+                labels=pad_sequence(labels, batch_first=True, padding_value=-100),
+            ).loss
+        losses.append(loss.item())
+        drift = sum((p - job.start[name]).square().sum() for name, p in entries.items() if p.requires_grad)
+        (loss + local.proximal * drift).backward()
+        if local.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, local.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return State.of({name: parameter.detach() for name, parameter in entries.items()}), losses
+
+
+def fitted(*args, **options) -> list[Fitted]:
+    """What `fit` returns where no client fails."""
+    return successes(fit(*args, **options)[0])
+
+
+def successes(results) -> list[Fitted]:
+    return [result for result in results if isinstance(result, Fitted)]

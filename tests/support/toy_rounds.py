@@ -1,0 +1,45 @@
+"""Rounds of the federation in closed form (toy.py)."""
+
+from __future__ import annotations
+
+import toy
+
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import federate
+from llm_fed.methods.fedit import FedIT
+from llm_fed.runs.folder import Run
+
+TARGETS = {"c0": 1.0, "c1": 2.0, "c2": 4.0}
+
+
+def go(
+    folder,
+    method=None,
+    *,
+    rounds=4,
+    runtime=None,
+    schedule=None,
+    evaluate=None,
+    config=None,
+    fresh=False,
+    stop_after=None,
+):
+    """One federation over three clients of 1, 2 and 3 examples; `stop_after` dies after that many rounds."""
+    clients, server, method = toy.clients(3), toy.server(), method or FedIT()
+    server.clients, server.cohort = tuple(clients), 3
+    runtime = runtime or toy.ToyRuntime(TARGETS)
+    resumed = []
+    lines = []
+
+    def listen(record):
+        lines.append(record)
+        if stop_after and record["round"] > stop_after:
+            raise KeyboardInterrupt
+
+    with Run(folder, config or toy.config(rounds=rounds), fresh, listen) as run:
+        run.begin()
+        progress = federate(
+            method, LocalClients(clients, schedule or toy.everyone(clients), runtime), server, runtime, run,
+            evaluate or (lambda messages, split: None), rounds=rounds, lr=lambda round: 0.1, on_resume=resumed.append,
+        )  # fmt: skip
+    return progress, clients, runtime, resumed, lines

@@ -1,0 +1,94 @@
+"""The task `rolebench`: roles as clients, half of each, several reference answers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from datasets import Dataset, DatasetDict
+from jsonl import write
+
+from llm_fed import tasks
+from llm_fed.config import TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.eval.scores import score
+
+ROLES = [f"Captain {name}" for name in "ABCDEFGH"]
+
+
+def records(split: str, count: int, **more: object) -> list[dict]:
+    return [
+        {"role": role, "question": f"{role} {split} {i}?", "generated": ["aye", f"no {i}"], **more}
+        for role in ROLES
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    general = [{"role": ROLES[0], "question": "Add 2 and 2", "generated": ["4"], "kind": "general"}]
+    write(tmp_path / "train.jsonl.gz", records("train", 9, kind="role_specific") + general)
+    write(tmp_path / "test.jsonl.gz", records("test", 4, kind="role_specific"))
+    return tmp_path
+
+
+def load(path, seed=0, **settings):
+    return tasks.load(TaskConfig(name="rolebench", path=str(path), validation=0.0, **settings), seed)
+
+
+def test_a_client_has_half_of_its_roles_questions(folder):
+    data = load(folder)
+    assert data.metric == "rougeL" and sorted(data.clients) == ROLES
+    assert {(len(c.train), len(c.test)) for c in data.clients.values()} == {(5, 2)}
+    for role, client in data.clients.items():
+        assert all(example.prompt.startswith(f"{role} train") for example in client.train)  # none of kind general
+        assert all(example.prompt.startswith(f"{role} test") for example in client.test)
+        assert client.test[0].answers[0] == "aye" and client.test[0].answers[1].startswith("no ")
+    assert load(folder) == data
+    other = load(folder, seed=1)
+    assert any(other.clients[role].train != data.clients[role].train for role in ROLES)
+
+
+def test_the_first_so_many_clients_are_a_random_sample_of_the_roles(folder):
+    samples = [tuple(load(folder, seed, clients=3).clients) for seed in range(4)]
+    assert len(set(samples)) > 1 and samples[0] == tuple(load(folder).clients)[:3]
+    assert list(load(folder, groups=(ROLES[4], ROLES[1])).clients) == [ROLES[4], ROLES[1]]
+    with pytest.raises(UserError, match="task.groups='Captain Bee' is unknown .the closest is 'Captain B'"):
+        load(folder, groups=("Captain Bee",))
+
+
+def test_a_client_of_a_role_is_the_same_whoever_else_takes_part(folder):
+    everyone, few = load(folder).clients, load(folder, clients=2).clients
+    assert all(few[role] == everyone[role] for role in few)
+
+
+def test_both_splits_are_needed(folder):
+    (folder / "test.jsonl.gz").unlink()
+    with pytest.raises(UserError, match="lacks a train or a test file; rolebench needs both"):
+        load(folder)
+    with pytest.raises(UserError, match="there is no such file or folder"):
+        load(folder / "nowhere")
+
+
+def test_from_the_hub(monkeypatch):
+    def load_dataset(name, data_files):
+        assert name == "ZenMoore/RoleBench"
+        assert data_files["test"] == "rolebench-eng/instruction-generalization/role_specific/test.jsonl"
+        return DatasetDict({split: Dataset.from_list(records(split, 4)) for split in data_files})
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    data = tasks.load(TaskConfig(name="rolebench", clients=5, validation=0.0), 0)
+    assert [(len(c.train), len(c.test)) for c in data.clients.values()] == [(2, 2)] * 5
+
+
+def test_rouge_takes_the_best_of_a_roles_answers():
+    """ "no seven" against "aye" 0, against "no 7" 1 of 2 words each way: F1 1/2; against "no seven" 1."""
+    assert score("rougeL", ["no seven"], [("aye", "no 7")]) == pytest.approx(50)
+    assert score("rougeL", ["no seven"], [("aye", "no 7", "no seven")]) == 100
+
+
+@pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with rolebench/eng")
+def test_rolebench_real_data():
+    data = load(f"{os.environ['LLM_FED_DATA']}/rolebench/eng", clients=50)
+    assert len(data.clients) == 50
+    assert min(len(client.train) for client in data.clients.values()) >= 15

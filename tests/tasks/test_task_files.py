@@ -1,0 +1,323 @@
+"""Tasks from files: a user's own data in every layout and format, Flan, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, DatasetDict
+from jsonl import records, write
+
+from llm_fed import tasks
+from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.tasks import flan
+from llm_fed.tasks.common import Example
+
+
+def load(path: Path | str, seed: int = 0, name: str = "files", **settings: object):
+    return tasks.load(TaskConfig(name=name, path=str(path), **settings), seed)  # type: ignore[arg-type]
+
+
+# The task `files`
+
+
+def test_folder_per_client_in_natural_order_with_gzip_and_validation(tmp_path):
+    for name in ("client10", "client2", "client1"):
+        write(tmp_path / name / "train.jsonl.gz", records(20))
+        write(tmp_path / name / "test.jsonl", records(5))
+    write(tmp_path / "client2" / "val.jsonl", records(3))
+    (tmp_path / ".cache").mkdir()
+    data = load(tmp_path)
+    assert (data.name, data.metric, list(data.clients)) == (
+        "files",
+        "rouge1",
+        ["client1", "client2", "client10"],
+    )
+    sizes = {name: (len(c.train), len(c.validation), len(c.test)) for name, c in data.clients.items()}
+    assert sizes == {"client1": (18, 2, 5), "client2": (20, 3, 5), "client10": (18, 2, 5)}
+    assert data.clients["client2"].train[7] == Example("question 7", ("answer 7",), (), "client2")
+    assert load(tmp_path) == data
+    assert load(tmp_path, seed=1) != data
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".csv.gz", ".parquet"])
+def test_one_file_with_a_client_column(tmp_path, suffix, caplog):
+    table = [
+        {"question": f"é, {i}", "context": "two\nlines", "answer": "yes", "person": f"p{i % 3}"} for i in range(30)
+    ]
+    path = tmp_path / f"all{suffix}"
+    if suffix == ".parquet":
+        Dataset.from_list(table).to_parquet(path)
+    elif suffix == ".json":
+        path.write_text(json.dumps(table, indent=1))
+    elif suffix == ".jsonl":
+        write(path, table)
+    else:
+        with (gzip.open if suffix.endswith(".gz") else open)(path, "wt", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, table[0])
+            writer.writeheader()
+            writer.writerows(table)
+    with caplog.at_level(logging.WARNING):
+        data = load(path, columns=ColumnsConfig(client="person"), validation=0.0)
+    assert list(data.clients) == ["p0", "p1", "p2"]
+    assert {(len(c.train), len(c.validation), len(c.test)) for c in data.clients.values()} == {(8, 0, 2)}
+    assert {e.group for e in data.clients["p1"].train} == {"p1"}
+    everything = data.clients["p1"].train + data.clients["p1"].test
+    assert sorted(e.prompt for e in everything) == sorted(f"é, {i}\n\ntwo\nlines" for i in range(1, 30, 3))
+    assert "no test split: 20 % of each client's training examples" in caplog.text
+
+
+def test_train_and_test_files_with_a_client_column(tmp_path):
+    write(tmp_path / "train.jsonl", records(9, client="a") + records(9, client="b"))
+    write(tmp_path / "test.jsonl", records(4, client="b") + records(2, client="a"))
+    data = load(tmp_path)
+    assert {name: len(client.test) for name, client in data.clients.items()} == {"a": 2, "b": 4}
+
+
+def test_one_file_without_client_column_needs_a_partition(tmp_path):
+    path = write(tmp_path / "all.jsonl", records(20, kind="x") + records(20, kind="y"))
+    with pytest.raises(UserError, match="no column says whose a row is; set task.columns.client=COLUMN"):
+        load(path)
+    parts = load(path, partition=PartitionConfig(kind="iid", clients=4)).clients
+    assert {len(c.train) + len(c.validation) + len(c.test) for c in parts.values()} == {10}
+    parts = load(path, partition=PartitionConfig(kind="dirichlet", clients=2, label="kind", alpha=1.0)).clients
+    assert {e.group for c in parts.values() for e in c.train} == {"x", "y"}
+    with pytest.raises(UserError, match="line 1: task.partition.label='kin' is no column .the closest is 'kind'"):
+        load(path, partition=PartitionConfig(kind="dirichlet", clients=2, label="kin"))
+
+
+def test_lists_of_answers_options_numbers_and_contexts(tmp_path):
+    record = {"instruction": "How many?", "input": "", "output": [3, "three"], "options": ["3", "4"]}
+    write(tmp_path / "a" / "train.jsonl", [record, {"instruction": "So?", "output": True, "options": None}])
+    write(tmp_path / "a" / "test.jsonl", [record | {"input": 7.5}])
+    client = load(tmp_path, validation=0.0).clients["a"]
+    assert client.train == (
+        Example("How many?", ("3", "three"), ("3", "4"), "a"),
+        Example("So?", ("true",), (), "a"),
+    )
+    assert client.test[0].prompt == "How many?\n\n7.5"
+
+
+def test_configured_columns_win_over_usual_names(tmp_path):
+    record = {"instruction": "no", "ask": "yes?", "output": "no", "reply": "yes", "note": "here"}
+    for split in ("train", "test"):
+        write(tmp_path / "a" / f"{split}.jsonl", [record])
+    columns = ColumnsConfig(prompt="ask", answer="reply", input="note")
+    assert load(tmp_path, columns=columns).clients["a"].train == (Example("yes?\n\nhere", ("yes",), (), "a"),)
+
+
+def test_clients_keeps_the_first_ones(tmp_path):
+    path = write(tmp_path / "all.jsonl", [record for c in "abc" for record in records(9, client=c)])
+    assert list(load(path, clients=2).clients) == ["a", "b"]
+    with pytest.raises(UserError, match="task.clients=4, but the data has 3 clients"):
+        load(path, clients=4)
+
+
+GOOD = '{"instruction": "a", "output": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    "train, message",
+    [
+        (
+            GOOD + '{"instruction": "a", "outp',
+            r"train.jsonl, line 2: malformed JSON \(column 22: Unterminated string",
+        ),
+        (GOOD + "\n[1, 2]\n", r"train.jsonl, line 3: an object with named columns is needed, got \[1, 2\]"),
+        ('[{"instruction": "a"},\n {"output" "b"}]', "train.jsonl, line 2: malformed JSON .column 12: Expecting ':'"),
+        (GOOD + '{"instruction": "a"}\n', "train.jsonl, line 2: the column 'output' is missing"),
+        (GOOD + '{"instruction": "a", "output": null}\n', "line 2: column 'output' holds nothing, not text"),
+        (
+            GOOD + '{"instruction": {"x": 1}, "output": "b"}\n',
+            "line 2: column 'instruction' holds dict, not text",
+        ),
+        (GOOD + '{"instruction": "a", "output": " "}\n', "line 2: column 'output' is empty"),
+        (GOOD + '{"instruction": "a", "output": []}\n', "line 2: the list in column 'output' is empty"),
+        (
+            '{"instruction": "a", "output": "b", "options": ["c"]}',
+            r"line 1: the answer 'b' is none of .*\['c'\]",
+        ),
+        (
+            '{"text": "a", "label": "b"}\n',
+            "no column for the prompt among text, label; set task.columns.prompt=COLUMN",
+        ),
+        ("", "client 'a': .*train.jsonl holds no example; add some, or remove the client"),
+        ("\udcff", "train.jsonl is not text in UTF-8 .byte 0xff."),
+    ],
+)
+def test_bad_content_is_refused_with_file_and_line(tmp_path, train, message):
+    write(tmp_path / "a" / "test.jsonl", records(1))
+    (tmp_path / "a" / "train.jsonl").write_text(train, errors="surrogateescape")
+    with pytest.raises(UserError, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value) and "train.jsonl" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("train.csv", b"question,answer\na,b\nc\n", "train.csv, line 3: fewer fields than in the header"),
+        ("train.csv", b"question,answer\na,b,c\n", "train.csv, line 2: more fields .* quote texts"),
+        ("train.csv", b'question,answer\na,"b\n', "train.csv, line 2: malformed CSV"),
+        (
+            "train.jsonl.gz",
+            gzip.compress(GOOD.encode() * 99, mtime=0)[:-20],
+            "train.jsonl.gz cannot be read: Compressed file ended",
+        ),
+        ("train.jsonl.gz", GOOD.encode(), "train.jsonl.gz cannot be read: Not a gzipped file"),
+        ("train.parquet", b"PAR1 nothing PAR1", "train.parquet cannot be read: "),
+    ],
+)
+def test_damaged_files_are_refused_by_name(tmp_path, name, content, message):
+    write(tmp_path / "a" / "test.jsonl", records(1))
+    (tmp_path / "a" / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load(tmp_path)
+
+
+def test_unknown_column_names_the_closest(tmp_path):
+    write(tmp_path / "a" / "train.jsonl", records(2))
+    write(tmp_path / "a" / "test.jsonl", records(2))
+    with pytest.raises(
+        UserError, match=r"columns.prompt='instructon' is no column .the closest is 'instruction'.*output"
+    ):
+        load(tmp_path, columns=ColumnsConfig(prompt="instructon"))
+
+
+def test_missing_and_ambiguous_files_are_refused(tmp_path):
+    with pytest.raises(UserError, match="task.path is not set"):
+        tasks.load(TaskConfig(name="files"), 0)
+    with pytest.raises(UserError, match="/nowhere': there is no such file or folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="holds no client folder and no train file"):
+        load(tmp_path)
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(UserError, match="notes.txt is of no kind that can be read; those are .jsonl"):
+        load(tmp_path / "notes.txt")
+    write(tmp_path / "a" / "train.jsonl", records(2))
+    with pytest.raises(UserError, match="client folder .*a has no test file; add test.jsonl"):
+        load(tmp_path)
+    write(tmp_path / "a" / "test.jsonl", records(2))
+    write(tmp_path / "a" / "train.csv", records(2))
+    with pytest.raises(UserError, match="holds train.jsonl and train.csv, both for train"):
+        load(tmp_path)
+    (tmp_path / "a" / "train.csv").unlink()
+    write(tmp_path / "train.jsonl", records(2))
+    with pytest.raises(UserError, match="holds train.jsonl and client folders; keep one"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "clients, message",
+    [
+        (["a", "a", "b"], "client 'b' has no test example"),  # the one example cannot be split
+        (["Ada", "Ada", "ada", "ada"], "client ids 'Ada' and 'ada' differ in case only"),
+        (["x/y", "x/y"], "client id 'x/y' cannot name a folder"),
+    ],
+)
+def test_empty_clients_and_unusable_ids_are_refused(tmp_path, clients, message):
+    path = write(tmp_path / "all.jsonl", [records(1)[0] | {"client": client} for client in clients])
+    with pytest.raises(UserError, match=message):
+        load(path)
+
+
+def test_a_client_that_only_tests_is_refused(tmp_path):
+    write(tmp_path / "train.jsonl", records(3, client="a"))
+    write(tmp_path / "test.jsonl", records(1, client="a") + records(1, client="b"))
+    with pytest.raises(UserError, match="client 'b' has no train example"):
+        load(tmp_path)
+
+
+def test_hub_data_set(monkeypatch):
+    asked = []
+
+    def load_dataset(name, **options):
+        asked.append((name, options))
+        train = Dataset.from_list(records(6, client="a") + records(6, client="b"))
+        return DatasetDict(train=train, test=Dataset.from_list(records(2, client="a") + records(2, client="b")))
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    data = load("hf://somebody/questions", validation=0.5)
+    assert asked == [("somebody/questions", {})]
+    assert [(len(c.train), len(c.validation), len(c.test)) for c in data.clients.values()] == [(3, 3, 2)] * 2
+
+
+def test_hub_failure_says_what_the_hub_said(monkeypatch):
+    def load_dataset(name, **options):
+        raise ConnectionError("Couldn't reach the Hub\nmore")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    with pytest.raises(UserError, match="the Hub data set 'some/thing' cannot be read: Couldn't reach the Hub$"):
+        load("hf://some/thing")
+
+
+def test_eight_clients_of_five_hundred_rows_load_quickly(tmp_path):
+    for client in range(8):
+        write(tmp_path / f"c{client}" / "train.jsonl.gz", records(300, input="some context " * 20))
+        write(tmp_path / f"c{client}" / "test.jsonl.gz", records(200, input="some context " * 20))
+    start = time.perf_counter()
+    load(tmp_path)
+    assert time.perf_counter() - start < 2
+
+
+# The task `flan`
+
+
+def test_flan_options():
+    listed = "Does it follow?\n\nOPTIONS:\n- yes\n- it is not possible to tell\n- no"
+    assert flan.options_of(listed) == ("yes", "it is not possible to tell", "no")
+    assert flan.options_of("Add punctuation: OPTIONS: - a - b") == ()
+
+
+def test_flan_folder_strips_the_prefix_and_keeps_the_order(tmp_path):
+    prompt = "Is it?\nOPTIONS:\n- no\n- yes"
+    for name in ("client10_wic", "client9_snli"):
+        for split in ("train", "test"):
+            write(tmp_path / name / f"{split}.jsonl", [{"instruction": prompt, "output": "no"}])
+    data = load(tmp_path, name="flan")
+    assert (data.name, data.metric, list(data.clients)) == ("flan", "rouge1", ["snli", "wic"])
+    assert data.clients["wic"].test == (Example(prompt, ("no",), ("no", "yes"), "wic"),)
+    write(tmp_path / "client3_wic" / "train.jsonl", records(1))
+    write(tmp_path / "client3_wic" / "test.jsonl", records(1))
+    with pytest.raises(UserError, match="two folders for the client 'wic'"):
+        load(tmp_path, name="flan")
+    with pytest.raises(UserError, match="is no folder; without task.path, flan comes from the Hub"):
+        load(tmp_path / "client9_snli/train.jsonl", name="flan")
+
+
+def test_flan_from_the_hub_draws_by_seed(monkeypatch):
+    def load_dataset(name, data_files):
+        assert name == "Muennighoff/flan"
+        task = data_files["train"].removeprefix("train/").removesuffix("_10templates_train.jsonl")
+        assert data_files["test"] == f"test/{task}_10templates_test.jsonl"
+        made = {
+            split: [{"inputs": f"{split} {i}", "targets": "no", "task": task} for i in range(400)]
+            for split in data_files
+        }
+        return DatasetDict({split: Dataset.from_list(part) for split, part in made.items()})
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    data = tasks.load(TaskConfig(name="flan"), 0)
+    assert tuple(data.clients) == flan.TASKS
+    assert {(len(c.train), len(c.validation), len(c.test)) for c in data.clients.values()} == {(270, 30, 200)}
+    assert len({example.prompt for example in data.clients["wic"].test}) == 200
+    assert tasks.load(TaskConfig(name="flan"), 0) == data
+    assert tasks.load(TaskConfig(name="flan"), 1).clients["wic"].test != data.clients["wic"].test
+
+
+@pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with flan/dataset1")
+def test_flan_real_data():
+    data = load(Path(os.environ["LLM_FED_DATA"]) / "flan" / "dataset1", name="flan")
+    assert tuple(data.clients) == flan.TASKS
+    for client in data.clients.values():
+        assert (len(client.train), len(client.validation), len(client.test)) == (270, 30, 200)
+        listed = client.client not in ("web_nlg_en", "fix_punct")
+        for example in client.train + client.validation + client.test:
+            assert (example.answers[0] in example.options) == listed

@@ -1,0 +1,45 @@
+"""The tests' own folders: one for each package that has tests, what they share in one place, and paths that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+MODULES = sorted(path for path in TESTS.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The last parts of the names of all modules that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name for alias in node.names for name in alias.name.split(".")}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {*(node.module or "").split("."), *(alias.name for alias in node.names)}
+    return found
+
+
+def test_no_module_imports_a_test_module():
+    """What two of them share is in tests/support."""
+    tests = {path.stem for path in MODULES if path.stem.startswith("test_")}
+    assert len(tests) > 50
+    assert not {path.name: found for path in MODULES if (found := imported(path) & tests)}
+
+
+def test_folders_are_those_of_packages():
+    """Beside them `support`, whose modules hold no tests of their own, and `end_to_end`, of whole runs."""
+    packages = {path.parent.name for path in ROOT.glob("llm_fed/*/__init__.py")} | {"tasks", "eval", "scripts"}
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and list(path.glob("*.py"))}
+    assert folders <= packages | {"support", "end_to_end"}
+    assert not list(TESTS.glob("support/test_*.py"))
+    outside = [path for path in MODULES if "support" not in path.parts and not path.stem.startswith("test_")]
+    assert outside == [TESTS / "conftest.py"]
+
+
+def test_paths_of_tests_in_the_documentation_exist():
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("scripts/**/*.yaml"), *MODULES]
+    named = {name for text in texts for name in re.findall(r"\btests/[\w/]+\.py", text.read_text())}
+    assert len(named) > 10 and not {name for name in named if not (ROOT / name).is_file()}
