@@ -119,6 +119,20 @@ def short(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+def place_of(error: BaseException, module: str) -> str:
+    """Where an error left the code of a module's package, as `file, line n (its text)`; the module where it did not."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno} ({(error.text or '').strip()})"
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    own = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if any(place and frame.filename.startswith(place) for place in own)
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno} ({frames[-1].line})" if frames else module
+
+
 def _path_of(name: str, group: str) -> str | None:
     """`module:Name`; None where nothing has this name.
 
@@ -158,7 +172,7 @@ def _load(where: str, path: str) -> Any:
                 f"installed for {sys.executable}; start from the folder in which it lies, or install its package"
             ) from error
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{where}: {_place_of(error, name)} fails when {name} is imported: {reason}") from error
+        raise UserError(f"{where}: {place_of(error, name)} fails when {name} is imported: {reason}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             names = [each for each in vars(found) if not each.startswith("_")]
@@ -175,17 +189,3 @@ def _file_of(thing: Any) -> str:
     if isinstance(thing, ModuleType):
         return getattr(thing, "__file__", None) or f"the namespace package {thing.__name__}"
     return path_of(thing) if isinstance(thing, type) else repr(thing)
-
-
-def _place_of(error: BaseException, module: str) -> str:
-    """The last line of the module's own package that an error passed, as `file, line n (its text)`."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno} ({(error.text or '').strip()})"
-    spec = importlib.util.find_spec(module.partition(".")[0])
-    own = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if any(place and frame.filename.startswith(place) for place in own)
-    ]
-    return f"{frames[-1].filename}, line {frames[-1].lineno} ({frames[-1].line})" if frames else module
