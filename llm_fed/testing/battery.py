@@ -68,11 +68,11 @@ def _wire(whole: Outcome, folder: Path, slack: Slack) -> None:
 @check("the server's step is pure", "Method.server_update: state goes in, state comes out")
 def _purity(whole: Outcome, folder: Path, slack: Slack) -> None:
     uploads = whole.uploads()
-    given = [whole.state, [upload.content for upload in uploads]]
+    given = {"state": whole.state, "uploads": {upload.client: upload.content for upload in uploads}}
     before, settings = pack(given), dict(vars(whole.method))
     first, second = whole.serve(whole.state, uploads), whole.serve(whole.state, uploads)
-    same("the result of the second of two equal calls of server_update", second, first)
     same("what server_update was given, after it", given, unpack(before))
+    same("the result of the second of two equal calls of server_update", second, first)
     if vars(whole.method) != settings:
         raise Failed(f"server_update changed the method itself: it has {vars(whole.method)}, and had {settings}")
 
@@ -197,13 +197,14 @@ for _finished in (False, True):
 @check("finish touches memory alone", "Method.finish: what it learns goes into client.memory")
 def _finish(whole: Outcome, folder: Path, slack: Slack) -> None:
     messages = whole.messages()
-    before = pack([messages, whole.state])
+    given = {"messages": messages, "state": whole.state}
+    before = pack(given)
     changing = dict.fromkeys(("memory", "round", "losses", "_fits"))  # the loop's own notes on a round
     rest = {name: {**vars(site), **changing} for name, site in whole.clients.items()}
     for name, answer in whole.ask("finish", messages).items():
         if answer is not None:
             raise Failed(f"finish returns {answer!r:.60} at {name}; expected None")
-    same("messages and state after finish", [messages, whole.state], unpack(before))
+    same("what there was before finish, after it", given, unpack(before))
     for name, site in whole.clients.items():
         changed = [key for key, value in vars(site).items() if key not in changing and value != rest[name].get(key)]
         if changed:

@@ -69,7 +69,6 @@ def difference(got: Any, expected: Any, tolerance: float = 0.0, looks: bool = Fa
     """
     if isinstance(got, State) and isinstance(expected, State):
         got, expected = ({**state.tensors(), **state.extras} for state in (got, expected))
-        where = "it" if where == "it" else f"the state {where}"
     if isinstance(got, dict) and isinstance(expected, dict):
         if missing := [key for key in [*expected, *got] if key not in got or key not in expected]:
             return f"{where} has {'no' if missing[0] in expected else 'an unexpected'} {missing[0]}"
