@@ -141,8 +141,7 @@ def _path_of(name: str, group: str) -> str | None:
     """
     if _PATH.fullmatch(name):
         return name
-    points = by_name(group).get(name, [])
-    paths = {f"{point.module}:{point.attr}": _package_of(point) for point in points}
+    paths = {f"{point.module}:{point.attr}": _package_of(point) for point in by_name(group).get(name, [])}
     if len(paths) > 1:
         each = " or ".join(f"{path} (of {package})" for path, package in paths.items())
         raise UserError(f"{name!r} is a name in several installed packages; give the one that you mean: {each}")

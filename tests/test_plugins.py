@@ -198,11 +198,12 @@ def test_a_run_of_ones_own_method_from_its_folder(half, small, llm_fed):
 
 
 def test_a_run_goes_on_under_the_other_name_of_its_method(installed, small, llm_fed):
-    """Begun by the entry point, continued by the class, with a default spelled out; another setting is refused."""
-    config = small.config(installed.parent / "c.yaml", method={"name": "half-way", "part": 0.25}, rounds=1)
+    """Begun by entry points, continued by class and path; another setting is refused, and so is another method."""
+    section = {"method": {"name": "half-way", "part": 0.25}, "task": {"name": "next", "path": None}}
+    config = small.config(installed.parent / "c.yaml", rounds=1, **section)
     out = ["--out", "run"]
     assert llm_fed("run", config, *out).code == 0
-    same = ["method=lab.half:Half", "method.part=0.25", "method.decay=null"]
+    same = ["method=lab.half:Half", "method.part=0.25", "method.decay=null", "task.name=lab.next_word:TASK"]
     assert llm_fed("run", config, *same, "rounds=2", *out).code == 0
     assert llm_fed("run", config, "method=half-way", "method.part=0.25", "rounds=2", *out).code == 0
     rounds = [line["round"] for line in read_records(Path("run/metrics.jsonl")) if line["kind"] == "round"]

@@ -34,6 +34,32 @@ class Half(Method):
         step = mean([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
         return state + self.part * step if uploads else state
 '''
+# Its loss is a method of the class in one round and a function of the module in the next.
+SMOOTHED = f'''{IMPORTS}
+from functools import partial
+
+from torch.nn.functional import cross_entropy
+
+
+def smoothed(answer, labels, places, amount):
+    return cross_entropy(answer.logits, labels, label_smoothing=amount)
+
+
+@dataclass(frozen=True)
+class Smoothed(Method):
+    """FedAvg with smoothed labels."""
+
+    paper: ClassVar[str] = "Smoothed (Doe 2026)"
+    whole_models: ClassVar[bool] = True
+    amount: float = 0.1
+
+    async def client_update(self, client, message):
+        loss = self.loss if client.round % 2 else partial(smoothed, amount=self.amount)
+        return await client.fit(message, loss=loss) - message
+
+    def loss(self, answer, labels, places):
+        return smoothed(answer, labels, places, self.amount)
+'''
 TASK = """
 from llm_fed.tasks import Task
 from llm_fed.tasks.common import ClientData, Example, TaskData
