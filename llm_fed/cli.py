@@ -23,6 +23,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from llm_fed.errors import RunError, UserError
+from llm_fed.plugins import short
 
 
 class _Commands(TyperGroup):
@@ -165,7 +166,7 @@ def train_command(
         if resolved.adapter is None:
             raise UserError(f"--from {start}: only adapters can be started from, but adapter is null; set adapter.rank")
         resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(start.resolve())))
-    folder = out_dir or Path("runs") / f"{config.stem}-{resolved.method['name']}-seed{resolved.seed}"
+    folder = out_dir or Path("runs") / f"{config.stem}-{short(str(resolved.method['name']))}-seed{resolved.seed}"
     section.check(resolved, data=not (folder / "config.yaml").exists())  # what is complete needs its data no more
     from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
 
@@ -425,11 +426,12 @@ def flower(
     the clone, pip install -e '.[flower]')."""
     from llm_fed import configfile
     from llm_fed.commands import section
-    from llm_fed.network import flower_app
 
     loaded = configfile.load(config, settings or [])
     section.check(loaded, data=False)
-    name = f"{config.stem}-{loaded.method['name']}"
+    from llm_fed.network import flower_app  # with torch, so mistakes are named first
+
+    name = f"{config.stem}-{short(str(loaded.method['name']))}"
     folder = out_dir or Path("apps") / name
     note = flower_app.write(folder, loaded, name)
     out.print(f"{folder} is written. Next: flwr run {folder} SUPERLINK --stream{note}")

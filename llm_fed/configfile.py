@@ -115,7 +115,7 @@ def _another_method(given: DictConfig, laid_over: DictConfig) -> bool:
 
 def _spelled_out(word: str) -> str:
     """`method=fedit` means `method.name=fedit`."""
-    return word.replace("method=", "method.name=", 1) if re.fullmatch(r"method=[\w+-]+", word) else word
+    return word.replace("method=", "method.name=", 1) if re.fullmatch(r"method=[\w+.:-]+", word) else word
 
 
 def from_dict(tree: dict[str, Any]) -> Config:

@@ -149,6 +149,19 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
         raise UserError(f"{key} is {refused.value!r}; it must be {range_of(hint)}") from None
 
 
+PLAIN = "bool, int, float, str, Literal[...], tuple[int, ...], tuple[str, ...], None"  # what a configuration can give
+
+
+def takes_plain(hint: Any) -> bool:
+    """Whether a type is made of those in PLAIN alone."""
+    return all(
+        kind in (bool, int, float, str, NoneType)
+        or get_origin(kind) is Literal
+        or (get_origin(kind) is tuple and get_args(kind)[1:] == (...,) and takes_plain(get_args(kind)[0]))
+        for kind, _ in _alternatives(hint)
+    )
+
+
 def range_of(hint: Any) -> str:
     """What a value of this type must be, in words; empty where any does."""
     alternatives = _alternatives(hint)

@@ -1,4 +1,8 @@
-"""Tasks: whose examples, of text or of images. `load` reads one by name; TASKS is the table of all."""
+"""Tasks: whose examples, of text or of images. `load` reads one by name; TASKS is the table of all.
+
+A task from outside needs no line there: a `Task` in any module is named `package.module:NAME`, or by an entry point of
+its package (`llm_fed.plugins`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llm_fed import datapath
+from llm_fed import datapath, plugins
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError, lookup
 from llm_fed.tasks import commonsense, files, flan, images, rolebench, server, synthetic, xnli, xquad
@@ -29,6 +33,11 @@ class Task:
     clients: str
     source: str
     images: bool = False  # its examples are pictures, not text
+
+    @property
+    def selects(self) -> bool:
+        """Whether `load` itself leaves out the clients that are not asked for, before it decodes any picture."""
+        return self.load is images.load
 
 
 TASKS = {
@@ -56,6 +65,23 @@ TASKS = {
 }
 
 
+def find(name: str, key: str = "task.name") -> Task:
+    """The task that a name stands for: of this table, or from outside (`plugins.find`).
+
+    Args:
+        key: the setting that holds the name, for messages.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    found = plugins.find(key, name, plugins.TASKS, TASKS)
+    if not isinstance(found, Task):
+        raise UserError(f"{key}={name!r} is {found!r:.60}; it must be a llm_fed.tasks.Task: TASK = Task(load, ...)")
+    return found
+
+
 def load(config: TaskConfig, seed: int) -> TaskData:
     """The task's clients after `config.groups`, partition and `config.clients`, and the server's data if it has any.
 
@@ -67,14 +93,16 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     """
     if config.groups == ():
         raise UserError("task.groups is empty, so there is no client; name some, or set null for all")
-    row = lookup("task.name", config.name, TASKS)
+    row = find(config.name)
     if not row.images and (config.noise or config.image_size is not None):
         raise UserError(f"task.noise and task.image_size are for images, but {config.name} is text; leave them out")
     datapath.check("task.path", config.path, config.name)
     datapath.check("task.server.path", config.server.path, config.server.name)
     data = row.load(config, seed)
+    if not isinstance(data, TaskData):
+        raise UserError(f"task.name={config.name!r}: its load returns {data!r:.60}, which is no TaskData")
     natural = data.clients
-    if not row.images:  # whose loader has left the others out before it decoded any picture
+    if not row.selects:
         if config.groups is not None:
             natural = {name: lookup("task.groups", name, natural) for name in config.groups}
         if config.partition.kind == "natural":
@@ -101,11 +129,15 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 
 
 def describe() -> list[dict[str, str]]:
-    """Name, default metric, default clients and source of every task, for `llm-fed tasks`."""
-    return [
-        {"name": name, "metric": task.metric, "clients": task.clients, "source": task.source}
-        for name, task in TASKS.items()
-    ]
+    """Name, default metric, default clients and source of every task, for `llm-fed tasks`: those of llm_fed, then those
+    of installed packages, or what is wrong with them."""
+    return [_described(name, task) for name, task in TASKS.items()] + list(
+        plugins.describe(plugins.TASKS, TASKS, lambda name: _described(name, find(name)))
+    )
+
+
+def _described(name: str, task: Task) -> dict[str, str]:
+    return {"name": name, "metric": task.metric, "clients": task.clients, "source": task.source}
 
 
 def _with_server(
@@ -116,11 +148,11 @@ def _with_server(
     natural, own = server.in_domain(natural, asked, seed)
     if asked.name is None:
         return natural, dataclasses.replace(data, server=own)
-    row = lookup("task.server.name", asked.name, TASKS)
-    if row.images != TASKS[config.name].images:
+    row = find(asked.name, "task.server.name")
+    if row.images != find(config.name).images:
         raise UserError(f"task.server.name={asked.name}: text and images do not mix; name a task like {config.name}")
     other = TaskConfig(asked.name, asked.path, image_size=config.image_size)
-    others = images.load(other, seed, only=asked.examples) if row.images else row.load(other, seed)
+    others = images.load(other, seed, only=asked.examples) if row.selects else row.load(other, seed)
     own = server.out_of_domain(own, others.clients, asked.examples, seed)
     return natural, dataclasses.replace(data, server=own, server_labels=others.labels)
 

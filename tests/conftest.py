@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +63,18 @@ def finished(small, tmp_path_factory) -> Path:
     config = small.config(folder / "small.yaml", method={"name": "fedmerge", "num_models": 2}, local={"steps": 8})
     run.train(configfile.load(config), folder / "run")
     return folder / "run"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Iterator[Path]:
+    """An empty folder in which one is: modules are found there, and forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    known, path = set(sys.modules), list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from llm_fed.experiment.needed import needed_config
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
+from llm_fed.plugins import short
 from llm_fed.runs.folder import Run, holds_results, saved_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
@@ -129,7 +130,7 @@ class Plan:
         config = replace(config, method=methods.canonical(config.method))
         digest = _digest(configfile.as_dict(config))
         if digest not in self._jobs:
-            folder = folder or self._out / "needs" / f"{config.method['name']}-{digest}-seed{config.seed}"
+            folder = folder or self._out / "needs" / f"{short(config.method['name'])}-{digest}-seed{config.seed}"
             folder = self._begun.get(digest, folder)
             shown = folder.relative_to(self._out).as_posix()
             self._jobs[digest] = Job(config, methods.build(config.method), folder, shown)

@@ -51,7 +51,7 @@ def check(config: Config, *, data: bool = True) -> None:
     methods.build(config.method)
     for key, name in (("task.name", config.task.name), ("task.server.name", config.task.server.name)):
         if name is not None:
-            require(key, name, tasks.TASKS)
+            tasks.find(name, key)
     require("task.partition.kind", config.task.partition.kind, tasks.KINDS)
 
 
@@ -80,11 +80,11 @@ def read_rows(path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Se
             with in_row(label):
                 cells[label, seed] = configfile.load(path, [*own, *words, f"seed={seed}"])
     if others := [name for name in chosen if name not in of_file]:
-        from llm_fed import methods
+        from llm_fed import methods, plugins
 
-        known = [*of_file, *methods.METHODS, *methods.ALIASES]
+        known = [*of_file, *methods.NAMES, *plugins.by_name(plugins.METHODS)]
         for name in others:
-            if name not in known:
+            if name not in known and ":" not in name:
                 raise UserError(f"--methods: there is no row or method {name!r}{did_you_mean(name, known)}")
     return Rows(file, rows, seeds, cells)
 

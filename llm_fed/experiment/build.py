@@ -83,7 +83,7 @@ class Experiment:
     def shared(self) -> Shared:
         """What all ranks of a launch build alike."""
         model = self.base.model if isinstance(self.base, Base) else None
-        return Shared.of(self.engine, [*self.clients.values(), self.server], model)
+        return Shared.of(self.engine, [*self.clients.values(), self.server], model, self.method)
 
     def spread(self, ranks: Ranks) -> Experiment:
         """The same with its clients' work spread over all ranks.

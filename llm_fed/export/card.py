@@ -159,7 +159,7 @@ def model_card(
 # {"Adapter" if shown.library == "peft" else "Model"} of client {client}
 
 {shown.words} of {shown_as}, \
-trained by llm_fed with the method `{method}` ({paper}).
+trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}.
 
 ```python
 {_example(shown, loads, labels, settings.get("base", {}), prompt, dtype)}

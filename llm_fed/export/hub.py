@@ -26,6 +26,7 @@ from huggingface_hub.utils import logging, validate_repo_id
 
 from llm_fed.errors import RunError, UserError
 from llm_fed.export import peft_folders
+from llm_fed.plugins import short
 from llm_fed.runs.folder import adapter_folders, exported, read_config
 
 
@@ -66,7 +67,7 @@ def push(
     """
     config, found = read_config(folder), adapter_folders(folder)
     cards = {client: _card(path) for client, path in exported(folder, clients).items()}
-    method, name = config.method["name"], _allowed(folder.resolve().name)
+    method, name = short(config.method["name"]), _allowed(folder.resolve().name)
     names = repository_names(namespace, prefix or (name if method in name else f"{name}-{method}"), found)
     token = get_token()
     if token is None:

@@ -1,12 +1,15 @@
-"""The methods by name: one paper, one file. To add one, write its file and a line in this table."""
+"""The methods by name: one paper, one file. To add one, write its file and a line in this table.
+
+A method from outside needs no line: it is named by its class, or by an entry point of its package (`llm_fed.plugins`).
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+from llm_fed import plugins
 from llm_fed.configfile import check_keys
-from llm_fed.errors import UserError, require
+from llm_fed.errors import UserError
 from llm_fed.method import Method
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.fd import FD
@@ -28,6 +31,7 @@ from llm_fed.methods.fedproto import FedProto
 from llm_fed.methods.fedprox import FedProx
 from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.ffa import FFA
+from llm_fed.methods.fields import check, defaults_of, fields_of
 from llm_fed.methods.fisher_merging import FisherMerging
 from llm_fed.methods.fml import FML
 from llm_fed.methods.hfcl import HFCL
@@ -38,7 +42,7 @@ from llm_fed.methods.local import Local
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.potara import Potara
 from llm_fed.methods.scaffold import Scaffold
-from llm_fed.settings import coerce, hints, range_of
+from llm_fed.settings import coerce, range_of
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -78,6 +82,20 @@ METHODS: dict[str, type[Method]] = {
 }
 
 ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora"}
+NAMES = (*METHODS, *ALIASES)  # built in
+
+
+def find(name: str) -> type[Method]:
+    """The class that a name stands for: of this table, or from outside (`plugins.find`).
+
+    Raises:
+        UserError: there is none, or it is no method as described in CONTRIBUTING.md.
+    """
+    if name in NAMES:
+        return METHODS[ALIASES.get(name, name)]
+    found = plugins.find("method.name", name, plugins.METHODS, NAMES)
+    check(f"method.name={name!r}", found)
+    return found
 
 
 def build(settings: dict[str, Any]) -> Method:
@@ -87,36 +105,46 @@ def build(settings: dict[str, Any]) -> Method:
         UserError: an unknown name or hyper-parameter (the closest one is named), or a value that the method refuses.
     """
     name = str(settings["name"])
-    require("method", name, [*METHODS, *ALIASES])
-    kind = METHODS[ALIASES.get(name, name)]
-    fields = hints(kind)
+    kind = find(name)
+    fields = fields_of(kind)
     given = {key: value for key, value in settings.items() if key != "name"}
     for key in given:
-        owners = [other for other, its in METHODS.items() if key in {f.name for f in dataclasses.fields(its)}]
+        owners = [other for other, its in METHODS.items() if key in fields_of(its)]
         if key not in fields and owners:
             its = ", ".join(fields) or "no settings"
             raise UserError(f"method.{key} is a setting of {', '.join(owners)}; {name} takes {its}")
     check_keys(given, list(fields), "method.")
-    return kind(**{key: coerce(value, fields[key], f"method.{key}") for key, value in given.items()})
+    if lacking := [key for key in fields if key not in defaults_of(kind) and key not in given]:
+        raise UserError(f"method.{lacking[0]} has no default in {name}; give method.{lacking[0]}=...")
+    try:
+        return kind(**{key: coerce(value, fields[key], f"method.{key}") for key, value in given.items()})
+    except ValueError as error:  # Python's own word for a value out of range, which a method from outside may use
+        raise UserError(f"{name} refuses its settings: {error}") from error
 
 
 def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     """The shortest settings of the same method: no alias, and no hyper-parameter that has its default value."""
     method = build(settings)
-    name = next(name for name, kind in METHODS.items() if kind is type(method))
-    values = {f.name: (getattr(method, f.name), f.default) for f in dataclasses.fields(method)}
-    return {"name": name, **{key: value for key, (value, default) in values.items() if value != default}}
+    kind = type(method)
+    name = next((name for name, its in METHODS.items() if its is kind), None) or plugins.path_of(kind)
+    values, defaults = {key: getattr(method, key) for key in fields_of(kind)}, defaults_of(kind)
+    return {"name": name, **{k: v for k, v in values.items() if k not in defaults or v != defaults[k]}}
 
 
 def describe() -> list[dict[str, Any]]:
-    """Every method with its paper, and the defaults and ranges of its hyper-parameters, for `llm-fed methods`."""
-    return [
-        {
-            "name": name,
-            "aliases": [alias for alias, target in ALIASES.items() if target == name],
-            "paper": kind.paper,
-            "settings": {f.name: f.default for f in dataclasses.fields(kind)},
-            "ranges": {key: text for key, hint in hints(kind).items() if (text := range_of(hint))},
-        }
-        for name, kind in METHODS.items()
-    ]
+    """Every method with its paper, and the defaults and ranges of its hyper-parameters, for `llm-fed methods`: those of
+    llm_fed, then those of installed packages, or what is wrong with them."""
+    return [_described(name, kind) for name, kind in METHODS.items()] + list(
+        plugins.describe(plugins.METHODS, NAMES, lambda name: _described(name, find(name)))
+    )
+
+
+def _described(name: str, kind: type[Method]) -> dict[str, Any]:
+    fields, defaults = fields_of(kind), defaults_of(kind)
+    return {
+        "name": name,
+        "aliases": [alias for alias, target in ALIASES.items() if target == name],
+        "paper": kind.paper,
+        "settings": {key: defaults.get(key, "(must be given)") for key in fields},
+        "ranges": {key: text for key, hint in fields.items() if (text := range_of(hint))},
+    }

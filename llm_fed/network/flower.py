@@ -123,16 +123,17 @@ def _opened(record: RecordDict) -> tuple[dict[str, Any], bytes]:
 def _place(context: Context) -> dict[str, Any]:
     """What `--node-config` says."""
     given = dict(context.node_config)
-    unknown = given.keys() - {"home", "path", "clients", "device", "idle", "partition-id", "num-partitions"}
-    if unknown:
-        raise UserError(f"--node-config has {min(unknown)!r}; known: home, path, clients, device, idle")
+    known = ("home", "path", "clients", "device", "idle", "allow")
+    if unknown := given.keys() - {*known, "partition-id", "num-partitions"}:
+        raise UserError(f"--node-config has {min(unknown)!r}; known: {', '.join(known)}")
     if not given.get("home"):
         raise UserError('--node-config needs home="FOLDER": where this machine\'s memories and personal models lie')
     place: dict[str, Any] = {key: given[key] for key in ("home", "path", "device", "idle") if key in given}
     for key, hint in {"device": Device, "idle": PositiveFloat}.items():
         if key in place:
             place[key] = coerce(place[key], hint, f"--node-config {key}")
-    return place | {"clients": str(given["clients"]).split(",") if given.get("clients") else []}
+    names = {key: str(given.get(key, "")).split(",") for key in ("clients", "allow")}
+    return place | {key: [name.strip() for name in found if name.strip()] for key, found in names.items()}
 
 
 def _config(module: str) -> Path:

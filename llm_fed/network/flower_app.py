@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from llm_fed import methods, tasks
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.files import write_folder
@@ -45,7 +46,7 @@ def write(folder: Path, config: Config, name: str) -> str:
         name: of the project, and of the run folder at the server.
 
     Returns:
-        What of the configuration has no meaning on a network, as lines to add to a message.
+        What of the configuration has no meaning on a network, and what else nodes need, as lines to add to a message.
 
     Raises:
         UserError: the folder holds something else.
@@ -60,7 +61,13 @@ def write(folder: Path, config: Config, name: str) -> str:
         "federation/config.yaml": yaml.safe_dump(as_dict(config), sort_keys=False),
     }
     write_folder(folder, {path: text.encode() for path, text in files.items()}, "a Flower app")
-    virtual = config.delay.sigma or config.delay.drop_out
-    return (
-        "\n(delay.* is virtual time of a simulation; over a network answers are late by themselves)" if virtual else ""
-    )
+    notes = []
+    if config.delay.sigma or config.delay.drop_out:
+        notes.append("(delay.* is virtual time of a simulation; over a network answers are late by themselves)")
+    outside = [name for name, known in ((method, methods.NAMES), (task, tasks.TASKS)) if name not in known]
+    if outside:
+        notes.append(
+            f"{' and '.join(outside)}: install what this names at the server and at every node, and let each node's "
+            f'operator add allow="{",".join(outside)}" to --node-config'
+        )
+    return "".join(f"\n{note}" for note in notes)

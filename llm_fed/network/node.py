@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from llm_fed import plugins
 from llm_fed.config import Config, Device, ServerConfig
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import ClientError, RunError, UserError, lookup
@@ -49,6 +50,7 @@ class Place:
     path: str | None = None  # the data, in the place of task.path
     clients: tuple[str, ...] = ()  # those of the data's clients that are here; empty: all
     device: Device | None = None  # in the place of the configuration's
+    allow: tuple[str, ...] = ()  # methods and tasks from outside that the server may name, which runs their code
 
 
 class Node:
@@ -70,15 +72,13 @@ class Node:
             content: a packed message.
         """
         try:
-            orders = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate, "finish": self._finish}
-            settings = from_dict(yaml.safe_load(config))
-            if settings.base.dtype == "auto" and "dtype" in order:  # the server says what this means in its run
-                settings = replace(settings, base=replace(settings.base, dtype=order["dtype"]))
-            if "need" in order:
-                settings = needed_config(settings, order["need"])
-            reply, answer = lookup("order", order["kind"], orders)(_Work(place, settings, order), content)
+            with plugins.only(place.allow):
+                reply, answer = self._carry_out(place, config, order, content)
         except _Forgotten as error:
             return {"error": str(error), "forgot": True}, b""
+        except plugins.NotAllowed as error:
+            print(f"refused: {error}", flush=True)  # for this machine's operator; the server reads the reply
+            return {"error": str(error)}, b""
         except (UserError, RunError, ClientError, WireError) as error:
             return {"error": str(error)}, b""
         except OSError as error:
@@ -87,6 +87,17 @@ class Node:
             traceback.print_exc()
             return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}, b""
         return {**reply, "ask": order.get("ask")}, answer
+
+    def _carry_out(
+        self, place: Place, config: str, order: Mapping[str, Any], content: bytes
+    ) -> tuple[dict[str, Any], bytes]:
+        orders = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate, "finish": self._finish}
+        settings = from_dict(yaml.safe_load(config))
+        if settings.base.dtype == "auto" and "dtype" in order:  # the server says what this means in its run
+            settings = replace(settings, base=replace(settings.base, dtype=order["dtype"]))
+        if "need" in order:
+            settings = needed_config(settings, order["need"])
+        return lookup("order", order["kind"], orders)(_Work(place, settings, order), content)
 
     def _hello(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
         built = self._experiment(work.place, work.config)
@@ -170,7 +181,7 @@ class Node:
 
     def _experiment(self, place: Place, config: Config) -> Experiment:
         here = self._here(place, config)
-        key = repr(here)
+        key = repr((here, place.allow))  # what was allowed once may not be now
         if key not in self._built:
             self._built = {k: built for k, built in self._built.items() if built.config.base == here.base}
             base, loaded = self._bases.of(here), self._bases.loads

@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_fed import signs, tasks
 from llm_fed.config import Config
-from llm_fed.errors import RunError, UserError, lookup
+from llm_fed.errors import RunError, UserError
 from llm_fed.experiment import announce, start
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
@@ -26,6 +26,7 @@ from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
 from llm_fed.network.clients import RemoteClients
 from llm_fed.network.link import Link
+from llm_fed.plugins import short
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, log_event
 from llm_fed.runs.tracking import Reporter
@@ -119,8 +120,9 @@ def _merge(
         folder, its_config = run.folder / "needs" / need, needed_config(config, need)
         reporter.note(f"{config.method['name']} starts from {need}: {folder}")
         summary = train(
-            its_config, folder, _Marked(link, need=need), reporter=reporter, base=built.base, name=f"{name}-{need}"
-        )
+            its_config, folder, _Marked(link, need=need), reporter=reporter, base=built.base,
+            name=f"{name}-{short(need)}",
+        )  # fmt: skip
         round = method.needed(need).round
         rounds[need] = summary["round"] if round is None else round
         with Run(folder, its_config) as its_run:
@@ -191,7 +193,7 @@ class _Marked:
 
 
 def _check(config: Config) -> None:
-    if lookup("task.name", config.task.name, tasks.TASKS).images:
+    if tasks.find(config.task.name).images:
         raise UserError(
             f"task.name={config.task.name}: clients with images run in one process or under accelerate launch, not "
             "over a network yet"
@@ -211,5 +213,5 @@ def _check(config: Config) -> None:
 def _own_data(config: Config) -> TaskData:
     """The task as the server sees it: no client, and its own examples, where the configuration gives it some."""
     if config.task.server.examples == 0 and not config.task.server.test:
-        return TaskData(config.task.name, tasks.TASKS[config.task.name].metric, {})
+        return TaskData(config.task.name, tasks.find(config.task.name).metric, {})
     return replace(tasks.load(config.task, config.seed), clients={})

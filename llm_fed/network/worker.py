@@ -113,7 +113,8 @@ def _answer(node: Any, order: dict[str, Any], content: bytes) -> tuple[dict[str,
     from llm_fed.network.node import Place
 
     place = dict(order["place"])
-    here = Place(Path(place.pop("home")), clients=tuple(place.pop("clients", ())), **place)
+    clients, allow = (tuple(place.pop(key, ())) for key in ("clients", "allow"))
+    here = Place(Path(place.pop("home")), clients=clients, allow=allow, **place)
     return node.answer(here, order["config"], order["order"], content)
 
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,8 @@ class Run:
             if not (paths.same(key, before.get(key), now.get(key)) or key.startswith(_FREE_KEYS))
             and not datapath.same(key, before.get(key), now.get(key))
         }
+        renamed = _renamed(changes, saved, self.config)
+        changes = {key: values for key, values in changes.items() if key not in renamed}
         if changes and not holds_results(self.folder):
             self._fresh = True  # nothing to continue, and nothing to lose
             return
@@ -254,6 +257,25 @@ def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
         f"cannot write {path}: {error.strerror or error}. Make room, then give the same command to continue."
     )
+
+
+def _renamed(changes: extend.Changes, saved: Mapping[str, Any], now: Config) -> set[str]:
+    """The keys of `changes` that say the same in other words: a method or a task by its entry point and by its path."""
+    method = {key for key in changes if key.startswith("method.")}
+    named = {key for key in ("task.name", "task.server.name") if all(changes.get(key, (None,)))}
+    if not method and not named:
+        return set()
+    from llm_fed import methods, tasks  # all of them, and rarely needed
+
+    same = set()
+    with suppress(UserError):  # what cannot be found any more differs as its text does
+        if method and methods.canonical(saved["method"]) == methods.canonical(now.method):
+            same |= method
+    for key in named:
+        with suppress(UserError):
+            before, after = (tasks.find(name, key) for name in changes[key])
+            same |= {key} if before is after else set()
+    return same
 
 
 def look(folder: Path, config: Config, fresh: bool) -> tuple[int, bool]:

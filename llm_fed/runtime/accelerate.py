@@ -19,9 +19,10 @@ from torch import distributed, nn
 from llm_fed import signs
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
+from llm_fed.method import Method
 from llm_fed.requests import Engine, Request, Work
 from llm_fed.runtime.launch import Ranks, connect
-from llm_fed.runtime.portable import Codec, examples_of, fingerprint
+from llm_fed.runtime.portable import Codec, examples_of, fingerprint, packages_of
 from llm_fed.runtime.shares import cost, split
 from llm_fed.site import Site
 
@@ -33,12 +34,18 @@ class Shared:
     engine: Engine
     examples: list[object]
     fingerprint: str  # equal on all ranks, or their results would be nonsense
+    packages: tuple[str, ...] = ()  # of the method, where it is from outside; see `portable`
 
     @classmethod
-    def of(cls, engine: Engine, sites: Iterable[Site], model: nn.Module | None) -> Shared:
+    def of(cls, engine: Engine, sites: Iterable[Site], model: nn.Module | None, method: Method) -> Shared:
         """Args: model: the base, where its weights are a checkpoint's; one that each rank draws is never used."""
         examples = examples_of(sites)
-        return cls(engine, examples, fingerprint(examples, model))
+        return cls(engine, examples, fingerprint(examples, model), packages_of(method))
+
+    @property
+    def codec(self) -> Codec:
+        """For requests of the sites, and their results."""
+        return Codec(self.examples, self.packages)
 
 
 Build = Callable[[Config], Shared]
@@ -57,7 +64,7 @@ class Spread:
     def __init__(self, ranks: Ranks, config: Config, shared: Shared):
         self._work = Work()
         self._ranks, self._config, self._shared = ranks, config, shared
-        self._codec = Codec(shared.examples)
+        self._codec = shared.codec
         self._open()
 
     def _open(self) -> None:
@@ -126,7 +133,7 @@ class Worker:
     def _open(self, config: Config) -> tuple[str, str]:
         self._engine, self._codec = None, Codec()  # two engines may not fit into memory
         shared = self._build(config)
-        self._engine, self._codec = shared.engine, Codec(shared.examples)
+        self._engine, self._codec = shared.engine, shared.codec
         return socket.gethostname(), shared.fingerprint
 
 

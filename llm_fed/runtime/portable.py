@@ -1,15 +1,16 @@
 """Requests and their results as bytes between the processes of one launch: messages of `wire`, hence no pickle.
 
 Beyond what a message may hold, dataclasses of this package travel by their fields, its functions (losses, say) by
-their names, and its errors by their texts. Whatever both sides have anyway, such as the examples of all sites, is
-replaced by its number, and tensors of equal content travel once.
+their names, and its errors by their texts. So do those of the package of the run's method, where that is from outside:
+all processes of a launch are one user's. No other name is ever looked up. Whatever both sides have anyway, such as the
+examples of all sites, is replaced by its number, and tensors of equal content travel once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import FunctionType, MethodType
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.messages import wire
+from llm_fed.method import Method
 from llm_fed.requests import Query
 from llm_fed.site import Site
 from llm_fed.state import Layout, State
@@ -50,15 +52,22 @@ def fingerprint(examples: Iterable[object], model: nn.Module | None = None) -> s
     return digest.hexdigest()
 
 
+def packages_of(method: Method) -> tuple[str, ...]:
+    """The packages from outside whose classes the method's class is made of."""
+    found = {kind.__module__.partition(".")[0] for kind in type(method).__mro__ if issubclass(kind, Method)}
+    return tuple(sorted(found - {_PACKAGE}))
+
+
 class Codec:
     """Packs and unpacks what travels.
 
     Args:
         known: what the other side has too, in the same order.
+        packages: whose classes and functions travel beside those of llm_fed; of both sides the same.
     """
 
-    def __init__(self, known: Sequence[object] = ()):
-        self._known = known
+    def __init__(self, known: Sequence[object] = (), packages: Collection[str] = ()):
+        self._known, self._packages = known, (_PACKAGE, *packages)
         self._number = {id(item): number for number, item in enumerate(known)}
 
     def pack(self, item: Any) -> bytes:
@@ -67,7 +76,7 @@ class Codec:
         Raises:
             TypeError: something in it cannot travel, e.g. a function within another.
         """
-        writer = _Writer(self._number)
+        writer = _Writer(self._number, self._packages)
         tree = writer.tree(item)
         layouts = [[list(layout.names), [list(shape) for shape in layout.shapes]] for layout in writer.layouts]
         return wire.pack([tree, layouts, writer.tensors])
@@ -76,15 +85,15 @@ class Codec:
         """What was packed; tensors in fresh memory, on the CPU."""
         tree, layouts, tensors = wire.unpack(data)
         made = [Layout(tuple(names), tuple(tuple(shape) for shape in shapes)) for names, shapes in layouts]
-        return _Reader(self._known, made, tensors).item(tree)
+        return _Reader(self._known, self._packages, made, tensors).item(tree)
 
 
 class _Writer:
     """One message's tree, with its tensors and layouts beside it. A node of the tree is a number, a string, None, a
     list, or a dict with one key that says what it is."""
 
-    def __init__(self, number: dict[int, int]):
-        self._number = number
+    def __init__(self, number: dict[int, int], packages: Sequence[str]):
+        self._number, self._packages = number, packages
         self.tensors: list[Tensor] = []
         self.layouts: dict[Layout, int] = {}
         self._alike: dict[Any, list[int]] = {}
@@ -110,13 +119,27 @@ class _Writer:
         if isinstance(item, MethodType):
             return {"method": [self.tree(item.__self__), item.__name__]}
         if isinstance(item, FunctionType):
-            return {"function": _name(item)}
+            return {"function": self._name(item)}
         if isinstance(item, Exception):
-            return {"error": [_name(type(item)), str(item)]}
+            return {"error": [self._name(type(item)), str(item)]}
         if is_dataclass(item):
             values = {field.name: getattr(item, field.name) for field in fields(item) if field.init}
-            return {"new": [_name(type(item)), self.tree(values)]}
+            return {"new": [self._name(type(item)), self.tree(values)]}
         raise TypeError(f"{type(item).__name__} cannot travel between processes")
+
+    def _name(self, thing: type | FunctionType) -> str:
+        """Where a class or function is found.
+
+        Raises:
+            TypeError: it is of another package, or lies within a function.
+        """
+        if thing.__module__.partition(".")[0] not in self._packages or "<" in thing.__qualname__:
+            raise TypeError(
+                f"{thing.__module__}.{thing.__qualname__} cannot travel between processes: only classes and functions "
+                f"that a module of {' or '.join(self._packages)} defines can (a loss may be a functools.partial of "
+                "such a function)"
+            )
+        return f"{thing.__module__}:{thing.__qualname__}"
 
     def _tensor(self, tensor: Tensor) -> int:
         """The number of the tensor, or of an earlier one with the same bits (clients often start from equal states)."""
@@ -135,8 +158,10 @@ class _Writer:
 class _Reader:
     """The inverse of `_Writer`."""
 
-    def __init__(self, known: Sequence[object], layouts: Sequence[Layout], tensors: Sequence[Tensor]):
-        self._known, self._layouts, self._tensors = known, layouts, tensors
+    def __init__(
+        self, known: Sequence[object], packages: Sequence[str], layouts: Sequence[Layout], tensors: Sequence[Tensor]
+    ):
+        self._known, self._packages, self._layouts, self._tensors = known, packages, layouts, tensors
 
     def item(self, tree: Any) -> Any:
         if isinstance(tree, list):
@@ -161,36 +186,22 @@ class _Reader:
         if kind == "method":
             return getattr(self.item(content[0]), content[1])
         if kind == "function":
-            return _named(content)
+            return self._named(content)
         if kind == "error":
-            return _named(content[0])(content[1])
+            return self._named(content[0])(content[1])
         assert kind == "new", kind
-        return _named(content[0])(**self.item(content[1]))
+        return self._named(content[0])(**self.item(content[1]))
+
+    def _named(self, name: str) -> Callable[..., Any]:
+        module, _, path = name.partition(":")
+        if module.partition(".")[0] not in self._packages:
+            raise TypeError(f"{name} is of no package whose names may travel ({', '.join(self._packages)})")
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found
 
 
 def _bits(tensor: Tensor) -> Tensor:
     """The tensor's bytes: NaN equals NaN, and 0 differs from -0."""
     return tensor.contiguous().flatten().view(torch.uint8)
-
-
-def _name(thing: type | FunctionType) -> str:
-    """Where a class or function of this package is found.
-
-    Raises:
-        TypeError: it is not of this package, or lies within a function.
-    """
-    if thing.__module__.partition(".")[0] != _PACKAGE or "<" in thing.__qualname__:
-        raise TypeError(
-            f"{thing.__module__}.{thing.__qualname__} cannot travel between processes: only classes and functions that "
-            f"a module of {_PACKAGE} defines can (a loss may be a functools.partial of such a function)"
-        )
-    return f"{thing.__module__}:{thing.__qualname__}"
-
-
-def _named(name: str) -> Callable[..., Any]:
-    module, _, path = name.partition(":")
-    assert module.partition(".")[0] == _PACKAGE, name
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import battery_kinds
 import pytest
 import tiny
 import tiny_images
@@ -12,12 +11,14 @@ import torch
 from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, loaded, stock
 from torch import nn
 
-from llm_fed.config import LocalConfig
+from llm_fed.config import EvalConfig, LocalConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
+from llm_fed.models.lora import draw
 from llm_fed.models.structure import Full
 from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.testing import federation
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -92,11 +93,9 @@ def test_the_gradient_under_another_head(kind, structure):
 
 def test_the_gradient_of_text_is_autograd(monkeypatch):
     """Per target token, over several micro-batches."""
-    base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
+    base, structure = federation.language_base(), federation.STRUCTURE
     examples = tiny.examples(0, [9, 4, 17, 6, 12, 5])
-    site = Site(
-        "server", structure, LocalConfig(), 0, lambda g: battery_kinds.draw(base.model, structure, g, torch.float64)
-    )
+    site = Site("server", structure, LocalConfig(), 0, lambda g: draw(base.model, structure, g, torch.float64))
     state = site.initial()
     state = state.like(state.row + 0.1)
     wrapped = tiny.stock_peft(base.model, structure, state).eval()
@@ -109,7 +108,7 @@ def test_the_gradient_of_text_is_autograd(monkeypatch):
     (total / count).backward()
     expected = {name: parameter.grad for name, parameter in tiny.peft_entries(wrapped).items()}
     for budget in (None, 30):
-        engine = LanguageEngine(base, battery_kinds.EvalConfig())
+        engine = LanguageEngine(base, EvalConfig())
         engine.budget = budget
         loss, gradient = tiny_images.answer(engine, site.gradient(state, examples))  # type: ignore[arg-type]
         assert loss == pytest.approx((total / count).item(), abs=1e-6)  # logits are float32

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import toy
-from battery import FEDERATED, SETTINGS, SIZES, assert_equal_runs, go
+from battery import FEDERATED, SETTINGS, go
 
 from llm_fed.errors import UserError
 from llm_fed.federation.schedule import Delayed
@@ -22,6 +22,8 @@ from llm_fed.methods.fedit import FedIT
 from llm_fed.runs.folder import read_records
 from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.testing.compare import equal_runs
+from llm_fed.testing.federation import SIZES
 
 LATE = Delayed(tuple(SIZES), 0.6, 1, sigma=2.0, drop_out=0.1)
 ROUNDS = 6
@@ -252,7 +254,7 @@ def test_every_method_runs_under_delay_and_continues_bit_identically(tmp_path: P
     for stop in (2, 4):
         with pytest.raises(KeyboardInterrupt):
             go(name, tmp_path / str(stop), stop_after=stop, **schedule)
-        assert_equal_runs(go(name, tmp_path / str(stop), **schedule), whole)
+        equal_runs(go(name, tmp_path / str(stop), **schedule), whole)
 
 
 @pytest.mark.parametrize(

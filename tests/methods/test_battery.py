@@ -1,3 +1,44 @@
-"""Every method passes the battery of tests/support/battery.py."""
+"""Every method passes the battery (`llm_fed.testing`), and its losses are what they were when it was accepted."""
 
-from battery import *  # noqa: F403
+from __future__ import annotations
+
+import pytest
+from battery import FEDERATED, GOLDEN, OF_PICTURES, SLACK, WHOLE_MODELS, go, kind_of
+
+from llm_fed import methods
+from llm_fed.testing.battery import CHECKS, Slack
+from llm_fed.testing.federation import Outcome
+
+NAMES = [*FEDERATED, *WHOLE_MODELS]
+PAIRS = [(name, says) for name in NAMES for says in CHECKS if kind_of(name).fused or not CHECKS[says].fused_only]
+
+
+@pytest.fixture(scope="module")
+def whole(request, tmp_path_factory) -> Outcome:
+    """An uninterrupted run of each method. Checks may ask it for more work, and leave its memories as they were."""
+    return go(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize(("whole", "says"), PAIRS, indirect=["whole"], scope="module")
+def test_every_method(whole, says, request, tmp_path):
+    name = request.node.callspec.params["whole"]
+    CHECKS[says](whole, tmp_path, SLACK.get(name, Slack()))
+
+
+@pytest.mark.parametrize("whole", NAMES, indirect=True, scope="module")
+def test_golden_curve(whole, request):
+    """The mean training losses of the three rounds and of `finish`, as they were when the method was accepted.
+
+    A change that moves them changes results: say so in CHANGELOG.md, run `python tests/support/battery.py`, and put the
+    line that it prints for the method into GOLDEN. The tolerance leaves room for another CPU.
+    """
+    with whole.undone():
+        assert whole.curve() == pytest.approx(GOLDEN[request.node.callspec.params["whole"]], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [*FEDERATED, *WHOLE_MODELS])
+def test_the_list_of_methods_says_its_paper_and_defaults(name):
+    plain = name.removesuffix(OF_PICTURES)
+    (described,) = (entry for entry in methods.describe() if entry["name"] == plain)
+    built = methods.build({"name": plain})
+    assert described["paper"] == built.paper and built == type(built)(**described["settings"])

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import battery_kinds
 import pytest
 import tiny_images
 import torch
@@ -29,6 +28,8 @@ from llm_fed.models.lora import draw
 from llm_fed.models.structure import Full
 from llm_fed.site import Data, Site
 from llm_fed.state import State
+from llm_fed.testing import federation as battery
+from llm_fed.testing import tiny
 
 SIZES = {"a": 5, "b": 3, "c": 8}
 LOCAL = LocalConfig(steps=3, batch_size=2, lr=0.1, lr_end=0.1, optimizer="sgd")
@@ -70,19 +71,19 @@ class Federation:
 
 
 def of_text() -> Federation:
-    base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
+    base, structure = battery.language_base(), battery.STRUCTURE
 
     def site(id: str, train: Any, local: LocalConfig = LOCAL) -> Site:
         return Site(id, structure, local, 0, lambda g: draw(base.model, structure, g, dtype=torch.float64), Data(train))
 
-    clients = {id: site(id, battery_kinds.examples(k, size)) for k, (id, size) in enumerate(SIZES.items())}
+    clients = {id: site(id, tiny.answers(k, size)) for k, (id, size) in enumerate(SIZES.items())}
     return Federation(clients, site("server", ()), LanguageEngine(base, EvalConfig()))
 
 
 def of_pictures() -> Federation:
     base = tiny_images.cnn()
     party = partial(tiny_images.party, base, structure=Full(), local=LOCAL)
-    clients = {id: party(battery_kinds.pictures(k, size), id) for k, (id, size) in enumerate(SIZES.items())}
+    clients = {id: party(tiny.pictures_of(k, size), id) for k, (id, size) in enumerate(SIZES.items())}
     return Federation(clients, party([], "server"), VisionEngine(base))
 
 

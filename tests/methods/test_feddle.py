@@ -6,7 +6,6 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-import battery_kinds
 import pytest
 import tiny
 import tiny_images
@@ -15,13 +14,16 @@ from server_steps import serve
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from llm_fed.config import LocalConfig
+from llm_fed.config import EvalConfig, LocalConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
 from llm_fed.methods.feddle import Feddle
 from llm_fed.models.images import ImageBase
+from llm_fed.models.lora import draw
 from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.testing import federation
+from llm_fed.testing.tiny import answers
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,12 @@ def test_the_new_head_is_fitted_to_the_features_of_the_fallback():
 @pytest.mark.parametrize("foreign", [False, True])
 def test_the_search_over_text_is_autograd_through_all_anchors(foreign):
     """A language model keeps its head out of domain; only lambda differs."""
-    base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
+    base, structure = federation.language_base(), federation.STRUCTURE
     local = LocalConfig(batch_size=3)
-    server = Site("server", structure, local, 0, lambda g: battery_kinds.draw(base.model, structure, g, torch.float64))
-    server.data = replace(server.data, train=battery_kinds.examples(0, 7), foreign=foreign)
+    server = Site("server", structure, local, 0, lambda g: draw(base.model, structure, g, torch.float64))
+    server.data = replace(server.data, train=answers(0, 7), foreign=foreign)
     method = Feddle(search_epochs=2, search_lr=0.01)
-    run = searched(method, server, LanguageEngine(base, battery_kinds.EvalConfig()), scale=0.3)
+    run = searched(method, server, LanguageEngine(base, EvalConfig()), scale=0.3)
     wrapped = tiny.stock_peft(base.model, structure, run.before["model"]).eval()
     names = {name: f"base_model.model.{name}.default.weight" for name in run.before["model"]}
 

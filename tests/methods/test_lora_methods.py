@@ -9,7 +9,6 @@ import pytest
 import torch
 import toy
 from battery import go
-from battery_kinds import STRUCTURE, base
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llm_fed.errors import UserError
@@ -24,6 +23,7 @@ from llm_fed.methods.ifca import IFCA
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.models.lora import Lora, draw, layout
 from llm_fed.state import State
+from llm_fed.testing.federation import STRUCTURE, language_base
 
 
 def numbers(**entries: float) -> State:
@@ -111,7 +111,7 @@ def test_fedem_sends_experts_and_keeps_routers(tmp_path):
 
 def test_experts_start_different_and_evenly_weighed():
     structure = FedEM(num_models=3).wrap(STRUCTURE, None)
-    fresh = draw(base().model, structure, torch.Generator().manual_seed(0))
+    fresh = draw(language_base().model, structure, torch.Generator().manual_seed(0))
     layers = "model.layers.0.self_attn.q_proj"
     assert not torch.equal(fresh[f"{layers}.expert0.lora_A"], fresh[f"{layers}.expert1.lora_A"])
     assert fresh[f"{layers}.router"].abs().max() == 0

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import battery_kinds
 import pytest
 import tiny
 import tiny_images
@@ -23,10 +22,12 @@ from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.methods.feddf import FedDF
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.hfcl import HFCL
+from llm_fed.models.lora import draw
 from llm_fed.requests import Distillation, Fit, Fitted
 from llm_fed.site import Data, Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
+from llm_fed.testing import federation
 
 MAKERS: list[Callable[[], Method]] = [FedFT, Center, HFCL, FedDF]
 NAMES = {FedFT: "fed+ft", Center: "center", HFCL: "hfcl", FedDF: "feddf"}
@@ -199,10 +200,10 @@ def test_distillation_of_images_is_a_plain_loop(make):
 
 def test_distillation_of_text_is_a_plain_loop():
     """The divergence at each target token, the mean over those of a batch, through stock PEFT."""
-    base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
+    base, structure = federation.language_base(), federation.STRUCTURE
     local = LocalConfig(batch_size=2, optimizer="sgd")
     engine = LanguageEngine(base, EvalConfig())
-    server = Site("server", structure, local, 0, lambda g: battery_kinds.draw(base.model, structure, g, torch.float64))
+    server = Site("server", structure, local, 0, lambda g: draw(base.model, structure, g, torch.float64))
     server.data = replace(server.data, train=tiny.examples(5, [9, 6, 7, 5]))
     student, *teachers = (server.initial(label) for label in range(4))
     student, *teachers = (
@@ -231,10 +232,10 @@ def test_distillation_of_text_is_a_plain_loop():
 
 def test_labels_of_text_play_no_part_in_distillation():
     """Another last target, which no later prediction reads."""
-    base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
+    base, structure = federation.language_base(), federation.STRUCTURE
     engine = LanguageEngine(base, EvalConfig())
     server = Site("server", structure, LocalConfig(batch_size=2), 0,
-                  lambda g: battery_kinds.draw(base.model, structure, g, torch.float64))  # fmt: skip
+                  lambda g: draw(base.model, structure, g, torch.float64))  # fmt: skip
     examples = tiny.examples(5, [9, 6, 7, 5])
     server.data = replace(server.data, train=examples)
     student, *teachers = (server.initial(label) for label in range(3))
@@ -251,12 +252,12 @@ def test_labels_of_text_play_no_part_in_distillation():
 
 def test_each_fit_has_its_own_teachers():
     """Several sites that distil in one pass get what each would get alone, beside one that trains on labels."""
-    base, structure = battery_kinds.base(), battery_kinds.STRUCTURE
+    base, structure = federation.language_base(), federation.STRUCTURE
     engine = LanguageEngine(base, EvalConfig())
     sites = {}
     for i, id in enumerate("abc"):
         sites[id] = Site(id, structure, LocalConfig(steps=2, batch_size=2), 0,
-                         lambda g: battery_kinds.draw(base.model, structure, g, torch.float64),
+                         lambda g: draw(base.model, structure, g, torch.float64),
                          Data(tiny.examples(i, [9, 6, 7])))  # fmt: skip
     student, *teachers = (sites["a"].initial(label) for label in range(3))
     taught = {"a": teachers[:1], "b": teachers, "c": []}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import battery
+import outside
 import pytest
 import small_run
 import tiny_images
@@ -35,7 +36,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, Spread, Worker
 from llm_fed.runtime.launch import Ranks
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.runtime.portable import Codec, fingerprint
+from llm_fed.runtime.portable import Codec, fingerprint, packages_of
 from llm_fed.runtime.shares import cost, split
 from llm_fed.site import Site
 from llm_fed.state import State, stack
@@ -118,6 +119,24 @@ def test_image_models_as_in_one_process_bit_by_bit(pictures, tmp_path, spread, n
     channel = in_one_and_in(2, from_dict(configured(pictures, name, rounds=2)), tmp_path, spread)
     assert channel.sent[1] > 1 or name == "center"
     assert_same(tmp_path / "one", tmp_path / "several", tolerance=0)
+
+
+def test_a_method_from_outside_and_its_own_loss_at_all_ranks(pictures, here, spread):
+    """Its class and its functions travel by their names, those of other packages still do not."""
+    outside.module(here, "lab.own", outside.SMOOTHED)
+    tree = tiny_images.tree(pictures, rounds=2, method={"name": "lab.own:Smoothed", "amount": 0.3})
+    channel = in_one_and_in(2, from_dict(tree), here, spread)
+    assert channel.sent[1] > 2
+    assert_same(here / "one", here / "several", tolerance=0)
+    method = methods.find("lab.own:Smoothed")(amount=0.3)  # type: ignore[call-arg]
+    assert packages_of(method) == ("lab",)
+    packed = Codec((), ["lab"]).pack([method.loss, method])  # type: ignore[attr-defined]
+    assert Codec((), ["lab"]).unpack(packed)[1] == method
+    with pytest.raises(TypeError, match="lab.own:Smoothed is of no package whose names may travel"):
+        Codec().unpack(packed)
+    for thing in (json.dumps, method):
+        with pytest.raises(TypeError, match="cannot travel between processes: only .* of llm_fed or labs defines"):
+            Codec((), ["labs"]).pack([thing])
 
 
 def test_options_are_scored_by_all_ranks(tmp_path, small, spread):

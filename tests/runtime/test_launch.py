@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import outside
 import pytest
 import tiny_images
 import yaml
@@ -57,6 +58,17 @@ def test_image_models_in_two_processes(tmp_path):
     assert llm_fed(["run", str(config), "--out", str(tmp_path / "one")], tmp_path / "log") == 0
     assert Launch(tmp_path, ["run", config, "--out", tmp_path / "two"]).ended() == [0, 0]
     assert_same(tmp_path / "one", tmp_path / "two", tolerance=0)
+
+
+def test_a_method_in_the_folder_in_which_a_launch_begins(here):
+    """Every process finds it there, and its losses where these are to be computed."""
+    outside.module(here, "own", outside.SMOOTHED)
+    tree = tiny_images.tree(tiny_images.npz(here / "data.npz"), rounds=2, method={"name": "own:Smoothed"})
+    (here / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert llm_fed(["run", "config.yaml", "--out", "one"], here / "log") == 0, (here / "log").read_text()
+    launch = Launch(here, ["run", "config.yaml", "--out", "two"])
+    assert launch.ended() == [0, 0], (launch.said(0), launch.said(1))
+    assert_same(here / "one", here / "two", tolerance=0)
 
 
 def test_killed_and_continued_with_another_number_of_processes(alone, tmp_path):

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -23,18 +21,8 @@ from transformers import (
 from llm_fed.models.lora import Lora
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
+from llm_fed.testing.tiny import HEADS, VOCABULARY, drawn, llama
 
-VOCABULARY = 61
-HEADS = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,  # far from linear, so that every part of the model matters
-}
 TARGETS = {  # module names that LoRA usually adapts
     "llama": ("q_proj", "v_proj", "down_proj"),
     "qwen3": ("q_proj", "v_proj", "up_proj"),
@@ -45,7 +33,7 @@ TARGETS = {  # module names that LoRA usually adapts
 def build(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes) -> PreTrainedModel:
     """A random model of `kind` (llama, qwen3, gpt2, vit); its own dropout is as its authors configured it."""
     makers = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**{**HEADS, "tie_word_embeddings": True, **changes})),
+        "llama": lambda: llama(**changes),
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**HEADS, "head_dim": 8, **changes})),
         "gpt2": lambda: GPT2LMHeadModel(
             GPT2Config(vocab_size=VOCABULARY, n_embd=24, n_layer=2, n_head=4, n_positions=64, **changes)
@@ -63,11 +51,9 @@ def build(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **change
             )
         ),
     }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: PreTrainedModel = makers[kind]()
-        nn.Module.to(model, dtype)
-        return model.eval()
+    model: PreTrainedModel = drawn(makers[kind], seed)
+    nn.Module.to(model, dtype)
+    return model.eval()
 
 
 def examples(seed: int, lengths: list[int]) -> list[Encoded]:

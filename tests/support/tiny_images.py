@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,32 +19,17 @@ from llm_fed.config import LocalConfig
 from llm_fed.engine.drive import drive
 from llm_fed.engine.images import VisionEngine
 from llm_fed.models.cnn import CNN
-from llm_fed.models.images import HALF, ImageBase, head_of
+from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
 from llm_fed.site import Data, Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture
+from llm_fed.testing.tiny import CLASSES, arrays, pictures
+from llm_fed.testing.tiny import image_base as around
 
-CLASSES = 4
 LORA = Lora(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj"), whole=("classifier",))
 LOCAL = LocalConfig(steps=None, epochs=1, batch_size=8, optimizer="adam")
-
-
-def arrays(count: int, seed: int = 0, classes: int = CLASSES, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """(N, size, size, 3) uint8 and (N,): each class is a coarse pattern of its own under as much noise."""
-    patterns = np.random.default_rng(7).integers(0, 256, (classes, 4, 4, 3)).repeat(size // 4, 1).repeat(size // 4, 2)
-    draws = np.random.default_rng(seed)
-    labels = draws.permutation(count) % classes
-    noise = draws.integers(0, 256, (count, size, size, 3))
-    return ((patterns[labels] + noise) // 2).astype(np.uint8), labels
-
-
-def pictures(count: int, seed: int = 0, classes: int = CLASSES, size: int = 32) -> list[Picture]:
-    """The same as Pictures (3, size, size)."""
-    pixels, labels = arrays(count, seed, classes, size)
-    tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-    return [Picture(image, int(label), str(label)) for image, label in zip(tensors, labels, strict=True)]
 
 
 def npz(path: Path, train: int = 36, test: int = 18, seed: int = 0, classes: int = CLASSES, size: int = 32) -> Path:
@@ -86,16 +71,6 @@ def save(base: ImageBase, folder: Path) -> Path:
     settings = {"size": {"shortest_edge": base.size}, "image_mean": base.mean, "image_std": base.std}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
-
-
-def around(make: Callable[[], nn.Module], size: int, dtype: torch.dtype) -> ImageBase:
-    """A base of weights from a seed of their own."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = make()
-    names = tuple(f"class {label}" for label in range(CLASSES))
-    pretrained = not isinstance(model, CNN)
-    return ImageBase(model.to(dtype).eval(), "tiny", names, size, HALF, HALF, head_of(model), pretrained, dtype)
 
 
 MAKERS = {"cnn": cnn, "resnet": resnet, "vit": vit}

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import tiny_images
 import torch
-from tiny_images import CLASSES, answer, party, pictures
+from tiny_images import answer, party, pictures
 from torch import Tensor
 
 from llm_fed.config import LocalConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
-from llm_fed.models.images import ARCHITECTURES, ImageBase
+from llm_fed.models.images import ImageBase
 from llm_fed.models.structure import Full
 from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.testing.tiny import architecture
 
+base_of = architecture
 SGD = LocalConfig(steps=None, epochs=1, batch_size=4, lr=0.05, optimizer="sgd")
 LRS = (0.05, 0.02)  # of two rounds
 TRAIN = {"c0": pictures(9, 1), "c1": pictures(5, 2)}  # the last batch of either holds one picture
@@ -73,8 +73,3 @@ def batches(base: ImageBase, client: Site) -> list[tuple[Tensor, Tensor, list[in
         )
         for batch in client.batches(epochs=1)
     ]
-
-
-def base_of(name: str, dtype: torch.dtype = torch.float64) -> ImageBase:
-    made = tiny_images.around(lambda: ARCHITECTURES[name](CLASSES), 32, dtype)
-    return dataclasses.replace(made, name=name, pretrained=False)

@@ -1,0 +1,60 @@
+"""A method's fields as settings of a configuration: names, defaults, types, and whether a class has such fields."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import MISSING, fields
+from typing import Any
+
+from llm_fed.errors import UserError
+from llm_fed.method import Method
+from llm_fed.plugins import path_of
+from llm_fed.settings import PLAIN, hints, takes_plain
+
+
+def fields_of(kind: type[Method]) -> dict[str, Any]:
+    """The types of the fields that are settings, by name, with their ranges (`settings.hints`)."""
+    types = hints(kind)
+    return {field.name: types[field.name] for field in fields(kind) if field.init}
+
+
+def defaults_of(kind: type[Method]) -> dict[str, Any]:
+    """The values that settings have by themselves; those are missing that must be given."""
+    own = [field for field in fields(kind) if field.init]
+    made = {field.name: field.default_factory() for field in own if field.default_factory is not MISSING}
+    return {field.name: field.default for field in own if field.default is not MISSING} | made
+
+
+def check(where: str, found: Any) -> None:
+    """Refuse what is no method, or one whose fields are no settings.
+
+    Args:
+        where: who names it, for messages.
+
+    Raises:
+        UserError: what is wrong, and how it is written.
+    """
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        what = f"the class {found.__name__}" if isinstance(found, type) else f"{found!r:.60}"
+        raise UserError(f"{where} is {what}; it must be a class that derives from llm_fed.method.Method")
+    if _at(path_of(found)) is not found:  # by this name a checkpoint's run and the ranks of a launch find it again
+        raise UserError(f"{where} is not found as {path_of(found)}; define the class at the top of its module")
+    if "__dataclass_params__" not in vars(found):  # Method's own would be inherited
+        raise UserError(
+            f"{where}: {found.__name__} is no dataclass of its own, so that its settings are not seen; write "
+            "@dataclass(frozen=True) above it"
+        )
+    for name, hint in fields_of(found).items():
+        if not takes_plain(hint):
+            raise UserError(
+                f"{where}: its setting {name} is of the type {getattr(hint, '__name__', hint)}; settings can be "
+                f"{PLAIN}, or several of these with | between"
+            )
+
+
+def _at(path: str) -> Any:
+    module, _, name = path.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

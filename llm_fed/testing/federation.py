@@ -1,0 +1,229 @@
+"""The federations in which the battery tries a method: real ones, only small.
+
+Adapters of a LLaMA of two layers, or whole ResNets, in float64; three clients with different answers or classes and
+numbers of examples, of which the server has two each; the local runtime, the round loop, the run folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from llm_fed import methods
+from llm_fed.config import EvalConfig, LocalConfig
+from llm_fed.configfile import from_dict
+from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.language import LanguageEngine
+from llm_fed.errors import UserError
+from llm_fed.experiment.build import check_kinds
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import federate
+from llm_fed.federation.schedule import Schedule, Synchronous
+from llm_fed.messages.wire import pack, unpack
+from llm_fed.method import Method, Upload
+from llm_fed.models.lora import Lora, draw
+from llm_fed.models.structure import Full, Structure
+from llm_fed.runs.folder import Run, read_records
+from llm_fed.runtime.local import LocalRuntime
+from llm_fed.site import Data, Site
+from llm_fed.tasks.common import TaskData
+from llm_fed.testing import tiny
+
+ROUNDS = 3
+SIZES = {"c0": 5, "c1": 3, "c2": 8}  # examples of each client
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was killed where it was told to be."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a federation trains, and on what."""
+
+    words: str
+    base: Callable[[torch.dtype], Any]
+    structure: Structure
+    local: LocalConfig
+    draw: Callable[..., Any]  # of (base, structure, dtype, generator)
+    engine: Callable[[Any], Any]
+    examples: Callable[[int, int], list[Any]]  # of (client, how many)
+    fused: bool  # whether clients train in one pass
+    falls: float  # by how much the loss falls at least, from the first round to the last
+    least: int  # bytes of a message
+    config: Mapping[str, Any]  # the sections of a configuration that ask for such models
+    labels: tuple[str, ...] = ()
+
+    def under(self, local: Mapping[str, Any]) -> Kind:
+        """The same with other local settings."""
+        return replace(self, local=replace(self.local, **local))
+
+    def refusal(self, method: Method, settings: Mapping[str, Any]) -> str:
+        """Why the method does not train such models, in its words; empty where it does."""
+        config = from_dict({**self.config, "method": dict(settings)})
+        metric = "accuracy" if self.labels else "rouge1"
+        try:
+            check_kinds(config, TaskData(config.task.name, metric, {}, self.labels), method, metric)
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+@cache
+def language_base(dtype: torch.dtype = torch.float64) -> Any:
+    """The base of the adapters; it is never changed."""
+    return tiny.language_base(tiny.drawn(tiny.llama, 0).to(dtype).eval())
+
+
+STRUCTURE = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj"))
+_OF_ADAPTERS = LocalConfig(steps=3, batch_size=2, lr=0.05)
+_OF_MODELS = LocalConfig(steps=3, batch_size=4, lr=0.003, optimizer="adam")
+ADAPTERS = Kind(
+    "adapters of a LLaMA", language_base, STRUCTURE, _OF_ADAPTERS,
+    lambda base, structure, dtype, generator: draw(base.model, structure, generator, dtype=dtype),
+    lambda base: LanguageEngine(base, EvalConfig()), tiny.answers, fused=True, falls=0.3, least=1000,
+    config={},
+)  # fmt: skip
+MODELS = Kind(
+    "whole ResNets", cache(partial(tiny.architecture, "resnet-9")), Full(), _OF_MODELS,
+    lambda base, structure, dtype, generator: base.draw(structure, generator),
+    VisionEngine, tiny.pictures_of, fused=False, falls=0.02, least=100,
+    config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
+)  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """A federation after its last round."""
+
+    settings: dict[str, Any]  # of the method
+    kind: Kind
+    method: Method
+    server: Site
+    clients: dict[str, Site]
+    runtime: LocalRuntime
+    state: Any
+    folder: Path
+
+    def again(self, folder: Path, **changes: Any) -> Outcome:
+        """The same federation with other options of `go`."""
+        return go(self.settings, self.kind, folder, **changes)
+
+    @property
+    def metrics(self) -> bytes:
+        return (self.folder / "metrics.jsonl").read_bytes()
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl of one kind."""
+        return [line for line in read_records(self.folder / "metrics.jsonl") if line["kind"] == kind]
+
+    @property
+    def memories(self) -> dict[str, bytes]:
+        """Everybody's, packed."""
+        return {site.id: pack(dict(site.memory)) for site in (self.server, *self.clients.values())}
+
+    def losses(self) -> list[float]:
+        """The mean training loss of each round in which somebody trained."""
+        return [line["loss"] for line in self.records("round") if "loss" in line]
+
+    def curve(self) -> list[float]:
+        """The rounds' losses, and that of the training in `finish` where a method has some."""
+        self.ask("finish", self.messages())
+        last = [loss for site in self.clients.values() for loss in site.losses]
+        return self.losses() + ([round(fmean(last), 5)] if last else [])
+
+    def messages(self) -> dict[str, Any]:
+        """What each client would be sent next, in memory of its own."""
+        return {name: unpack(pack(self.method.broadcast(self.state, name))) for name in self.clients}
+
+    def ask(self, verb: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+        """What an awaitable verb of the method returns at every client, in the round after the last."""
+        for site in self.clients.values():
+            site.begin(ROUNDS + 1, self.kind.local.lr)
+        work = {name: getattr(self.method, verb)(site, messages[name]) for name, site in self.clients.items()}
+        outcomes = self.runtime.run(work)
+        for outcome in outcomes.values():
+            if isinstance(outcome, Exception):
+                raise outcome
+        return outcomes
+
+    def uploads(self) -> list[Upload]:
+        answers = self.ask("client_update", self.messages())
+        return [Upload(name, self.clients[name].num_examples, 0, answer) for name, answer in answers.items()]
+
+    def serve(self, state: Any, uploads: list[Upload]) -> Any:
+        """The server's step; its memory is put back."""
+        self.server.begin(ROUNDS + 1, self.kind.local.lr)
+        before = copy(self.server.memory)
+        (outcome,) = self.runtime.run({"server": self.method.server_update(self.server, state, uploads)}).values()
+        self.server.memory = before
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """What the clients are asked within it leaves their memories as they were."""
+        before = {name: copy(site.memory) for name, site in self.clients.items()}
+        try:
+            yield
+        finally:
+            for name, site in self.clients.items():
+                site.memory = before[name]
+
+
+def go(
+    settings: Mapping[str, Any],
+    kind: Kind,
+    folder: Path,
+    *,
+    seed: int = 0,
+    per_pass: int = len(SIZES),
+    order: tuple[str, ...] = tuple(SIZES),
+    stop_after: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    schedule: Schedule | None = None,
+    rounds: int = ROUNDS,
+) -> Outcome:
+    """Run, or continue, a federation of the method that `settings` describe.
+
+    Args:
+        stop_after: the round after which it dies, in the middle of the next one that asks anybody.
+
+    Raises:
+        Stopped: it was to die.
+        UserError: the method refuses its settings, or such models.
+        RunError: every client failed.
+    """
+    method, model = methods.build(dict(settings)), kind.base(dtype)
+
+    def site(id: str, train: list[Any]) -> Site:
+        data, drawn = Data(train, num_labels=tiny.CLASSES), partial(kind.draw, model, kind.structure, dtype)
+        made = Site(id, kind.structure, kind.local, seed, drawn, data, rounds=rounds)
+        made.structure = method.wrap(kind.structure, None if id == "server" else made)
+        made.draw = partial(kind.draw, model, made.structure, dtype)
+        return made
+
+    def listen(record: Mapping[str, Any]) -> None:
+        if stop_after and record["kind"] == "client" and record["round"] > stop_after:
+            raise Stopped
+
+    clients = {id: site(id, kind.examples(int(id[1]), SIZES[id])) for id in order}
+    runtime = LocalRuntime(kind.engine(model), per_pass)
+    server = site("server", [example for client in range(len(SIZES)) for example in kind.examples(client, 2)])
+    server.clients, server.cohort = tuple(sorted(order)), len(order)
+    with Run(folder, from_dict({"seed": seed, "rounds": rounds, "eval": {"every": 0}}), listen=listen) as run:
+        run.begin()
+        progress = federate(
+            method, LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime), server, runtime, run,
+            lambda messages, split: None, rounds=rounds, lr=lambda round: kind.local.lr,
+        )  # fmt: skip
+    return Outcome(dict(settings), kind, method, server, clients, runtime, progress.state, folder)

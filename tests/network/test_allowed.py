@@ -1,0 +1,101 @@
+"""What a server may name on a node: built-in methods and tasks, and of others only what the node's operator allows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import outside
+import pytest
+import yaml
+from network import NetworkInProcess, federate, tree
+
+from llm_fed.configfile import as_dict, from_dict
+from llm_fed.errors import UserError
+from llm_fed.messages.wire import pack
+from llm_fed.network import worker
+from llm_fed.network.clients import RemoteClients
+from llm_fed.network.node import Node, Place
+from llm_fed.network.server import train
+
+EVIL = "evil:Method"
+HELLO = {"kind": "hello"}
+
+
+@pytest.fixture
+def evil(here) -> Path:
+    """A module whose import writes a file; the file's path."""
+    outside.module(here, "evil", f"open({str(here / 'written')!r}, 'w').close()\n{outside.HALF}\nMethod = Half\n")
+    return here / "written"
+
+
+def ask(place: Place, small: Any, order: dict[str, Any], message: bytes = b"", **changes: Any) -> dict[str, Any]:
+    return Node().answer(place, yaml.safe_dump(as_dict(from_dict(small.tree(**changes)))), order, message)[0]
+
+
+def test_a_name_from_outside_is_refused_before_anything_is_imported(small, evil, capsys):
+    """Wherever the server may write it: as the method, as a task, as a run that is needed, as one that is merged."""
+    place = Place(evil.parent / "home", str(small.data))
+    merged = {"kind": "finish", "run": "r", "client": "ada", "after": 0, "name": "n", "given": {EVIL: {}}}
+    given = pack({"message": None, "given": {EVIL: None}})
+    tried: list[tuple[dict[str, Any], bytes, dict[str, Any]]] = [
+        (HELLO, b"", {"method": {"name": EVIL}}),
+        ({**merged, "kind": "train", "round": 1, "lr": 0.1, "kept": []}, b"", {"method": {"name": EVIL}}),
+        ({**HELLO, "need": EVIL}, b"", {"method": {"name": "fedit"}}),
+        (merged, given, {"method": {"name": "fedit"}}),
+        (HELLO, b"", {"task": {"name": EVIL}}),
+    ]
+    for order, message, changes in tried:
+        reply = ask(place, small, order, message, **changes)
+        assert f"name={EVIL!r} is not built into llm_fed" in reply["error"], reply
+        assert "this machine's operator has not allowed (allowed: nothing)" in reply["error"]
+        assert f'add allow="{EVIL}" to --node-config' in reply["error"]
+    assert not evil.exists() and "evil" not in sys.modules
+    assert capsys.readouterr().out.count(f"={EVIL!r} is not built into llm_fed") == len(tried)  # the worker's log
+
+
+def test_with_the_operators_leave_it_runs_and_without_it_no_longer(small, evil):
+    """What was built while it was allowed is not used afterwards."""
+    node, text = Node(), yaml.safe_dump(as_dict(from_dict(small.tree(method={"name": "evil:Half"}))))
+    allowed = Place(evil.parent / "home", str(small.data), allow=("evil:Half",))
+    assert node.answer(allowed, text, HELLO, b"")[0]["clients"] == ["ada", "bob", "cyd"]
+    assert evil.exists()
+    refused = Place(allowed.home, allowed.path, allow=("evil:Other",))
+    assert "(allowed: evil:Other)" in node.answer(refused, text, HELLO, b"")[0]["error"]
+
+
+def test_the_server_says_which_node_refuses(small, evil):
+    link = NetworkInProcess(evil.parent, small, tree(small, method={"name": EVIL}))
+    said: list[str] = []
+    RemoteClients(link, link.config, "token", 0, said.append)._greet()
+    assert len(said) == 3 and all("cannot take part: method.name='evil:Method' is not built" in text for text in said)
+    assert not evil.exists()
+
+
+def test_a_whole_federation_of_a_method_that_all_nodes_allow(small, here):
+    outside.module(here, "half", outside.HALF)
+    settings = tree(small, method={"name": "half:Half", "part": 1.0})
+    link = NetworkInProcess(here, small, settings)
+    link.places = {id: Place(place.home, place.path, allow=("half:Half",)) for id, place in link.places.items()}
+    scores = train(link.config, here / "run", link)["scores"]
+    _, plain = federate(here / "plain", small, tree(small))
+    assert scores["clients"].keys() == plain["scores"]["clients"].keys()
+    assert scores["loss"] == pytest.approx(plain["scores"]["loss"])
+
+
+def test_the_operator_says_it_in_node_config(small, evil):
+    """The place travels to the worker with each order, beside what the server sends."""
+    flower = pytest.importorskip("llm_fed.network.flower")
+
+    class Context:
+        node_config = {"home": str(evil.parent / "home"), "path": str(small.data), "allow": "next, evil:Method"}
+
+    place = flower._place(Context())
+    assert place["allow"] == ["next", EVIL]
+    config = yaml.safe_dump(as_dict(from_dict(small.tree(method={"name": EVIL}))))
+    reply, _ = worker._answer(Node(), {"place": place, "config": config, "order": {**HELLO, "allow": []}}, b"")
+    assert reply["clients"] == ["ada", "bob", "cyd"] and evil.exists()
+    with pytest.raises(UserError, match="--node-config has 'alow'; known: home, path, clients, device, idle, allow"):
+        Context.node_config = {"home": "h", "alow": "x"}
+        flower._place(Context())

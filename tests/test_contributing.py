@@ -1,0 +1,68 @@
+"""The method and the task that CONTRIBUTING.md prints, as printed: tried by the battery, and run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import outside
+import pytest
+import torch
+from tiny_base import folder as base_folder
+
+from llm_fed import configfile, tasks
+from llm_fed.config import TaskConfig
+from llm_fed.experiment.build import prepare
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.tracking import Reporter
+
+NAME = "fedavgm:FedAvgM"
+
+
+@pytest.fixture
+def fedavgm(here) -> Path:
+    text = outside.printed('"""FedAvgM')
+    assert len(text.splitlines()) <= 40
+    outside.module(here, "fedavgm", text)
+    return here
+
+
+def test_the_battery_passes_on_it(fedavgm):
+    command = [sys.executable, "-m", "llm_fed.testing", NAME, "momentum=0.5"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = ended.stdout.splitlines()
+    assert lines.index("whole ResNets:") > 15 and lines[0] == "adapters of a LLaMA:"
+    assert all(line.startswith("  ok ") for line in lines if not line.endswith(":")) and len(lines) > 35
+
+
+def test_two_rounds_of_it_are_those_of_fedavg_and_a_part_of_its_first_step(fedavgm, small, llm_fed):
+    """w1 = w0 + d1 as in FedAvg, so that round 2 trains from the same point, and
+    w2 = w1 + beta d1 + d2 = FedAvg's w2 + beta (FedAvg's w1 - w0)."""
+    config = small.config(fedavgm / "mine.yaml", rounds=2, checkpoint={"keep": 2})
+    for method, out in ((f"method={NAME}", "own"), ("method=fedavg", "fedavg")):
+        beta = ["method.momentum=0.5"] if out == "own" else []
+        assert llm_fed("run", config, method, *beta, "--out", out).code == 0
+    own, fedavg = (
+        [Checkpoints(Path(out, "checkpoints")).load(round).state["state"] for round in (1, 2)]
+        for out in ("own", "fedavg")
+    )
+    w0 = prepare(configfile.load(config), Reporter()).server.initial()
+    assert own[0]["model"].equal(fedavg[0]) and not fedavg[0].equal(w0)
+    expected = fedavg[1].row + 0.5 * (fedavg[0].row - w0.row)
+    torch.testing.assert_close(own[1]["model"].row, expected, rtol=0, atol=1e-7)
+
+
+def test_the_task_that_it_prints(here, llm_fed):
+    outside.module(here, "sums", outside.printed('"""Sums'))
+    data = tasks.load(TaskConfig("sums:TASK"), 0)
+    row = next(row for row in data.clients["mod-3"].test if row.prompt == "Add 2 and 5.")
+    assert row.answers == ("1",) and {len(client.test) for client in data.clients.values()} == {40}
+    base = base_folder(here / "base")
+    Path("sums.yaml").write_text(
+        f"base: {{name: {base}}}\ntask: {{name: 'sums:TASK', clients: 2, template: plain}}\nmethod: {{name: fedit}}\n"
+        "rounds: 1\nlocal: {steps: 1}\neval: {limit: 2, max_new_tokens: 2}\ndevice: cpu\n"
+    )
+    said = llm_fed("run", "sums.yaml")
+    assert said.code == 0 and "mod-5" in said.out, said.err
