@@ -175,6 +175,7 @@ def test_methods_and_tasks_of_installed_packages_are_listed(installed, llm_fed):
     assert rows[-1] == {
         "name": "half-way", "aliases": [], "paper": "Half (Doe 2026)",
         "settings": {"part": 0.5, "decay": None, "names": []}, "package": "lab-methods 1.0",
+        "ranges": {"part": "finite", "decay": "finite, or null"},
     }  # fmt: skip
     assert json.loads(llm_fed("tasks", "--json").out)[-1] == {
         "name": "next", "metric": "exact_match", "clients": "3", "source": "made up", "package": "lab-methods 1.0"

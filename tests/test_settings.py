@@ -267,7 +267,7 @@ def test_what_an_operator_says_of_a_node():
     def place(**words: Any) -> dict[str, Any]:
         return flower._place(SimpleNamespace(node_config={"home": "h", **words}))
 
-    assert place(device="cpu", idle=5) == {"home": "h", "device": "cpu", "idle": 5.0, "clients": []}
+    assert place(device="cpu", idle=5) == {"home": "h", "device": "cpu", "idle": 5.0, "clients": [], "allow": []}
     with pytest.raises(UserError, match="^--node-config device='gpu' is unknown.*; known: auto, cpu, cuda$"):
         place(device="gpu")
     with pytest.raises(UserError, match="^--node-config idle is 0.0; it must be above 0 and finite$"):

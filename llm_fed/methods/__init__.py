@@ -91,7 +91,7 @@ def find(name: str) -> type[Method]:
     Raises:
         UserError: there is none, or it is no method as described in CONTRIBUTING.md.
     """
-    if name in NAMES:
+    if name in METHODS or name in ALIASES:
         return METHODS[ALIASES.get(name, name)]
     found = plugins.find("method.name", name, plugins.METHODS, NAMES)
     check(f"method.name={name!r}", found)
