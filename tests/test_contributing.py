@@ -29,6 +29,8 @@ def fedavgm(here) -> Path:
 
 
 def test_the_battery_passes_on_it(fedavgm):
+    """And needs no pytest, which an installed llm_fed does not bring."""
+    outside.module(fedavgm, "pytest", "raise ImportError('the battery must not need it')")
     command = [sys.executable, "-m", "llm_fed.testing", NAME, "momentum=0.5"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr

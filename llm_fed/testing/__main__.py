@@ -2,8 +2,9 @@
 
     python -m llm_fed.testing my_package.my_module:MyMethod [key=value ...]
 
-A line for each check: ok, or what was got, what was expected and where it is described. Exit code 0: all passed; 1:
-some did not; 2: a mistake in what was given.
+The words are settings of the method (momentum=0.5), or of how clients train (local.optimizer=sgd). What comes is a line
+for each check: ok, or what was got, what was expected and where it is described. Exit code 0: all passed; 1: some did
+not; 2: a mistake in what was given.
 """
 
 from __future__ import annotations
@@ -23,12 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m llm_fed.testing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("method", help="package.module:Class, or a name that `llm-fed methods` shows")
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="key=value",
-        help="settings of the method, e.g. momentum=0.5; or local.optimizer=sgd",
-    )
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="e.g. momentum=0.5 or local.optimizer=sgd")
     parser.add_argument("--bytes-vary", type=float, default=0.0, metavar="SHARE",
                         help="sizes of messages may differ from round to round by this share")  # fmt: skip
     parser.add_argument("--order-tolerance", type=float, default=1e-12, metavar="NUMBER",
@@ -36,18 +32,15 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        words = [word if word.startswith(("method.", "local.")) else f"method.{word}" for word in given.settings]
-        config = configfile.overlay(Config(), [f"method.name={given.method}", *words], "the method")
-        keys = [
-            key.removeprefix("local.") for key in configfile.keys_of(words, "the method") if key.startswith("local.")
-        ]
+        local = [word for word in given.settings if word.startswith("local.")]
+        words = [f"method.{word.removeprefix('method.')}" for word in given.settings if word not in local]
+        settings = configfile.overlay(Config(), [f"method.name={given.method}", *words], "the method").method
         from llm_fed.experiment.run import quiet  # takes seconds, so mistakes are named first
         from llm_fed.testing.battery import Slack, examine
 
         quiet()
         slack = Slack(given.order_tolerance, given.bytes_vary)
-        local = {key: getattr(config.local, key) for key in keys}
-        passed = examine(config.method, slack, lambda line: print(line, flush=True), local)
+        passed = examine(settings, local, slack, lambda line: print(line, flush=True))
     except UserError as error:
         print(f"llm_fed.testing: {error}", file=sys.stderr)
         return 2

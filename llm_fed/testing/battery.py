@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ from llm_fed.messages.wire import pack, unpack
 from llm_fed.methods.fields import defaults_of
 from llm_fed.plugins import place_of
 from llm_fed.testing.compare import Failed, alike, close, close_runs, difference, equal_runs, same
-from llm_fed.testing.federation import ADAPTERS, MODELS, ROUNDS, SIZES, Kind, Outcome, Stopped, go
+from llm_fed.testing.federation import ADAPTERS, MODELS, ROUNDS, SIZES, Outcome, Setup, Stopped, go
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def _falls(whole: Outcome, folder: Path, slack: Slack) -> None:
     losses = whole.losses()
     if len(losses) < ROUNDS:
         raise Failed(f"in {ROUNDS - len(losses)} of {ROUNDS} rounds no client trained (await client.fit)")
-    if not losses[-1] < losses[0] - whole.kind.falls:
-        raise Failed(f"the rounds' mean losses are {losses}; expected a fall by at least {whole.kind.falls}")
+    if not losses[-1] < losses[0] - whole.setup.falls:
+        raise Failed(f"the rounds' mean losses are {losses}; expected a fall by at least {whole.setup.falls}")
 
 
 @check("broadcast depends on its arguments alone", "Method.broadcast")
@@ -231,8 +231,8 @@ def _bytes(whole: Outcome, folder: Path, slack: Slack) -> None:
         if (upload.content is not None) != shares:
             does = "is sent something but sends nothing" if shares else "is sent nothing but sends something"
             raise Failed(f"{upload.client} {does}")
-        if shares and min(sizes.values()) <= whole.kind.least:
-            raise Failed(f"a message has {min(sizes.values())} bytes; expected more than {whole.kind.least}")
+        if shares and min(sizes.values()) <= whole.setup.least:
+            raise Failed(f"a message has {min(sizes.values())} bytes; expected more than {whole.setup.least}")
 
 
 @check("uploads look as upload_like says", "Method.upload_like")
@@ -263,15 +263,15 @@ def _described(whole: Outcome, folder: Path, slack: Slack) -> None:
 
 def examine(
     settings: Mapping[str, Any],
+    local: Sequence[str] = (),
     slack: Slack = Slack(),  # noqa: B008  frozen
     say: Callable[[str], None] = print,
-    local: Mapping[str, Any] | None = None,
 ) -> bool:
     """Whether a method passes all checks in every federation whose models it trains; says each, and what is wrong.
 
     Args:
         settings: of the method, with its name.
-        local: settings of `LocalConfig` in the place of a federation's own.
+        local: `local.key=value` words about how clients train, for a method that asks for it.
 
     Raises:
         UserError: no such method or setting, or the method has no rounds or trains no models that the battery has.
@@ -283,18 +283,18 @@ def examine(
             "the battery does not try"
         )
     results = []
-    for kind in (ADAPTERS, MODELS):
-        if refused := kind.refusal(method, settings):
-            say(f"{kind.words}: not tried, as the method refuses them: {refused}")
+    for setup in (ADAPTERS.training(local), MODELS.training(local)):
+        if refused := setup.refusal(method, settings):
+            say(f"{setup.words}: not tried, as the method refuses them: {refused}")
             continue
-        say(f"{kind.words}:")
-        results.append(all([*_tried(settings, kind.under(local or {}), slack, say)]))
+        say(f"{setup.words}:")
+        results.append(all([*_tried(settings, setup, slack, say)]))
     if not results:
         raise UserError(f"{settings['name']} trains none of the models that the battery has")
     return all(results)
 
 
-def _tried(settings: Mapping[str, Any], kind: Kind, slack: Slack, say: Callable[[str], None]) -> Iterator[bool]:
+def _tried(settings: Mapping[str, Any], setup: Setup, slack: Slack, say: Callable[[str], None]) -> Iterator[bool]:
     """Whether each check passes; those of one federation."""
 
     def passes(says: str, see: str, run: Callable[[], Any]) -> bool:
@@ -308,9 +308,9 @@ def _tried(settings: Mapping[str, Any], kind: Kind, slack: Slack, say: Callable[
 
     with TemporaryDirectory() as folder:
         found: list[Outcome] = []
-        yield passes("it runs", "llm_fed/method.py", lambda: found.append(go(settings, kind, Path(folder, "whole"))))
+        yield passes("it runs", "llm_fed/method.py", lambda: found.append(go(settings, setup, Path(folder, "whole"))))
         for number, (says, each) in enumerate(CHECKS.items() if found else ()):
-            if kind.fused or not each.fused_only:
+            if setup.fused or not each.fused_only:
                 where = Path(folder, str(number))
                 yield passes(says, each.see, lambda each=each, where=where: each(found[0], where, slack))  # type: ignore[misc]
 
@@ -318,7 +318,7 @@ def _tried(settings: Mapping[str, Any], kind: Kind, slack: Slack, say: Callable[
 def _explained(error: Exception, settings: Mapping[str, Any]) -> str:
     """What a check found, or what the method raised, and where."""
     cause: BaseException = error
-    while cause.__cause__ is not None:
+    while cause.__cause__ is not None and not isinstance(cause, Failed | UserError):
         cause = cause.__cause__
     if isinstance(cause, Failed | UserError):
         return str(cause)

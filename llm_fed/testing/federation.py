@@ -6,7 +6,7 @@ numbers of examples, of which the server has two each; the local runtime, the ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from llm_fed import methods
-from llm_fed.config import EvalConfig, LocalConfig
-from llm_fed.configfile import from_dict
+from llm_fed.config import Config, EvalConfig, LocalConfig
+from llm_fed.configfile import from_dict, overlay
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
 from llm_fed.errors import UserError
@@ -46,7 +46,7 @@ class Stopped(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Kind:
+class Setup:
     """What a federation trains, and on what."""
 
     words: str
@@ -54,7 +54,7 @@ class Kind:
     structure: Structure
     local: LocalConfig
     draw: Callable[..., Any]  # of (base, structure, dtype, generator)
-    engine: Callable[[Any], Any]
+    engine: Callable[[Any], Any]  # of the base
     examples: Callable[[int, int], list[Any]]  # of (client, how many)
     fused: bool  # whether clients train in one pass
     falls: float  # by how much the loss falls at least, from the first round to the last
@@ -62,9 +62,13 @@ class Kind:
     config: Mapping[str, Any]  # the sections of a configuration that ask for such models
     labels: tuple[str, ...] = ()
 
-    def under(self, local: Mapping[str, Any]) -> Kind:
-        """The same with other local settings."""
-        return replace(self, local=replace(self.local, **local))
+    def training(self, words: Sequence[str]) -> Setup:
+        """The same with `local.key=value` words laid over how clients train.
+
+        Raises:
+            UserError: a word that a configuration would refuse, too.
+        """
+        return replace(self, local=overlay(replace(Config(), local=self.local), words, "the method").local)
 
     def refusal(self, method: Method, settings: Mapping[str, Any]) -> str:
         """Why the method does not train such models, in its words; empty where it does."""
@@ -84,16 +88,15 @@ def language_base(dtype: torch.dtype = torch.float64) -> Any:
 
 
 STRUCTURE = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj"))
-_OF_ADAPTERS = LocalConfig(steps=3, batch_size=2, lr=0.05)
-_OF_MODELS = LocalConfig(steps=3, batch_size=4, lr=0.003, optimizer="adam")
-ADAPTERS = Kind(
-    "adapters of a LLaMA", language_base, STRUCTURE, _OF_ADAPTERS,
+ADAPTERS = Setup(
+    "adapters of a LLaMA", language_base, STRUCTURE, LocalConfig(steps=3, batch_size=2, lr=0.05),
     lambda base, structure, dtype, generator: draw(base.model, structure, generator, dtype=dtype),
     lambda base: LanguageEngine(base, EvalConfig()), tiny.answers, fused=True, falls=0.3, least=1000,
     config={},
 )  # fmt: skip
-MODELS = Kind(
-    "whole ResNets", cache(partial(tiny.architecture, "resnet-9")), Full(), _OF_MODELS,
+MODELS = Setup(
+    "whole ResNets", cache(partial(tiny.architecture, "resnet-9")), Full(),
+    LocalConfig(steps=3, batch_size=4, lr=0.003, optimizer="adam"),
     lambda base, structure, dtype, generator: base.draw(structure, generator),
     VisionEngine, tiny.pictures_of, fused=False, falls=0.02, least=100,
     config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
@@ -105,7 +108,7 @@ class Outcome:
     """A federation after its last round."""
 
     settings: dict[str, Any]  # of the method
-    kind: Kind
+    setup: Setup
     method: Method
     server: Site
     clients: dict[str, Site]
@@ -115,7 +118,7 @@ class Outcome:
 
     def again(self, folder: Path, **changes: Any) -> Outcome:
         """The same federation with other options of `go`."""
-        return go(self.settings, self.kind, folder, **changes)
+        return go(self.settings, self.setup, folder, **changes)
 
     @property
     def metrics(self) -> bytes:
@@ -147,7 +150,7 @@ class Outcome:
     def ask(self, verb: str, messages: Mapping[str, Any]) -> dict[str, Any]:
         """What an awaitable verb of the method returns at every client, in the round after the last."""
         for site in self.clients.values():
-            site.begin(ROUNDS + 1, self.kind.local.lr)
+            site.begin(ROUNDS + 1, self.setup.local.lr)
         work = {name: getattr(self.method, verb)(site, messages[name]) for name, site in self.clients.items()}
         outcomes = self.runtime.run(work)
         for outcome in outcomes.values():
@@ -161,7 +164,7 @@ class Outcome:
 
     def serve(self, state: Any, uploads: list[Upload]) -> Any:
         """The server's step; its memory is put back."""
-        self.server.begin(ROUNDS + 1, self.kind.local.lr)
+        self.server.begin(ROUNDS + 1, self.setup.local.lr)
         before = copy(self.server.memory)
         (outcome,) = self.runtime.run({"server": self.method.server_update(self.server, state, uploads)}).values()
         self.server.memory = before
@@ -182,7 +185,7 @@ class Outcome:
 
 def go(
     settings: Mapping[str, Any],
-    kind: Kind,
+    setup: Setup,
     folder: Path,
     *,
     seed: int = 0,
@@ -203,27 +206,28 @@ def go(
         UserError: the method refuses its settings, or such models.
         RunError: every client failed.
     """
-    method, model = methods.build(dict(settings)), kind.base(dtype)
+    method, model = methods.build(dict(settings)), setup.base(dtype)
 
     def site(id: str, train: list[Any]) -> Site:
-        data, drawn = Data(train, num_labels=tiny.CLASSES), partial(kind.draw, model, kind.structure, dtype)
-        made = Site(id, kind.structure, kind.local, seed, drawn, data, rounds=rounds)
-        made.structure = method.wrap(kind.structure, None if id == "server" else made)
-        made.draw = partial(kind.draw, model, made.structure, dtype)
+        fresh = partial(setup.draw, model, setup.structure, dtype)
+        data = Data(train, num_labels=tiny.CLASSES)
+        made = Site(id, setup.structure, setup.local, seed, fresh, data, rounds=rounds)
+        made.structure = method.wrap(setup.structure, None if id == "server" else made)
+        made.draw = partial(setup.draw, model, made.structure, dtype)
         return made
 
     def listen(record: Mapping[str, Any]) -> None:
         if stop_after and record["kind"] == "client" and record["round"] > stop_after:
             raise Stopped
 
-    clients = {id: site(id, kind.examples(int(id[1]), SIZES[id])) for id in order}
-    runtime = LocalRuntime(kind.engine(model), per_pass)
-    server = site("server", [example for client in range(len(SIZES)) for example in kind.examples(client, 2)])
+    clients = {id: site(id, setup.examples(int(id[1]), SIZES[id])) for id in order}
+    runtime = LocalRuntime(setup.engine(model), per_pass)
+    server = site("server", [example for client in range(len(SIZES)) for example in setup.examples(client, 2)])
     server.clients, server.cohort = tuple(sorted(order)), len(order)
     with Run(folder, from_dict({"seed": seed, "rounds": rounds, "eval": {"every": 0}}), listen=listen) as run:
         run.begin()
         progress = federate(
             method, LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime), server, runtime, run,
-            lambda messages, split: None, rounds=rounds, lr=lambda round: kind.local.lr,
+            lambda messages, split: None, rounds=rounds, lr=lambda round: setup.local.lr,
         )  # fmt: skip
-    return Outcome(dict(settings), kind, method, server, clients, runtime, progress.state, folder)
+    return Outcome(dict(settings), setup, method, server, clients, runtime, progress.state, folder)

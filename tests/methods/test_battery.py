@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from battery import FEDERATED, GOLDEN, OF_PICTURES, SLACK, WHOLE_MODELS, go, kind_of
+from battery import FEDERATED, GOLDEN, OF_PICTURES, SLACK, WHOLE_MODELS, go, setup_of
 
 from llm_fed import methods
 from llm_fed.testing.battery import CHECKS, Slack
 from llm_fed.testing.federation import Outcome
 
 NAMES = [*FEDERATED, *WHOLE_MODELS]
-PAIRS = [(name, says) for name in NAMES for says in CHECKS if kind_of(name).fused or not CHECKS[says].fused_only]
+PAIRS = [(name, says) for name in NAMES for says in CHECKS if setup_of(name).fused or not CHECKS[says].fused_only]
 
 
 @pytest.fixture(scope="module")

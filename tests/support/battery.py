@@ -14,7 +14,7 @@ from typing import Any
 from llm_fed import methods
 from llm_fed.testing import federation
 from llm_fed.testing.battery import Slack
-from llm_fed.testing.federation import ADAPTERS, MODELS, Kind, Outcome
+from llm_fed.testing.federation import ADAPTERS, MODELS, Outcome, Setup
 
 OF_PICTURES = " of pictures"  # ends the names of federations of whole image models
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -93,15 +93,15 @@ WHOLE_MODELS = [
 SLACK = {"feddf": Slack(order=1e-6), "fedkd": Slack(bytes=0.1), "fedkd of pictures": Slack(bytes=0.1)}
 
 
-# Local settings of methods that do not train with every optimizer.
-LOCAL: dict[str, dict[str, Any]] = {
-    "scaffold": {"optimizer": "sgd", "lr": 0.5, "lr_end": 0.5},
-    "scaffold of pictures": {"optimizer": "sgd", "lr": 0.1, "lr_end": 0.1},
+# How the clients of methods train that do not take every optimizer.
+LOCAL = {
+    "scaffold": ["local.optimizer=sgd", "local.lr=0.5", "local.lr_end=0.5"],
+    "scaffold of pictures": ["local.optimizer=sgd", "local.lr=0.1", "local.lr_end=0.1"],
 }
 
 
-def kind_of(name: str) -> Kind:
-    return (MODELS if name.endswith(OF_PICTURES) else ADAPTERS).under(LOCAL.get(name, {}))
+def setup_of(name: str) -> Setup:
+    return (MODELS if name.endswith(OF_PICTURES) else ADAPTERS).training(LOCAL.get(name, ()))
 
 
 def settings_of(name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def settings_of(name: str, settings: Mapping[str, Any] | None = None) -> dict[st
 
 def go(name: str, folder: Path, *, settings: Mapping[str, Any] | None = None, **options: Any) -> Outcome:
     """Run, or continue, the federation of a name of this file (`federation.go`)."""
-    return federation.go(settings_of(name, settings), kind_of(name), folder, **options)
+    return federation.go(settings_of(name, settings), setup_of(name), folder, **options)
 
 
 if __name__ == "__main__":

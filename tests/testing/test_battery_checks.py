@@ -192,11 +192,27 @@ def test_a_method_that_does_not_run_is_shown_where_it_stops(here):
     assert all(f"NameError: name 'mesage' is not defined ({here}/own.py, line 18 (return await" in x for x in failed)
 
 
+def test_clients_train_as_a_method_asks_for(here, monkeypatch):
+    monkeypatch.setattr(battery, "CHECKS", {})
+    write(here, """
+        def init(self, server):
+            if server.local.optimizer != "sgd":
+                raise UserError("set local.optimizer=sgd")
+            return server.initial()
+    """)  # fmt: skip
+    lines: list[str] = []
+    assert not examine({"name": "own:Own"}, say=lines.append)
+    assert "  FAIL  it runs: set local.optimizer=sgd; see llm_fed/method.py" in lines
+    assert examine({"name": "own:Own"}, ["local.optimizer=sgd"], say=lines.append)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
     [
         (["own:Own", "x=1"], 2, ["llm_fed.testing: unknown key method.x"]),
         (["own:Own", "x"], 2, ["got 'method.x' after the method"]),
+        (["own:Own", "local.lr=0"], 2, ["local.lr is 0.0; it must be above 0"]),
+        (["own:Own", "local.optimiser=sgd"], 2, ["unknown key local.optimiser (the closest is 'optimizer')"]),
         (["own:Onw"], 2, ["has no 'Onw' (the closest is 'Own')"]),
         (["potara"], 2, ["potara starts from runs of fedit and local and has no rounds of its own"]),
     ],
