@@ -253,7 +253,7 @@ def compare(
 
 @app.command()
 def merge(
-    method: Annotated[str, typer.Argument(help="potara, fisher, mean or grid.")],
+    method: Annotated[str, typer.Argument(help="potara, fisher-merging, mean or grid, see llm-fed methods.")],
     fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, or a PEFT folder.")],
     local: Annotated[str, typer.Option(help="The local adapter, likewise.")],
     out_dir: Annotated[Path, typer.Option("--out", help="Where the PEFT folders go, one per client.")],

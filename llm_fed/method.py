@@ -50,6 +50,8 @@ class Method:
     # Names of methods whose results this one starts from: it has no rounds of its own, only `finish` (with None as the
     # message) and `personalize`, and finds each client's results in `client.given`.
     needs: ClassVar[tuple[str, ...]] = ()
+    # Merges what it `needs` without looking at any example.
+    data_free: ClassVar[bool] = False
     # One model for all: what `broadcast` sends to any client, so that the server can test it on data of its own.
     one_model: ClassVar[bool] = False
     # The server's step needs nothing of the uploads but their mean, if all count alike (`privacy.where=server`).

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from llm_fed import tasks
+from llm_fed import methods, tasks
 from llm_fed.commands.evaluate import examples_of, lay_over
 from llm_fed.config import AdapterConfig, ColumnsConfig, Config, TaskConfig
 from llm_fed.configfile import as_dict, from_dict, keys_of
@@ -23,7 +23,6 @@ from llm_fed.experiment.run import merge
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.prompt import Prompt, as_said, prompt_of, read_prompt
-from llm_fed.methods import METHODS
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import FACTORS, Lora, factor_of
@@ -34,7 +33,7 @@ from llm_fed.runtime.launch import choose_device
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData, hold_out
 
-NAMES = {"potara": "potara", "fisher": "fisher-merging", "mean": "mean", "grid": "grid"}  # of commands and methods
+PARENTS = ("--fed", "--local")  # the options for what a method needs, in its order
 
 # Two adapters of one initialisation have A's that lie close, two of independent ones are sqrt(2) = 1.41 apart (the
 # distance relative to their own length). At 1.0 they share half of their direction.
@@ -129,12 +128,13 @@ def settings(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: an unknown name, or an option of another method.
     """
-    found = {"name": lookup("merge", name, NAMES)}
-    known = [field.name for field in fields(METHODS[found["name"]])]
+    kinds = {alias: methods.METHODS[target] for alias, target in methods.ALIASES.items()} | methods.METHODS
+    merging = {name: kind for name, kind in kinds.items() if len(kind.needs) == len(PARENTS)}
+    known = [field.name for field in fields(lookup("merge", name, merging))]
     for option in options:
         if option not in known:
             raise UserError(f"--{option.replace('_', '-')} does not belong to {name}")
-    return {**found, **options}
+    return {"name": methods.ALIASES.get(name, name), **options}
 
 
 def merge_adapters(
@@ -163,7 +163,7 @@ def merge_adapters(
         UserError: the adapters do not belong together, or there is no data to weigh them by.
     """
     reporter = reporter or Reporter()
-    sources = {"--fed": Source.parse("--fed", fed), "--local": Source.parse("--local", local)}
+    sources = {option: Source.parse(option, text) for option, text in zip(PARENTS, (fed, local), strict=True)}
     name = _base_name(sources, base)
     runs = [source.config for source in reversed(sources.values()) if source.config]
     data = data or Data()
@@ -182,8 +182,7 @@ def merge_adapters(
     if not runs and not data.task:
         for source in sources.values():
             peft_folders.check_text(source.folder)
-    weighed_by_hand = any(field.name == "weight" for field in fields(METHODS[settings["name"]]))
-    if not runs and not weighed_by_hand and not (data.task or data.path):
+    if not runs and not methods.build(config.method).data_free and not (data.task or data.path):
         raise UserError("the weights come from examples: give --data FILE, or --task NAME with --client")
     task = data.load(config.task.columns) if not (runs or data.task) else tasks.load(config.task, config.seed)
     loaded = load(replace(config, base=replace(config.base, name=name)), task, choose_device(config.device))

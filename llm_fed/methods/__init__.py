@@ -73,7 +73,7 @@ METHODS: dict[str, type[Method]] = {
     "grid": Grid,
 }
 
-ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora"}
+ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora", "fisher": "fisher-merging"}
 
 
 def build(settings: dict[str, Any]) -> Method:
