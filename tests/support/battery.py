@@ -25,7 +25,7 @@ from safetensors.torch import load
 
 from llm_fed import methods
 from llm_fed.federation.clients import LocalClients
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Schedule, Synchronous
 from llm_fed.federation.uploads import skeleton
 from llm_fed.messages.wire import pack, unpack
@@ -205,12 +205,11 @@ def go(
     runtime = LocalRuntime(kind.engine(model), per_pass)
     server = site("server", [example for client in range(len(SIZES)) for example in kind.examples(client, 2)])
     server.clients, server.cohort = tuple(sorted(order)), len(order)
-    with Run(folder, toy.config(seed=seed, rounds=rounds), listen=listen) as run:
+    local = {"lr": kind.local.lr, "lr_end": kind.local.lr}
+    with Run(folder, toy.config(seed=seed, rounds=rounds, local=local), listen=listen) as run:
         run.begin()
-        progress = federate(
-            method, LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime), server, runtime, run,
-            lambda messages, split: None, rounds=rounds, lr=lambda round: kind.local.lr,
-        )  # fmt: skip
+        clients_here = LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime)
+        progress = federate(Federation(method, clients_here, server, runtime), run)
     return Outcome(name, method, server, clients, runtime, progress.state, folder)
 
 
