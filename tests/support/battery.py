@@ -142,11 +142,11 @@ class Outcome:
     def kind(self) -> Kind:
         return Kind.of(self.name)
 
-    def ask(self, verb: str, messages: Mapping[str, Any]) -> dict[str, Any]:
-        """What an awaitable verb of the method returns at every client, in the round after the last."""
+    def ask(self, step: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+        """What an awaitable step of the method returns at every client, in the round after the last."""
         for site in self.clients.values():
             site.begin(ROUNDS + 1, self.kind.local.lr)
-        work = {name: getattr(self.method, verb)(site, messages[name]) for name, site in self.clients.items()}
+        work = {name: getattr(self.method, step)(site, messages[name]) for name, site in self.clients.items()}
         outcomes = self.runtime.run(work)
         for outcome in outcomes.values():
             if isinstance(outcome, Exception):
