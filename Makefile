@@ -6,7 +6,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test check lint types long bench clean
+.PHONY: help install quickstart test check lint types long clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14

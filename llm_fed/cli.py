@@ -254,7 +254,7 @@ def compare(
 
 @app.command()
 def merge(
-    method: Annotated[str, typer.Argument(help="potara, fisher, mean or grid.")],
+    method: Annotated[str, typer.Argument(help="potara, fisher-merging, mean or grid, see llm-fed methods.")],
     fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, or a PEFT folder.")],
     local: Annotated[str, typer.Option(help="The local adapter, likewise.")],
     out_dir: Annotated[Path, typer.Option("--out", help="Where the PEFT folders go, one per client.")],
@@ -299,7 +299,7 @@ def merge(
     }  # fmt: skip
     merged = posthoc.merge_adapters(
         posthoc.settings(method, {key: value for key, value in asked.items() if value is not None}),
-        fed, local, out_dir, data=posthoc.Data(task, data, template, dtype), client=client, base=base,
+        posthoc.Parents(fed, local, base), out_dir, data=posthoc.Data(task, data, template, dtype), client=client,
         words=settings or [],
     )  # fmt: skip
     if as_json:
@@ -347,7 +347,8 @@ def evaluate(
     if (run_dir is None) == (base is None):
         raise UserError("give either a run folder, or --base, with --adapter or without; see llm-fed eval --help")
     configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
-    from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run  # takes seconds, so mistakes are named first
+    # What follows takes seconds, so mistakes are named first.
+    from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
     from llm_fed.experiment.run import quiet
 
     quiet()
@@ -359,17 +360,9 @@ def evaluate(
         summary = evaluate_run(run_dir, split=split, metric=metric, limit=limit, settings=words)
     else:
         summary = evaluate_adapter(
-            str(base),
-            adapter,
-            task=task,
-            data=data,
-            split=split,
-            metric=metric,
-            template=template,
-            dtype=dtype,
-            limit=limit,
+            str(base), adapter, Data(task, data, template, dtype), split=split, metric=metric, limit=limit,
             settings=words,
-        )
+        )  # fmt: skip
     if as_json:
         print(json.dumps(summary.as_json()))
     else:

@@ -1,10 +1,17 @@
-"""Method: what a paper contributes, as seven verbs whose defaults are federated averaging. Read this file first.
+"""Method: what a paper contributes. Read this file first.
 
-A method is a frozen dataclass of hyper-parameters. State goes in, state comes out; nothing is kept on `self`, so what
-survives a round is in the server state or in `client.memory` and a checkpoint is complete by construction. Client code
-looks like one client's (`await client.fit(...)`) and runs fused for the whole cohort; `client_update` never sees the
-server's state, `server_update` never sees a client. What else a method says - which entries are trained and travel, how
-an upload looks, what belongs into the metrics - are declarations with defaults.
+A method is a frozen dataclass whose fields are its hyper-parameters. Beside them it has
+
+- steps, whose defaults are federated averaging: `wrap` and `init` before the first round; `broadcast`, `client_update`
+  and `server_update` in each; `finish` after the last; `personalize` wherever a client's model is scored or exported;
+- declarations, what others must know of it beforehand: class attributes, and `upload_like` and `needed`, which depend
+  on a message or on hyper-parameters;
+- reports, `report` and `recipe`: what of it belongs into the metrics.
+
+State goes in, state comes out; nothing is kept on `self`, so what survives a round is in the server state or in
+`client.memory` and a checkpoint is complete by construction. Client code looks like one client's
+(`await client.fit(...)`) and runs fused for the whole cohort; `client_update` never sees the server's state,
+`server_update` never sees a client.
 """
 
 from __future__ import annotations
@@ -44,16 +51,21 @@ class Needed:
 
 @dataclass(frozen=True)
 class Method:
-    """Federated averaging of what clients train (McMahan et al. 2017), the default behaviour of every verb."""
+    """Federated averaging of what clients train (McMahan et al. 2017), which is what every step does by default."""
 
+    # Declarations. What it is:
     paper: ClassVar[str] = ""  # for model cards and `llm-fed methods`
     # Names of methods whose results this one starts from: it has no rounds of its own, only `finish` (with None as the
     # message) and `personalize`, and finds each client's results in `client.given`.
     needs: ClassVar[tuple[str, ...]] = ()
-    # One model for all: what `broadcast` sends to any client, so that the server can test it on data of its own.
-    one_model: ClassVar[bool] = False
-    # The server's step needs nothing of the uploads but their mean, if all count alike (`privacy.where=server`).
-    mean_only: ClassVar[bool] = False
+    # Merges what it `needs` without looking at any example.
+    data_free: ClassVar[bool] = False
+
+    # What is trained and what travels, as regular expressions of entries; what does not travel is the client's own.
+    trained: ClassVar[str] = r".*"
+    shared: ClassVar[str] = r".*"
+
+    # For what it is made:
     # Whole image models only: the losses of its clients are its own.
     whole_models: ClassVar[bool] = False
     # LoRA adapters only: it trains, sends or merges parts of them.
@@ -62,12 +74,15 @@ class Method:
     any_model: ClassVar[bool] = False
     # A client may start from a model of its own (`adapter.start`), as nothing is shared.
     own_start: ClassVar[bool] = False
+
+    # What a run may rely on:
+    # One model for all: what `broadcast` sends to any client, so that the server can test it on data of its own.
+    one_model: ClassVar[bool] = False
+    # The server's step needs nothing of the uploads but their mean, if all count alike (`privacy.where=server`).
+    mean_only: ClassVar[bool] = False
     # What it does in a round depends on how many rounds there are (`site.rounds`), so that an extended run is unlike a
     # longer one.
     by_rounds: ClassVar[bool] = False
-    # Regular expressions of entries: those that a client trains, and those that travel; the others are its own.
-    trained: ClassVar[str] = r".*"
-    shared: ClassVar[str] = r".*"
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters that are not what their fields say; a method that relates two of them adds to this.
@@ -77,6 +92,8 @@ class Method:
         """
         check_fields(self, "method.")
 
+    # Steps before the first round.
+
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         """Which parameters this client has (None: the server), given the run's structure. Equal structures train
         fused."""
@@ -85,6 +102,8 @@ class Method:
     def init(self, server: Site) -> Message:
         """The server's state before round 1: anything that can be serialised."""
         return server.initial().select(self.shared)
+
+    # Steps of a round.
 
     def broadcast(self, state: Message, client: str) -> Message:
         """What this client is sent."""
@@ -96,13 +115,11 @@ class Method:
         client.keep(theta, self.trained, message)
         return theta.select(self.shared) - message
 
-    def upload_like(self, message: Message) -> Message:
-        """A message with the entries, shapes and dtypes that the upload answering `message` must have."""
-        return message
-
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         """The server's step on what arrived this round (perhaps nothing), sorted by (arrival, client)."""
         return averaged(state, uploads)
+
+    # Steps after the last round; clients are also scored, by `personalize`, in rounds before it.
 
     async def finish(self, client: Site, message: Message) -> None:
         """Once, after the last round, at every client: what it learns here goes into `client.memory`."""
@@ -111,17 +128,25 @@ class Method:
         """The state that evaluation and export use; computes, never trains, never writes memory."""
         return client.assemble(message)
 
+    # Declarations that depend on a message or on hyper-parameters.
+
+    def upload_like(self, message: Message) -> Message:
+        """A message with the entries, shapes and dtypes that the upload answering `message` must have."""
+        return message
+
     def needed(self, name: str) -> Needed:
         """The run of the method `name`, one of `needs`, that this one starts from."""
         return Needed()
 
-    def recipe(self, client: Site) -> dict[str, Any]:
-        """What `finish` found out, as JSON values, for metrics.jsonl and the model card; a `note` is shown, too."""
-        return client.memory.get("recipe", {})
+    # Reports.
 
     def report(self, state: Message) -> dict[str, Any]:
         """What of the server's state belongs into metrics.jsonl after each round, as JSON values."""
         return {}
+
+    def recipe(self, client: Site) -> dict[str, Any]:
+        """What `finish` found out, as JSON values, for metrics.jsonl and the model card; a `note` is shown, too."""
+        return client.memory.get("recipe", {})
 
 
 def averaged(state: State, uploads: list[Upload]) -> State:

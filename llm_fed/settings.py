@@ -130,20 +130,33 @@ def check_fields(settings: Any, where: str) -> None:
             coerce(value, hint, key)
 
 
+Member = tuple[Any, tuple[Any, ...]]  # a type that is no union, and its marks
+
+
+def members_of(hint: Any, marks: tuple[Any, ...] = ()) -> list[Member]:
+    """The types that a value of this type may have, each with its own marks and those of what it stands in."""
+    if get_origin(hint) is Annotated:
+        kind, *own = get_args(hint)
+        return members_of(kind, (*own, *marks))
+    if get_origin(hint) in (Union, UnionType):
+        return [found for part in get_args(hint) for found in members_of(part, marks)]
+    return [(hint, () if hint is NoneType else marks)]
+
+
 def coerce(value: Any, hint: Any, key: str) -> Any:
     """`value` as a field of this type holds it: a whole number as a float, a list as a tuple.
 
     Raises:
         UserError: it is of another type, or out of range.
     """
-    alternatives = _alternatives(hint)
+    members = members_of(hint)
     try:
-        return _taken(value, alternatives)
+        return _taken(value, members)
     except _WrongType:
-        takes = sorted({_name(kind) for kind, _ in alternatives})
+        takes = sorted({_name(kind) for kind, _ in members})
         raise UserError(f"{key} is {value!r} ({type(value).__name__}); it takes {' or '.join(takes)}") from None
     except _OutOfRange as refused:
-        kinds = [kind for kind, _ in alternatives if kind is not NoneType]
+        kinds = [kind for kind, _ in members if kind is not NoneType]
         if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
             require(key, value, get_args(kinds[0]))
         raise UserError(f"{key} is {refused.value!r}; it must be {range_of(hint)}") from None
@@ -158,20 +171,20 @@ def takes_plain(hint: Any) -> bool:
         kind in (bool, int, float, str, NoneType)
         or get_origin(kind) is Literal
         or (get_origin(kind) is tuple and get_args(kind)[1:] == (...,) and takes_plain(get_args(kind)[0]))
-        for kind, _ in _alternatives(hint)
+        for kind, _ in members_of(hint)
     )
 
 
 def range_of(hint: Any) -> str:
     """What a value of this type must be, in words; empty where any does."""
-    alternatives = _alternatives(hint)
+    members = members_of(hint)
     # Of a list of names or one name, say, the range is said once.
-    texts = list(dict.fromkeys(text for kind, marks in alternatives for text in _texts(kind, marks)))
+    texts = list(dict.fromkeys(text for kind, marks in members for text in _texts(kind, marks)))
     if not texts:
         return ""
     text = ", ".join(texts[:-1]) + (" or " if len(texts) > 1 else "") + texts[-1]
-    note = next((mark for _, marks in alternatives for mark in marks if isinstance(mark, str)), "")
-    if any(kind is NoneType for kind, _ in alternatives):
+    note = next((mark for _, marks in members for mark in marks if isinstance(mark, str)), "")
+    if any(kind is NoneType for kind, _ in members):
         return f"{text}, or null {note}".rstrip()
     return f"{text}, {note}" if note else text
 
@@ -193,22 +206,10 @@ class _OutOfRange(Exception):
         self.value = value
 
 
-_Alternative = tuple[Any, tuple[Any, ...]]  # a type that is no union, and its marks
-
-
-def _alternatives(hint: Any, marks: tuple[Any, ...] = ()) -> list[_Alternative]:
-    if get_origin(hint) is Annotated:
-        kind, *own = get_args(hint)
-        return _alternatives(kind, (*own, *marks))
-    if get_origin(hint) in (Union, UnionType):
-        return [found for part in get_args(hint) for found in _alternatives(part, marks)]
-    return [(hint, () if hint is NoneType else marks)]
-
-
-def _taken(value: Any, alternatives: list[_Alternative]) -> Any:
-    """`value` as the first alternative that takes it has it."""
+def _taken(value: Any, members: list[Member]) -> Any:
+    """`value` as the first member that takes it has it."""
     refused: Exception = _WrongType()
-    for kind, marks in alternatives:
+    for kind, marks in members:
         try:
             converted = _converted(value, kind)
             if all(bound.holds(converted) for bound in _bounds(kind, marks)):
@@ -237,7 +238,7 @@ def _converted(value: Any, kind: Any) -> Any:
             raise _OutOfRange(value)
         return value
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_taken(item, _alternatives(get_args(kind)[0])) for item in value)
+        return tuple(_taken(item, members_of(get_args(kind)[0])) for item in value)
     if kind is float and _is_number(value):
         try:
             return float(value)
@@ -270,5 +271,5 @@ def _name(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return type(get_args(kind)[0]).__name__
     if get_origin(kind) is tuple:
-        return f"tuple[{' | '.join(_name(part) for part, _ in _alternatives(get_args(kind)[0]))}, ...]"
+        return f"tuple[{' | '.join(_name(part) for part, _ in members_of(get_args(kind)[0]))}, ...]"
     return "None" if kind is NoneType else getattr(kind, "__name__", str(kind))

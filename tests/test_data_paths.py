@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from llm_fed import configfile, datapath, tasks
 from llm_fed.config import ServerConfig, TaskConfig
 from llm_fed.errors import UserError
-from llm_fed.export.card import model_card
+from llm_fed.export.card import Model, model_card
 from llm_fed.runs.folder import Run
 
 
@@ -119,7 +119,7 @@ def test_a_run_begun_with_a_bare_hub_id_continues_with_hf(tmp_path, monkeypatch)
 )
 def test_a_card_names_the_hub_data_set(path, dataset):
     card = model_card(
-        base="a/b", client="c", method="local", paper="-", metrics={"rouge1": 1.0},
+        Model("a/b"), client="c", method="local", paper="-", metrics={"rouge1": 1.0},
         config=yaml.safe_dump({"task": {"name": "files", "path": path}}),
     )  # fmt: skip
     header = yaml.safe_load(card.split("---\n")[1])

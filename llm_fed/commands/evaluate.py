@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +106,23 @@ def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, 
     return found
 
 
+@dataclass(frozen=True)
+class Data:
+    """Whose examples a base or an adapter is given where no run says so, and how."""
+
+    task: str | None = None
+    path: Path | None = None  # a file of examples, or the task's folder
+    template: str | None = None  # of prompts; None: the one that the adapters' folders say
+    dtype: str = "float32"  # of the base
+
+
 def evaluate_adapter(
     base_name: str,
-    adapter: Path | None = None,
+    adapter: Path | None,
+    data: Data,
     *,
-    task: str | None = None,
-    data: Path | None = None,
     split: str = "test",
     metric: str | None = None,
-    template: str | None = None,
-    dtype: str = "float32",
     limit: int | None = None,
     settings: Sequence[str] = (),
     reporter: Reporter | None = None,
@@ -123,26 +130,25 @@ def evaluate_adapter(
     """One PEFT adapter, or a language model without any, on every client of a task, or on the examples of one file.
 
     Args:
-        template: of prompts (default: the one that the adapter's folder says; alpaca-short, with a note, if it says
-            none).
+        data: without a template here or in the adapter's folder, alpaca-short is used, with a note.
         settings: `key=value` words laid over the configuration that the other arguments make, see `lay_over`.
 
     Raises:
         UserError: the adapter is not one of this base, or there is nothing to score.
     """
     require("--split", split, SPLITS)
-    words = [*([f"task.template={template}"] if template else []), *settings]
+    words = [*([f"task.template={data.template}"] if data.template else []), *settings]
     keys = keys_of(words, "--base")
     config = from_dict(
         {
-            "base": {"name": base_name, "dtype": dtype},
-            "task": {"name": task or "files", "path": str(data) if data else None},
+            "base": {"name": base_name, "dtype": data.dtype},
+            "task": {"name": data.task or "files", "path": str(data.path) if data.path else None},
             "method": {"name": "local"},
             "eval": {"metric": metric, "limit": limit},
         }
     )
     config = lay_over(config, words, "--base")
-    named = task is not None or "task.name" in keys
+    named = data.task is not None or "task.name" in keys
     if not (named or config.task.path):
         raise UserError("--base needs --task NAME or --data FILE, whose examples are to be answered")
     if adapter and not named:

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from llm_fed import tasks
-from llm_fed.commands.evaluate import examples_of, lay_over
+from llm_fed import methods, tasks
+from llm_fed.commands.evaluate import Data, examples_of, lay_over
 from llm_fed.config import AdapterConfig, ColumnsConfig, Config, TaskConfig
 from llm_fed.configfile import as_dict, from_dict, keys_of
 from llm_fed.errors import UserError, lookup, require
@@ -23,7 +23,6 @@ from llm_fed.experiment.run import merge
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.prompt import Prompt, as_said, prompt_of, read_prompt
-from llm_fed.methods import METHODS
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import FACTORS, Lora, factor_of
@@ -34,7 +33,7 @@ from llm_fed.runtime.launch import choose_device
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData, hold_out
 
-NAMES = {"potara": "potara", "fisher": "fisher-merging", "mean": "mean", "grid": "grid"}  # of commands and methods
+OPTIONS = ("--fed", "--local")  # the options for what a method needs, in its order
 
 # Two adapters of one initialisation have A's that lie close, two of independent ones are sqrt(2) = 1.41 apart (the
 # distance relative to their own length). At 1.0 they share half of their direction.
@@ -96,22 +95,12 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Data:
-    """Whose examples the weights are estimated from, where no run says so."""
+class Parents:
+    """The two adapters that are merged, each DIR or DIR@ROUND."""
 
-    task: str | None = None
-    path: Path | None = None  # a file of examples, or the task's folder
-    template: str | None = None  # None: the one that the folders say
-    dtype: str = "float32"  # of the base
-
-    def load(self, columns: ColumnsConfig) -> TaskData | None:
-        """The one client of a file of examples, or one without any; None where a task is named."""
-        if self.task:
-            return None
-        if self.path is None:
-            return TaskData("files", "rouge1", {"merged": ClientData("merged", (), ())})
-        train, validation = hold_out(examples_of(self.path, columns).test, 0.1, 0, self.path.stem)
-        return TaskData("files", "rouge1", {self.path.stem: ClientData(self.path.stem, train, validation)})
+    fed: str
+    local: str
+    base: str | None = None  # instead of the base that they name
 
 
 @dataclass(frozen=True)
@@ -129,42 +118,41 @@ def settings(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: an unknown name, or an option of another method.
     """
-    found = {"name": lookup("merge", name, NAMES)}
-    known = [field.name for field in fields(METHODS[found["name"]])]
+    kinds = {alias: methods.METHODS[target] for alias, target in methods.ALIASES.items()} | methods.METHODS
+    merging = {name: kind for name, kind in kinds.items() if len(kind.needs) == len(OPTIONS)}
+    known = [field.name for field in fields(lookup("merge", name, merging))]
     for option in options:
         if option not in known:
             raise UserError(f"--{option.replace('_', '-')} does not belong to {name}")
-    return {**found, **options}
+    return {"name": methods.ALIASES.get(name, name), **options}
 
 
 def merge_adapters(
     settings: Mapping[str, Any],
-    fed: str,
-    local: str,
+    parents: Parents,
     out: Path,
     *,
     data: Data | None = None,
     client: str | None = None,
-    base: str | None = None,
     words: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> list[Merged]:
-    """Merge the adapters of `fed` and `local` (DIR or DIR@ROUND), for one client or all, into PEFT folders
-    `out/<client>`.
+    """Merge two adapters, for one client or all, into PEFT folders `out/<client>`.
 
     Args:
         settings: of a method that needs a federated and a local adapter, with its name.
-        data: for two PEFT folders; a run brings its clients' examples.
+        data: for two PEFT folders, from whose examples the weights come; a run brings its clients' examples.
         client: only this one.
-        base: instead of the base that the adapters name.
         words: `key=value` words laid over the configuration, of the run or of this merge, see `evaluate.lay_over`.
 
     Raises:
         UserError: the adapters do not belong together, or there is no data to weigh them by.
     """
     reporter = reporter or Reporter()
-    sources = {"--fed": Source.parse("--fed", fed), "--local": Source.parse("--local", local)}
-    name = _base_name(sources, base)
+    sources = {
+        option: Source.parse(option, text) for option, text in zip(OPTIONS, (parents.fed, parents.local), strict=True)
+    }
+    name = _base_name(sources, parents.base)
     runs = [source.config for source in reversed(sources.values()) if source.config]
     data = data or Data()
     words = [*([f"task.template={data.template}"] if data.template else []), *words]
@@ -182,10 +170,10 @@ def merge_adapters(
     if not runs and not data.task:
         for source in sources.values():
             peft_folders.check_text(source.folder)
-    weighed_by_hand = any(field.name == "weight" for field in fields(METHODS[settings["name"]]))
-    if not runs and not weighed_by_hand and not (data.task or data.path):
+    if not runs and not methods.build(config.method).data_free and not (data.task or data.path):
         raise UserError("the weights come from examples: give --data FILE, or --task NAME with --client")
-    task = data.load(config.task.columns) if not (runs or data.task) else tasks.load(config.task, config.seed)
+    of_task = runs or data.task
+    task = tasks.load(config.task, config.seed) if of_task else _one_client(data.path, config.task.columns)
     loaded = load(replace(config, base=replace(config.base, name=name)), task, choose_device(config.device))
     said = _said(sources, loaded, keys, reporter) if isinstance(loaded, Base) else None
     if isinstance(loaded, Base):
@@ -200,8 +188,9 @@ def merge_adapters(
     distances = {id: round(distance(*(states[id] for states in given.values())), 4) for id in experiment.clients}
     if (apart := max(distances.values())) > UNRELATED:
         reporter.note(
-            f"warning: the A's of {fed} and {local} are {apart:.2f} apart (0: equal, 1.41: unrelated), so they hardly "
-            "share an initialisation; a mixture of such adapters is often worse than either: train both with one seed"
+            f"warning: the A's of {parents.fed} and {parents.local} are {apart:.2f} apart (0: equal, 1.41: unrelated), "
+            "so they hardly share an initialisation; a mixture of such adapters is often worse than either: train both "
+            "with one seed"
         )
     merge(experiment, given, config.rounds + 1, config.local.lr)
     origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
@@ -209,6 +198,14 @@ def merge_adapters(
     merged = _write(experiment, out, {id: origin | {"distance": distances[id]} for id in experiment.clients}, prompt)
     draw_curves({item.client: item.recipe for item in merged}, experiment.metric, out / "curves.png")
     return merged
+
+
+def _one_client(path: Path | None, columns: ColumnsConfig) -> TaskData:
+    """The one client of a file of examples, or one without any."""
+    if path is None:
+        return TaskData("files", "rouge1", {"merged": ClientData("merged", (), ())})
+    train, validation = hold_out(examples_of(path, columns).test, 0.1, 0, path.stem)
+    return TaskData("files", "rouge1", {path.stem: ClientData(path.stem, train, validation)})
 
 
 def distance(fed: State, local: State) -> float:
@@ -317,11 +314,12 @@ def _write(
     merged = []
     for id, site in experiment.clients.items():
         recipe = {**origins[id], **method.recipe(site)}
+        described = models.described(
+            experiment.base.name, site.structure, experiment.base, site.data.num_labels, prompt
+        )
         card = model_card(
-            base=experiment.base.name, client=id, method=config.method["name"], paper=method.paper, metrics={},
-            config=text, recipe=recipe, prompt=prompt, dtype=str(experiment.base.dtype).removeprefix("torch."),
-            kind=models.kind(site.structure, experiment.base), labels=site.data.num_labels,
-            models=models.models(site.structure, experiment.base),
+            described, client=id, method=config.method["name"], paper=method.paper, metrics={}, config=text,
+            recipe=recipe,
         )  # fmt: skip
         models.write(out / id, states[id], site.structure, experiment.base, card, prompt)
         merged.append(Merged(id, out / id, recipe))

@@ -26,7 +26,6 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.models.structure import Structure, structure_of
 from llm_fed.rng import generator
-from llm_fed.runs import extend
 from llm_fed.runs.tracking import Reporter, check_trackers
 from llm_fed.runtime.accelerate import Shared, Spread
 from llm_fed.runtime.launch import Ranks, choose_device
@@ -75,10 +74,6 @@ class Experiment:
             return state
 
         return evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=self.config.eval.limit)
-
-    def lr(self, round: int) -> float:
-        """Of a round, see `extend.lr`."""
-        return extend.lr(self.config, round)
 
     def shared(self) -> Shared:
         """What all ranks of a launch build alike."""

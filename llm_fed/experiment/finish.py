@@ -111,13 +111,10 @@ def export_client(
     own = bool(site.memory) or type(method).personalize is not Method.personalize
     prompt = prompt_of(experiment.base, config)
     card = model_card(
-        client=site.id, base=config.base.name, method=config.method["name"], paper=experiment.method.paper,
-        metrics={} if score is None else {experiment.metric: score},
-        config=config_text, recipe=experiment.method.recipe(site),
-        kind=models.kind(site.structure, experiment.base), labels=site.data.num_labels,
-        models=models.models(site.structure, experiment.base),
+        models.described(config.base.name, site.structure, experiment.base, site.data.num_labels, prompt),
+        client=site.id, method=config.method["name"], paper=method.paper,
+        metrics={} if score is None else {experiment.metric: score}, config=config_text, recipe=method.recipe(site),
         privacy=privacy.statement(config.privacy, spent, own) if spent else "",
-        prompt=prompt, dtype=str(experiment.base.dtype).removeprefix("torch."),
     )  # fmt: skip
     models.write(folder, state, site.structure, experiment.base, card, prompt)
 

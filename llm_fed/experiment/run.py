@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from llm_fed.experiment.finish import deliver, finish_and_deliver
 from llm_fed.experiment.needed import needed_config, states_of_run
 from llm_fed.export import models
 from llm_fed.federation.clients import LocalClients
-from llm_fed.federation.loop import federate
-from llm_fed.federation.schedule import most_asked
+from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.messages.wire import Message
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
@@ -100,13 +98,11 @@ def train(
         if experiment.method.needs:
             return _merge(experiment, run, needed or {}, reporter)
         with reporter.tracking(config, folder, announce.ahead(experiment)):
-            progress = federate(
-                experiment.method, LocalClients(experiment.clients, experiment.schedule, experiment.runtime),
-                experiment.server, experiment.runtime, run, experiment.evaluate,
-                rounds=config.rounds, lr=experiment.lr, scored=experiment.scored, on_resume=reporter.resumed,
-                most_asked=partial(most_asked, experiment.schedule),
-                score_base=experiment.score_base if config.eval.base else None,
-            )  # fmt: skip
+            clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
+            federation = Federation(experiment.method, clients, experiment.server, experiment.runtime)
+            base_scores = experiment.score_base if config.eval.base else None
+            scoring = Scoring(experiment.scored, experiment.evaluate, base_scores)
+            progress = federate(federation, run, scoring, on_resume=reporter.resumed)
             return finish_and_deliver(experiment, run, progress, reporter)
 
 

@@ -97,47 +97,47 @@ KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class Model:
+    """What a card says of the model itself."""
+
+    base: str  # the base's name; only one from the Hub is in the front matter
+    kind: str = "adapter"  # a name in KINDS
+    labels: int = 0  # of an image model, how many it tells apart
+    parts: Sequence[str] = ()  # names of those it consists of, where the base alone does not say it
+    prompt: Prompt | None = None  # of a language model, how it is put, and where an answer ends, if that is known
+    dtype: str = "float32"  # of the base in the example
+
+
 def model_card(
+    model: Model,
     *,
-    base: str,
     client: str,
     method: str,
     paper: str,
     metrics: Mapping[str, float],
     config: str,
     recipe: Mapping[str, Any] | None = None,
-    kind: str = "adapter",
-    labels: int = 0,
-    models: Sequence[str] = (),
     privacy: str = "",
-    prompt: Prompt | None = None,
-    dtype: str = "float32",
 ) -> str:
     """The text of an adapter's README.md, with the front matter that the Hub reads, without a licence field.
 
     A card is made to be handed on, so a local file or folder stands in it by its last name alone.
 
     Args:
-        base: the base's name; only one from the Hub is in the front matter.
         paper: how to cite the method.
         metrics: scores by name, 0-100.
         config: the run's resolved configuration, YAML.
         recipe: what a merge found out (`Method.recipe`).
-        kind: a name in KINDS.
-        labels: of an image model, how many it tells apart.
-        models: names of those it consists of, where the base alone does not say it.
         privacy: a paragraph on what is guaranteed, if anything is.
-        prompt: of a language model, how it is put, and where an answer ends, as far as that is known.
-        dtype: of the base in the example.
     """
-    shown = KINDS[kind]
+    shown = KINDS[model.kind]
     settings = public(yaml.safe_load(config))
-    task, shown_as = settings["task"], " and ".join(f"`{public(name)}`" for name in models or (base,))
+    task, shown_as = settings["task"], " and ".join(f"`{public(name)}`" for name in model.parts or (model.base,))
     hub = datapath.hub_id("task.path", task["path"] or "")
     dataset = hub or task["name"]
-    loads = f"path/to/{public(base)}" if is_local(base) else base
     data = ModelCardData(
-        base_model=base if shown.on_hub and not is_local(base) else None,
+        base_model=model.base if shown.on_hub and not is_local(model.base) else None,
         library_name=shown.library,
         pipeline_tag=shown.task,
         tags=["llm_fed", *(["lora"] if shown.library == "peft" else []), "federated-learning"],
@@ -162,7 +162,7 @@ def model_card(
 trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}.
 
 ```python
-{_example(shown, loads, labels, settings.get("base", {}), prompt, dtype)}
+{_example(model, settings.get("base", {}))}
 ```
 
 ## Scores of this client
@@ -178,14 +178,18 @@ trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}.
 """
 
 
-def _example(
-    shown: Kind, base: str, labels: int, settings: Mapping[str, Any], prompt: Prompt | None, dtype: str
-) -> str:
-    """A few lines of Python that use the model, with stock transformers and PEFT where these know it."""
+def _example(model: Model, settings: Mapping[str, Any]) -> str:
+    """A few lines of Python that use the model, with stock transformers and PEFT where these know it.
+
+    Args:
+        settings: the configuration's of the base.
+    """
+    shown, prompt, dtype = KINDS[model.kind], model.prompt, model.dtype
+    base = f"path/to/{public(model.base)}" if is_local(model.base) else model.base
     if shown.loads == _LOAD and prompt is None:  # a merge of adapters that do not say how they were trained
         return _LOAD_EXPERTS.format(base=base, dtype=dtype)
     if prompt is None or shown.loads != _LOAD:
-        return shown.loads.format(base=base, labels=labels, dtype=dtype)
+        return shown.loads.format(base=base, labels=model.labels, dtype=dtype)
     chat = prompt.template.date is not None
     kind, revision = settings.get("quantization"), settings.get("revision")
     text = _LOAD.format(

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save
 
 from llm_fed.errors import UserError, require
 from llm_fed.export import peft_folders
+from llm_fed.export.card import Model
 from llm_fed.export.prompt import FILE, Prompt
 from llm_fed.files import write_folder
 from llm_fed.models.images import ImageBase
@@ -62,10 +63,16 @@ def kind(structure: Structure, base: Base | ImageBase) -> str:
     return image + ("adapter" if structure.plain else "experts")
 
 
-def models(structure: Structure, base: Base | ImageBase) -> tuple[str, ...]:
-    """The models, by name, that a personal model consists of."""
+def described(name: str, structure: Structure, base: Base | ImageBase, labels: int, prompt: Prompt | None) -> Model:
+    """What a personal model's card says of it.
+
+    Args:
+        name: of the base, as the card calls it.
+        labels: how many an image model tells apart.
+    """
     parts = structure.parts if isinstance(structure, Full) else (("", ""),)
-    return tuple(dict.fromkeys(architecture or base.name for _, architecture in parts))
+    names = tuple(dict.fromkeys(architecture or base.name for _, architecture in parts))
+    return Model(name, kind(structure, base), labels, names, prompt, str(base.dtype).removeprefix("torch."))
 
 
 def write(

@@ -12,7 +12,7 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.federation import uploads
 from llm_fed.federation.privacy import protected
 from llm_fed.federation.progress import InFlight, Progress
-from llm_fed.federation.schedule import Ask, Schedule
+from llm_fed.federation.schedule import Ask, Schedule, most_asked
 from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.method import Method
 from llm_fed.requests import Runtime
@@ -27,6 +27,10 @@ class Clients(Protocol):
     @property
     def sites(self) -> Mapping[str, Site]:
         """Those whose memories lie in this process, hence in its checkpoints."""
+        ...
+
+    def most_asked(self, rounds: int) -> int:
+        """In how many of the first so many rounds a client was asked, at most."""
         ...
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
@@ -46,6 +50,9 @@ class LocalClients:
 
     def __init__(self, sites: Mapping[str, Site], schedule: Schedule, runtime: Runtime):
         self.sites, self._schedule, self._runtime = sites, schedule, runtime
+
+    def most_asked(self, rounds: int) -> int:
+        return most_asked(self._schedule, rounds)
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
         asks = self._schedule.asks(progress.round)

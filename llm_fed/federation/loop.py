@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from llm_fed.errors import ClientError, RunError
@@ -14,93 +15,97 @@ from llm_fed.federation.uploads import arrivals
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.requests import Runtime
+from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, rounded
 from llm_fed.runs.tracking import Watch
 from llm_fed.site import Site
 
-Evaluate = Callable[[Mapping[str, Message], str], Summary | None]  # (what each client is sent, split) -> scores
+
+@dataclass(frozen=True)
+class Federation:
+    """Who takes part, and what they compute."""
+
+    method: Method
+    clients: Clients
+    server: Site
+    runtime: Runtime  # executes what the server awaits
+    # Of the server's noise; None: the run's seed. Clients on other machines must not know it.
+    noise_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a federation is scored while it trains."""
+
+    who: Iterable[str]  # is sent what is scored
+    evaluate: Callable[[Mapping[str, Message], str], Summary | None]  # (what each is sent, split) -> scores
+    base: Callable[[str], Summary | None] | None = None  # the scores of a split without any adapter, as round 0
 
 
 def federate(
-    method: Method,
-    clients: Clients,
-    server: Site,
-    runtime: Runtime,
+    federation: Federation,
     run: Run,
-    evaluate: Evaluate,
+    scoring: Scoring | None = None,
     *,
-    rounds: int,
-    lr: Callable[[int], float],
-    scored: Iterable[str] | None = None,
     on_resume: Callable[[int], None] = lambda round: None,
-    most_asked: Callable[[int], int] = lambda round: round,
-    noise_seed: int | None = None,
-    score_base: Callable[[str], Summary | None] | None = None,
 ) -> Progress:
-    """Run, or continue, a federation to its last round.
+    """Run, or continue, a federation to the last round of `run.config`.
 
     Args:
-        runtime: executes what the server awaits.
-        evaluate: the scores of `eval.during`'s split, called every `config.eval.every` rounds and after the last.
-        lr: the learning rate of a round (1, 2, ...).
-        scored: who is scored; default: the clients.
+        scoring: of `eval.during`'s split, every `eval.every` rounds and after the last; None: nothing is scored.
         on_resume: called with the round that a continued run begins with.
-        most_asked: in how many of the first so many rounds a client was asked, at most.
-        noise_seed: of the server's noise (default: the run's seed); clients must not know it.
-        score_base: the scores of a split without any adapter, which are logged as those of round 0.
 
     Returns:
         The progress after the last round; `restore` goes back to the best one.
     """
+    method, clients, server, config = federation.method, federation.clients, federation.server, run.config
     progress = resume(run, method, clients.sites, server)
     if progress.round:
-        on_resume(min(progress.round + 1, rounds))
-    elif score_base:
-        log_base(run, run.config.eval.during, score_base)
+        on_resume(min(progress.round + 1, config.rounds))
+    elif scoring and scoring.base:
+        log_base(run, config.eval.during, scoring.base)
 
     def due(round: int) -> bool:
-        every = run.config.eval.every
-        return bool(every) and round % every == 0
+        return bool(config.eval.every) and round % config.eval.every == 0
 
     def score() -> bool:
-        return _score(method, clients.sites if scored is None else scored, run, progress, evaluate)
+        return scoring is not None and _score(method, run, progress, scoring)
 
     # What ends with a round that `eval.every` leaves out scores it all the same, but after its checkpoint: continued
     # with more rounds, it then goes on as if it had had them from the start.
-    ends = progress.round > 0 and (due(progress.round) or progress.round == rounds)
+    ends = progress.round > 0 and (due(progress.round) or progress.round == config.rounds)
     if ends and not any(line["round"] == progress.round for line in scores(run)):
         score()
-    privacy = run.config.privacy
-    if privacy.clip is not None:
+    private = config.privacy.clip is not None
+    if private:
         expected = method.upload_like(method.broadcast(progress.state, server.clients[0]))
         check_upload(expected)
-    for round in range(progress.round + 1, rounds + 1):
-        watch = Watch(round)
+    for round in range(progress.round + 1, config.rounds + 1):
+        watch, lr = Watch(round), extend.lr(config, round)
         progress.round = round
-        record = clients.exchange(method, progress, lr(round), run, watch)
+        record = clients.exchange(method, progress, lr, run, watch)
         uploads = arrivals(run, progress, record)
-        if central(privacy):
-            seed = run.config.seed if noise_seed is None else noise_seed
-            uploads = [released(uploads, expected, run.config, len(server.clients), seed, round)]
+        if central(config.privacy):
+            seed = config.seed if federation.noise_seed is None else federation.noise_seed
+            uploads = [released(uploads, expected, config, len(server.clients), seed, round)]
         with watch("server"):
-            progress.state = _single(
-                runtime, server, round, lr(round), method.server_update(server, progress.state, uploads)
-            )
-        work = runtime.take_work()
-        if privacy.clip is not None:
-            run.log({"kind": "privacy", "round": round, **spent(run.config, round, most_asked)})
-        run.log({"kind": "round", "round": round, "lr": lr(round), **record, "padding": rounded(work.padding)})
+            step = method.server_update(server, progress.state, uploads)
+            progress.state = _single(federation.runtime, server, round, lr, step)
+        work = federation.runtime.take_work()
+        if private:
+            run.log({"kind": "privacy", "round": round, **spent(config, round, clients.most_asked)})
+        run.log({"kind": "round", "round": round, "lr": lr, **record, "padding": rounded(work.padding)})
         if report := method.report(progress.state):
             run.log({"kind": "server", "round": round, **report})
         improved = False
         if due(round):
             with watch("evaluate"):
                 improved = score()
-        settings = run.config.checkpoint
-        if improved or round == rounds or round % settings.every == 0 or round in settings.keep_rounds:
+        kept, last = config.checkpoint, round == config.rounds
+        if improved or last or round % kept.every == 0 or round in kept.keep_rounds:
             with watch("checkpoint"):
                 save(run, progress, clients.sites, server)
-        if round == rounds and not due(round):
+        if last and not due(round):
             with watch("evaluate"):
                 score()
         run.log_timing({"round": round, **watch.record()})
@@ -119,13 +124,13 @@ def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) 
     return line
 
 
-def _score(method: Method, scored: Iterable[str], run: Run, progress: Progress, evaluate: Evaluate) -> bool:
+def _score(method: Method, run: Run, progress: Progress, scoring: Scoring) -> bool:
     """Log the scores; whether they are the best so far of those among which the best is sought."""
-    settings = run.config.eval
-    summary = evaluate(messages_for(method, progress.state, scored, run.config.transport.down), settings.during)
+    split = run.config.eval.during
+    summary = scoring.evaluate(messages_for(method, progress.state, scoring.who, run.config.transport.down), split)
     if summary is None:
         return False
-    line = {"kind": "score", "round": progress.round, "split": settings.during, **summary.as_json()}
+    line = {"kind": "score", "round": progress.round, "split": split, **summary.as_json()}
     run.log(line)
     return progress.consider(line, run.config)
 

@@ -128,7 +128,7 @@ def spent(config: Config, round: int, most_asked: Callable[[int], int]) -> dict[
     """What metrics.jsonl says of the privacy after a round; an infinite epsilon is None there.
 
     Args:
-        most_asked: see `federate`; of the clients, the one that was asked most has the largest epsilon.
+        most_asked: see `Clients`; of the clients, the one that was asked most has the largest epsilon.
     """
     at_server = central(config.privacy)
     value = epsilon(config.privacy, config.participation, round if at_server else most_asked(round))

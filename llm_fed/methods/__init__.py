@@ -81,7 +81,7 @@ METHODS: dict[str, type[Method]] = {
     "grid": Grid,
 }
 
-ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora"}
+ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora", "fisher": "fisher-merging"}
 NAMES = (*METHODS, *ALIASES)  # built in
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import MISSING, fields
-from typing import Any, get_args
+from typing import Any
 
 from llm_fed.errors import UserError
 from llm_fed.method import Method
@@ -46,8 +46,9 @@ def check(where: str, found: Any) -> None:
         )
     for name, hint in fields_of(found).items():
         if not takes_plain(hint):
+            kind = hint.__name__ if type(hint) is type else hint  # a list[int] has the name of a list
             raise UserError(
-                f"{where}: its setting {name} is of the type {hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint}; settings can be "
+                f"{where}: its setting {name} is of the type {kind}; settings can be "
                 f"{PLAIN}, or several of these with | between"
             )
 

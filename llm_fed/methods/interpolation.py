@@ -21,6 +21,7 @@ class Mean(Method):
     paper: ClassVar[str] = "Weighted mean of a federated and a local adapter (Wortsman et al. 2022)"
     needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
     adapters_only: ClassVar[bool] = True
+    data_free: ClassVar[bool] = True
 
     fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
     local_round: PositiveInt | None = None  # likewise

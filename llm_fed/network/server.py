@@ -18,7 +18,7 @@ from llm_fed.experiment.needed import needed_config
 from llm_fed.experiment.run import same_environment
 from llm_fed.export import models
 from llm_fed.federation.clients import messages_for
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.messages.wire import Message, WireError
 from llm_fed.models.images import ImageBase
@@ -89,14 +89,11 @@ def train(
         name = name or folder.name
         if built.method.needs:
             return _merge(built, run, clients, link, reporter, name)
-        at_server = bool(built.scored)
+        federation = Federation(built.method, clients, built.server, built.runtime, noise_seed=secret)
+        here = Scoring(built.scored, built.evaluate)  # where the server holds the test examples
+        scoring = here if built.scored else Scoring(clients.names, clients.evaluate)
         with reporter.tracking(config, folder, announce.ahead(built)):
-            progress = federate(
-                built.method, clients, built.server, built.runtime, run,
-                built.evaluate if at_server else clients.evaluate,
-                rounds=config.rounds, lr=built.lr, scored=built.scored if at_server else clients.names,
-                on_resume=reporter.resumed, most_asked=clients.most_asked, noise_seed=secret,
-            )  # fmt: skip
+            progress = federate(federation, run, scoring, on_resume=reporter.resumed)
             progress = selected_round(built, run, progress, reporter)
             clients.take(progress)
             sent = {

@@ -25,7 +25,7 @@ from llm_fed.engine.language import LanguageEngine
 from llm_fed.errors import UserError
 from llm_fed.experiment.build import check_kinds
 from llm_fed.federation.clients import LocalClients
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Schedule, Synchronous
 from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
@@ -224,10 +224,10 @@ def go(
     runtime = LocalRuntime(setup.engine(model), per_pass)
     server = site("server", [example for client in range(len(SIZES)) for example in setup.examples(client, 2)])
     server.clients, server.cohort = tuple(sorted(order)), len(order)
-    with Run(folder, from_dict({"seed": seed, "rounds": rounds, "eval": {"every": 0}}), listen=listen) as run:
+    local = {"lr": setup.local.lr, "lr_end": setup.local.lr}
+    config = from_dict({"seed": seed, "rounds": rounds, "eval": {"every": 0}, "local": local})
+    with Run(folder, config, listen=listen) as run:
         run.begin()
-        progress = federate(
-            method, LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime), server, runtime, run,
-            lambda messages, split: None, rounds=rounds, lr=lambda round: setup.local.lr,
-        )  # fmt: skip
+        asked = LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime)
+        progress = federate(Federation(method, asked, server, runtime), run)
     return Outcome(dict(settings), setup, method, server, clients, runtime, progress.state, folder)

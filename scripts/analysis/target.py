@@ -33,6 +33,7 @@ from llm_fed.eval.plots import INK, PAGE, PALETTE, name_rows, plain_axes, save
 from llm_fed.experiment import build
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
+from llm_fed.runs import extend
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import comparable, read_config, read_records
 from llm_fed.runs.tracking import Reporter
@@ -87,7 +88,7 @@ def flops_of_a_round(run: Path, clients: Collection[str]) -> dict[str, int]:
     found = {}
     for id in clients:
         site = built.clients[id]
-        site.begin(progress.round, built.lr(progress.round))
+        site.begin(progress.round, extend.lr(built.config, progress.round))
         with FlopCounterMode(display=False) as counter:
             (outcome,) = built.runtime.run({id: built.method.client_update(site, messages[id])}).values()
         if isinstance(outcome, Exception):

@@ -26,6 +26,7 @@ from llm_fed.experiment import build
 from llm_fed.federation.schedule import Synchronous
 from llm_fed.merge import mean
 from llm_fed.rng import generator
+from llm_fed.runs import extend
 from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State
 
@@ -33,7 +34,7 @@ from llm_fed.state import State
 def trained(built: build.Experiment, model: State, names: Sequence[str], round: int) -> dict[str, State]:
     """The update of each of these clients."""
     for name in names:
-        built.clients[name].begin(round, built.lr(round))
+        built.clients[name].begin(round, extend.lr(built.config, round))
     outcomes = built.runtime.run({name: built.clients[name].fit(model) for name in names})
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):

@@ -28,7 +28,7 @@ from llm_fed.config import BaseConfig, Dtype, LocalConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.experiment.placement import placed
 from llm_fed.federation.clients import LocalClients
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Synchronous
 from llm_fed.methods.fedit import FedIT
 from llm_fed.models.images import ImageBase, load_images
@@ -101,7 +101,8 @@ def fedavg(given: argparse.Namespace, jobs: list[Fit]) -> Callable[[], object]:
     local = LocalConfig(steps=None, epochs=given.epochs, batch_size=32, lr=1e-3, optimizer="adam")
     base = load_images(BaseConfig(name=given.model, dtype="float32"), LABELS, given.device)
     runtime = LocalRuntime(VisionEngine(base), len(jobs))
-    config = configfile.from_dict({"rounds": given.rounds, "adapter": None})
+    rate = {"lr": local.lr, "lr_end": local.lr}
+    config = configfile.from_dict({"rounds": given.rounds, "adapter": None, "local": rate})
 
     def site(id: str, train: Sequence[Picture]) -> Site:
         return Site(id, Full(), local, 0, partial(base.draw, Full()), Data(train, num_labels=len(LABELS)))
@@ -110,10 +111,8 @@ def fedavg(given: argparse.Namespace, jobs: list[Fit]) -> Callable[[], object]:
         clients = {job.site: site(job.site, pictures_of(job, given.images)) for job in jobs}
         with TemporaryDirectory() as folder, Run(Path(folder) / "run", config) as run:
             run.begin()
-            federate(
-                FedIT(), LocalClients(clients, Synchronous(tuple(clients), seed=0), runtime), site("server", ()),
-                runtime, run, lambda messages, split: None, rounds=given.rounds, lr=lambda round: local.lr,
-            )  # fmt: skip
+            local_clients = LocalClients(clients, Synchronous(tuple(clients), seed=0), runtime)
+            federate(Federation(FedIT(), local_clients, site("server", ()), runtime), run)
 
     return run
 

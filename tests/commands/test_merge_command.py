@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from llm_fed import configfile
+from llm_fed import configfile, methods
 from llm_fed.commands import merge
+from llm_fed.errors import UserError
 from llm_fed.eval.merges import tabulate
 from llm_fed.experiment import run as experiment
 from llm_fed.merge.mean import mix_factors
+from llm_fed.methods.interpolation import Mean
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import read_records
 from llm_fed.state import State
@@ -106,6 +109,28 @@ def test_the_other_methods(runs, llm_fed, tmp_path, method):
         for name, value in found.items()
     )  # fmt: skip
     assert between
+
+
+@dataclass(frozen=True)
+class Halves(Mean):
+    """A method of two parents that merge.py has never heard of, with a setting of its own."""
+
+    needs = ("fedmerge", "local")
+    skew: float = 0.0
+
+
+def test_every_method_of_two_parents_is_offered(monkeypatch):
+    monkeypatch.setitem(methods.METHODS, "halves", Halves)
+    assert merge.settings("halves", {"skew": 0.5}) == {"name": "halves", "skew": 0.5}
+    assert merge.settings("fisher", {"samples": 3}) == {"name": "fisher-merging", "samples": 3}
+    with pytest.raises(UserError, match="^--samples does not belong to halves$"):
+        merge.settings("halves", {"samples": 3})
+    with pytest.raises(UserError, match="^merge='fedit' is unknown.*known: fisher, potara, .*, halves$"):
+        merge.settings("fedit", {})
+
+
+def test_only_what_looks_at_no_example_is_data_free():
+    assert [name for name in methods.METHODS if methods.build({"name": name}).data_free] == ["mean"]
 
 
 def test_a_run_at_a_round(runs, llm_fed, tmp_path):

@@ -20,8 +20,8 @@ from transformers import AutoModelForImageClassification
 
 from llm_fed import load_client
 from llm_fed.commands import compare
-from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run
-from llm_fed.commands.merge import Data, merge_adapters
+from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
+from llm_fed.commands.merge import Parents, merge_adapters
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.experiment import build, finish
@@ -224,7 +224,7 @@ POTARA = {"name": "potara", "samples": 4, "grid": True}
 
 
 def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path):
-    merged = merge_adapters(POTARA, str(parents / "fedit"), str(parents / "local"), tmp_path)
+    merged = merge_adapters(POTARA, Parents(str(parents / "fedit"), str(parents / "local")), tmp_path)
     logged = {x["client"]: x for x in read_records(parents / "potara/metrics.jsonl") if x["kind"] == "merge"}
     assert [item.client for item in merged] == ["client0", "client1", "client2"]
     for item in merged:
@@ -239,7 +239,7 @@ def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path
 
 def test_two_folders_are_merged_with_a_task_of_images(files, parents, tmp_path):
     fed, local = (str(parents / name / "adapters/client0") for name in ("fedit", "local"))
-    (found,) = merge_adapters(POTARA, fed, local, tmp_path, data=Data("images", files / "own.npz"))
+    (found,) = merge_adapters(POTARA, Parents(fed, local), tmp_path, data=Data("images", files / "own.npz"))
     assert (found.client, found.recipe["samples"]) == ("all", 4) and 0 < found.recipe["lambda_fed"] < 1
     one, other, own = (
         load_file(Path(folder) / "adapter_model.safetensors") for folder in (fed, local, tmp_path / "all")
@@ -254,7 +254,7 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
 
     def refused(match: str, *sources: str, data: Data | None = None) -> None:
         with pytest.raises(UserError, match=match):
-            merge_adapters(POTARA, *sources, tmp_path / "out", data=data)
+            merge_adapters(POTARA, Parents(*sources), tmp_path / "out", data=data)
         assert not (tmp_path / "out").exists()
 
     whole = tmp_path / "whole"
@@ -275,11 +275,11 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
 def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):
     """On all test pictures, of which each client of the run had a third."""
     folder = parents / "fedit/adapters/client0"
-    found = evaluate_adapter(str(files / "vit"), folder, task="images", data=files / "own.npz")
+    found = evaluate_adapter(str(files / "vit"), folder, Data("images", files / "own.npz"))
     shares = json.loads((parents / "fedit/summary.json").read_text())["scores"]["clients"]
     assert found.metric == "accuracy" and found.clients == {"all": pytest.approx(sum(shares.values()) / 3)}
     with pytest.raises(UserError, match="as those of image models have: give --task"):
-        evaluate_adapter(str(files / "vit"), folder, data=files / "own.npz")
+        evaluate_adapter(str(files / "vit"), folder, Data(path=files / "own.npz"))
 
 
 def test_a_head_of_another_module_is_refused(tmp_path):

@@ -15,7 +15,7 @@ from llm_fed.eval.scores import Summary, summarize
 from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
 from llm_fed.federation.clients import LocalClients
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.progress import Best, restore, resume, save
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs import tracking
@@ -70,10 +70,8 @@ def go(tmp_path, rounds: int, settings: dict[str, Any], scored: Callable[[int], 
 
     with Run(tmp_path / "run", toy.config(rounds=rounds, eval=settings, checkpoint={"keep": 1})) as run:
         run.begin()
-        progress = federate(
-            FedIT(), LocalClients(clients, toy.everyone(clients), runtime), server, runtime, run, evaluate,
-            rounds=rounds, lr=lambda round: 0.1,
-        )  # fmt: skip
+        federation = Federation(FedIT(), LocalClients(clients, toy.everyone(clients), runtime), server, runtime)
+        progress = federate(federation, run, Scoring(clients, evaluate))
         checkpoints = run.checkpoints.rounds()
     lines = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "score"]
     return asked, lines, checkpoints, progress

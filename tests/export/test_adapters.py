@@ -230,7 +230,10 @@ def with_nan(folder):
         (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "no configuration of a LoRA"),
         (lambda folder: edited(folder, r="three"), "no configuration of a LoRA"),
         (lambda folder: edited(folder, r=0), "no configuration of a LoRA.*rank is 0"),
-        (lambda folder: edited(folder, target_modules=None), "target_modules is empty"),
+        (
+            lambda folder: edited(folder, target_modules=None),
+            r"target_modules is \(\); it must be at least one module name",
+        ),
         (lambda folder: edited(folder, peft_type="IA3"), "type IA3; only LORA"),
     ],
 )

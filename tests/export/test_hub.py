@@ -19,7 +19,7 @@ from huggingface_hub import constants, snapshot_download
 from transformers import AutoModelForCausalLM
 
 from llm_fed.errors import UserError
-from llm_fed.export.card import model_card
+from llm_fed.export.card import Model, model_card
 from llm_fed.export.hub import repository_names
 from llm_fed.export.prompt import Prompt
 from llm_fed.tasks.common import Template
@@ -257,13 +257,12 @@ def test_model_card(base, on_hub):
         "adapter": {"target_modules": ["q_proj", r".*layers\.1\..*"]},
     }
     card = model_card(
-        base=base,
+        Model(base, prompt=Prompt(Template("plain", "{prompt}\n"), (2,), 64)),
         client="site: 7",
         method="fedit",
         paper="FedIT, ICASSP 2024",
         metrics={"rouge1": 41.237},
         config=yaml.safe_dump(settings, sort_keys=False),
-        prompt=Prompt(Template("plain", "{prompt}\n"), (2,), 64),
     )
     header, text = card.removeprefix("---\n").split("\n---\n", 1)
     dataset = {"name": "files, client site: 7", "type": "files", "split": "test"}
@@ -287,7 +286,7 @@ def test_model_card(base, on_hub):
 def test_the_card_of_experts_says_how_to_load_them():
     settings = "task: {name: flan, path: null}"
     card = model_card(
-        base="a/b", client="c", method="fedem", paper="-", metrics={}, config=settings, kind="experts",
+        Model("a/b", "experts"), client="c", method="fedem", paper="-", metrics={}, config=settings,
         recipe={"fed": "/runs/fed"},
     )  # fmt: skip
     assert "load_client(\"path/to/this/folder\", 'a/b', dtype='float32')" in card and "PeftModel" not in card
@@ -297,6 +296,6 @@ def test_the_card_of_experts_says_how_to_load_them():
 
 def test_a_card_without_scores_has_no_results():
     card = model_card(
-        base="a/b", client="c", method="local", paper="-", metrics={}, config="task: {name: flan, path: null}"
+        Model("a/b"), client="c", method="local", paper="-", metrics={}, config="task: {name: flan, path: null}"
     )
     assert yaml.safe_load(card.split("---\n")[1]).keys() == {"base_model", "library_name", "pipeline_tag", "tags"}

@@ -44,8 +44,8 @@ def images() -> Tensor:
 def handed_out(base: ImageBase, structure: Structure, state: State, folder: Any) -> str:
     """The card of the exported model."""
     text = model_card(
-        base=base.name, client="ada", method="m", paper="P", metrics={}, config="task: {name: images, path: null}",
-        kind=models.kind(structure, base), labels=CLASSES, models=models.models(structure, base),
+        models.described(base.name, structure, base, CLASSES, None), client="ada", method="m", paper="P", metrics={},
+        config="task: {name: images, path: null}",
     )  # fmt: skip
     models.write(folder, state, structure, base, text)
     return text

@@ -18,13 +18,13 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 
 from llm_fed import load_client
-from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run, reopen
+from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run, reopen
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
-from llm_fed.export.card import model_card
+from llm_fed.export.card import Model, model_card
 from llm_fed.export.prompt import FILE, Prompt, read_prompt
 from llm_fed.models.loading import _quantization
 from llm_fed.runs.folder import read_config
@@ -107,8 +107,8 @@ def test_a_quantised_base_is_quantised_in_the_snippet_as_in_the_run(quantization
     base = {"quantization": quantization, "revision": "v2"}
     config = yaml.safe_dump({"base": base, "task": {"name": "x", "path": None}})
     card = model_card(
-        base="a/b", client="c", method="m", paper="-", metrics={}, config=config, dtype="bfloat16",
-        prompt=Prompt(Template("plain", "{prompt}\n"), (2,), 8),
+        Model("a/b", prompt=Prompt(Template("plain", "{prompt}\n"), (2,), 8), dtype="bfloat16"),
+        client="c", method="m", paper="-", metrics={}, config=config,
     )  # fmt: skip
     code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
     compile(code, "card", "exec")
@@ -181,9 +181,9 @@ def test_a_folder_that_does_not_say_is_warned_of(runs, small, base, tmp_path, ca
         assumed = client.generate(prompts(small), max_new_tokens=5)
     assert assumed == load_client(runs["alpaca-short"] / "adapters/ada", str(base)).generate(prompts(small))
     client.generate(["w4"], template="alpaca-short")  # nothing to warn of
-    evaluate_adapter(str(base), folder, data=data)
+    evaluate_adapter(str(base), folder, Data(path=data))
     assert "does not say how its prompts are put, so the template alpaca-short is used" in capsys.readouterr().err
-    evaluate_adapter(str(base), folder, data=data, template="plain")
+    evaluate_adapter(str(base), folder, Data(path=data, template="plain"))
     assert "does not say" not in capsys.readouterr().err
 
 
@@ -191,11 +191,11 @@ def test_a_folder_that_does_not_say_is_warned_of(runs, small, base, tmp_path, ca
 def test_eval_of_a_folder_scores_as_the_run(runs, small, base, name, capsys):
     given = evaluate_run(runs[name]).clients["ada"]
     data, folder = small.data / "ada/test.jsonl", runs[name] / "adapters/ada"
-    seen: list[float] = [evaluate_adapter(str(base), folder, data=data, metric="rouge1").mean]
+    seen: list[float] = [evaluate_adapter(str(base), folder, Data(path=data), metric="rouge1").mean]
     assert seen == [given] and "does not say" not in capsys.readouterr().err
     other = "plain" if name == "chat" else "chat"
-    explicit = evaluate_adapter(str(base), folder, data=data, metric="rouge1", template=other)
-    word = evaluate_adapter(str(base), folder, data=data, metric="rouge1", settings=[f"task.template={other}"])
+    explicit = evaluate_adapter(str(base), folder, Data(path=data, template=other), metric="rouge1")
+    word = evaluate_adapter(str(base), folder, Data(path=data), metric="rouge1", settings=[f"task.template={other}"])
     assert explicit == word
 
 

@@ -292,8 +292,8 @@ def test_two_processes_on_one_folder(tmp_path):
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
     go(tmp_path)
     with (
-        pytest.raises(UserError, match=r"local.lr: 5e-05 -> 0.1.*--fresh"),
-        Run(tmp_path, toy.config(rounds=4, local={"lr": 0.1})),
+        pytest.raises(UserError, match=r"local.lr: 0.1 -> 0.2.*--fresh"),
+        Run(tmp_path, toy.config(rounds=4, local={"lr": 0.2, "lr_end": 0.1})),
     ):
         pass
     with Run(tmp_path, toy.config(rounds=4, checkpoint={"keep": 5})):

@@ -12,7 +12,7 @@ from llm_fed import configfile
 from llm_fed.errors import UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.federation import clients
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.uploads import flaws, skeleton
 from llm_fed.messages.lowrank import truncated
 from llm_fed.messages.wire import WireError, pack, unpack
@@ -150,10 +150,8 @@ def go(folder, encoding: str | None, stop_after: int | None = None, rounds: int 
 
     with Run(folder, config, False, listen) as run:
         run.begin()
-        progress = federate(
-            FedIT(), clients.LocalClients(sites, toy.everyone(sites), runtime), server, runtime, run,
-            lambda messages, split: None, rounds=rounds, lr=lambda round: 0.1,
-        )  # fmt: skip
+        here = clients.LocalClients(sites, toy.everyone(sites), runtime)
+        progress = federate(Federation(FedIT(), here, server, runtime), run)
     return progress.state
 
 

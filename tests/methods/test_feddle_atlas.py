@@ -13,7 +13,7 @@ from server_steps import serve
 from llm_fed.config import LocalConfig
 from llm_fed.errors import UserError
 from llm_fed.federation.clients import LocalClients
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Delayed
 from llm_fed.merge.atlas import normalized
 from llm_fed.method import Upload
@@ -59,10 +59,7 @@ def federation(method: Any, folder: Any, rounds: int) -> State:
     schedule, runtime = Delayed(tuple(clients), 0.6, 1, sigma=2.0, drop_out=0.1), toy.ToyRuntime(targets)
     with Run(folder, toy.config(rounds=rounds)) as run:
         run.begin()
-        progress = federate(
-            method, LocalClients(clients, schedule, runtime), server, runtime, run, lambda messages, split: None,
-            rounds=rounds, lr=lambda round: 0.1,
-        )  # fmt: skip
+        progress = federate(Federation(method, LocalClients(clients, schedule, runtime), server, runtime), run)
     return progress.state["model"]
 
 

@@ -11,7 +11,7 @@ import toy
 
 from llm_fed.errors import UserError
 from llm_fed.federation.clients import LocalClients
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, federate
 from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Upload
 from llm_fed.methods.fedit import FedIT
@@ -209,10 +209,8 @@ def run(folder, method, names, rounds=3, sizes=None, participation=1.0):
     runtime = toy.ToyRuntime(TARGETS)
     with Run(folder, toy.config(rounds=rounds)) as run:
         run.begin()
-        return federate(
-            method, LocalClients(clients, toy.Synchronous(tuple(clients), participation), runtime), toy.server(),
-            runtime, run, lambda messages, split: None, rounds=rounds, lr=lambda round: 0.1,
-        )  # fmt: skip
+        schedule = toy.Synchronous(tuple(clients), participation)
+        return federate(Federation(method, LocalClients(clients, schedule, runtime), toy.server(), runtime), run)
 
 
 @pytest.mark.parametrize("soup_init", ["independent", "scaled", "shared"])

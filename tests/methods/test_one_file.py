@@ -5,13 +5,21 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
-from llm_fed import methods
+from llm_fed import method, methods
 from llm_fed.method import Method
 
 MODULES = [importlib.import_module(f"llm_fed.methods.{found.name}") for found in pkgutil.iter_modules(methods.__path__)]
 OF_METHODS = {kind.__module__ for kind in methods.METHODS.values()}
+
+
+def test_what_a_method_has_is_said_at_its_beginning():
+    """The steps in the order of a run, then the declarations that are functions, then the reports."""
+    functions = [name for name, thing in vars(Method).items() if callable(thing) and not name.startswith("_")]
+    said = re.findall(r"`(\w+)`", method.__doc__.split("State goes in")[0])
+    assert said == functions
 
 
 def test_a_method_has_no_base_but_method():

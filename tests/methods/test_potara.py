@@ -236,12 +236,12 @@ def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage
     real = {"write": peft_folders.write, "federate": run.federate}
     calls: list[str] = []
 
-    def federate(method, *rest: Any, **options: Any) -> Any:
-        name = "local" if type(method) is METHODS["local"] else "fedit"
+    def federate(federation, *rest: Any, **options: Any) -> Any:
+        name = "local" if type(federation.method) is METHODS["local"] else "fedit"
         calls.append(name)
         if name == stage:
             raise Killed
-        return real["federate"](method, *rest, **options)
+        return real["federate"](federation, *rest, **options)
 
     def write(folder: Path, *rest: Any) -> None:
         if stage == "deliver" and folder.parent.parent.name == "out" and folder.name == "bob":

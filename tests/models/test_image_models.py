@@ -21,7 +21,7 @@ from llm_fed.config import AdapterConfig, BaseConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
 from llm_fed.export import models, peft_folders
-from llm_fed.export.card import KINDS, model_card
+from llm_fed.export.card import KINDS, Model, model_card
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import HALF, ImageBase, head_of, load_images
 from llm_fed.models.lora import Lora
@@ -66,8 +66,8 @@ def inputs(base: ImageBase) -> torch.Tensor:
 
 def card(kind: str, base: ImageBase) -> str:
     config = "task: {name: images, path: null}\n"
-    return model_card(base=base.name, client="ada", method="fedavg", paper="-", metrics={"accuracy": 50.0},
-                      config=config, kind=kind, labels=len(base.labels))  # fmt: skip
+    return model_card(Model(base.name, kind, len(base.labels)), client="ada", method="fedavg", paper="-",
+                      metrics={"accuracy": 50.0}, config=config)  # fmt: skip
 
 
 # Loading

@@ -18,7 +18,7 @@ from llm_fed.eval.scores import summarize
 from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
 from llm_fed.federation.clients import LocalClients
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.schedule import Delayed
 from llm_fed.messages.wire import pack
 from llm_fed.methods.fedbuff import FedBuff
@@ -115,10 +115,8 @@ def toy_run(folder: Path, rounds: int, method: Any, **settings: Any) -> Any:
 
     with Run(folder, toy.config(rounds=rounds, **settings)) as run:
         run.begin()
-        return federate(
-            method, LocalClients(clients, schedule, runtime), server, runtime, run, evaluate,
-            rounds=rounds, lr=lambda round: 0.1,
-        )  # fmt: skip
+        federation = Federation(method, LocalClients(clients, schedule, runtime), server, runtime)
+        return federate(federation, run, Scoring(clients, evaluate))
 
 
 @pytest.mark.parametrize("case", TOYS)
@@ -181,15 +179,16 @@ def test_an_unfinished_run_is_extended_or_cut_short(small, tmp_path, monkeypatch
 def _breaks_off(after: int) -> Any:
     federate = experiment.federate
 
-    def broken(*args: Any, **options: Any) -> Any:
-        rate = options["lr"]
+    def broken(federation: Federation, *rest: Any, **options: Any) -> Any:
+        exchange = federation.clients.exchange
 
-        def lr(round: int) -> float:
-            if round > after:
+        def until(method: Any, progress: Any, *given: Any) -> Any:
+            if progress.round > after:
                 raise KeyboardInterrupt
-            return rate(round)
+            return exchange(method, progress, *given)
 
-        return federate(*args, **{**options, "lr": lr})
+        federation.clients.exchange = until
+        return federate(federation, *rest, **options)
 
     return broken
 

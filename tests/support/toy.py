@@ -78,4 +78,4 @@ def everyone(names: Any) -> Synchronous:
 
 
 def config(**settings: Any) -> Any:
-    return from_dict({"eval": {"every": 0}, **settings})
+    return from_dict({"eval": {"every": 0}, "local": {"lr": 0.1, "lr_end": 0.1}, **settings})

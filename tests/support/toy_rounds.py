@@ -5,7 +5,7 @@ from __future__ import annotations
 import toy
 
 from llm_fed.federation.clients import LocalClients
-from llm_fed.federation.loop import federate
+from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs.folder import Run
 
@@ -38,8 +38,9 @@ def go(
 
     with Run(folder, config or toy.config(rounds=rounds), fresh, listen) as run:
         run.begin()
-        progress = federate(
-            method, LocalClients(clients, schedule or toy.everyone(clients), runtime), server, runtime, run,
-            evaluate or (lambda messages, split: None), rounds=rounds, lr=lambda round: 0.1, on_resume=resumed.append,
-        )  # fmt: skip
+        federation = Federation(
+            method, LocalClients(clients, schedule or toy.everyone(clients), runtime), server, runtime
+        )
+        scoring = Scoring(clients, evaluate) if evaluate else None
+        progress = federate(federation, run, scoring, on_resume=resumed.append)
     return progress, clients, runtime, resumed, lines
