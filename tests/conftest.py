@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import small_run
+import without
 
 from llm_fed import cli, configfile
 from llm_fed.experiment import run
 from llm_fed.network import clients
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        without.disks(patch)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_reports() -> Iterator[None]:
+    """A module whose tests look at pictures of reports has a fixture of this name that does nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        without.pictures(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,11 @@ def read(run):
     return Page(write_report(run).read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_reports():
+    """Here pictures are drawn."""
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     run = write_run(tmp_path_factory.mktemp("runs") / "my run")
