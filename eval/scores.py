@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -136,7 +137,12 @@ def _module(metric: str) -> str:
 
 
 def _load(module: str) -> Any:
-    """A fresh instance each time (2 ms): one whose `compute` failed would keep what it was given."""
+    """A fresh instance each time: one whose `compute` failed would keep what it was given."""
+    return _class(module)(keep_in_memory=True)
+
+
+@cache
+def _class(module: str) -> Any:
     import evaluate  # here, because the import takes seconds and most commands score nothing
 
-    return evaluate.load(str(Path(__file__).parent / "metrics" / module), keep_in_memory=True)
+    return type(evaluate.load(str(Path(__file__).parent / "metrics" / module), keep_in_memory=True))

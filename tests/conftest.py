@@ -1,4 +1,8 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several test files share.
+
+What takes seconds to import is imported where it is used: the process that hands tests to the workers reads this file
+before it starts them, and needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,38 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
-import small_run
 
-from llm_fed import cli, configfile
-from llm_fed.experiment import run
-from llm_fed.network import clients
+if TYPE_CHECKING:
+    from small_run import Small
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disks() -> Iterator[None]:
+    import without
+
+    with pytest.MonkeyPatch.context() as patch:
+        without.disks(patch)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_reports() -> Iterator[None]:
+    """A module whose tests look at pictures of reports has a fixture of this name that does nothing."""
+    import without
+
+    with pytest.MonkeyPatch.context() as patch:
+        without.pictures(patch)
+        yield
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory) -> small_run.Small:
+def small(tmp_path_factory) -> Small:
     """A tiny base and a small federation as files, written once."""
+    import small_run
+
     return small_run.make(tmp_path_factory.mktemp("small"))
 
 
@@ -46,6 +70,7 @@ class Said:
 @pytest.fixture
 def llm_fed(capfd) -> Callable[..., Said]:
     """The command line in this process: `llm_fed("run", config, "--fresh")`."""
+    from llm_fed import cli
 
     def call(*words: object) -> Said:
         capfd.readouterr()
@@ -59,6 +84,9 @@ def llm_fed(capfd) -> Callable[..., Said]:
 @pytest.fixture(scope="session")
 def finished(small, tmp_path_factory) -> Path:
     """The folder of a finished run of fedmerge; it must not be changed."""
+    from llm_fed import configfile
+    from llm_fed.experiment import run
+
     folder = tmp_path_factory.mktemp("finished")
     config = small.config(folder / "small.yaml", method={"name": "fedmerge", "num_models": 2}, local={"steps": 8})
     run.train(configfile.load(config), folder / "run")
@@ -95,4 +123,6 @@ def analysis(monkeypatch) -> Callable[..., ModuleType]:
 @pytest.fixture
 def quick(monkeypatch) -> None:
     """A server that looks for its clients' answers all the time."""
+    from llm_fed.network import clients
+
     monkeypatch.setattr(clients, "_PAUSE", 0.01)

@@ -13,6 +13,7 @@ import statistics
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class Node:
         self, place: Place, config: str, order: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         orders = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate, "finish": self._finish}
-        settings = from_dict(yaml.safe_load(config))
+        settings = _settings(config)
         if settings.base.dtype == "auto" and "dtype" in order:  # the server says what this means in its run
             settings = replace(settings, base=replace(settings.base, dtype=order["dtype"]))
         if "need" in order:
@@ -212,6 +213,12 @@ class _Work:
     place: Place
     config: Config
     order: Mapping[str, Any]
+
+
+@lru_cache(maxsize=16)
+def _settings(text: str) -> Config:
+    """A federation's configuration; its orders all bring the same text, which takes longer to read than some work."""
+    return from_dict(yaml.safe_load(text))
 
 
 def _alone(built: Experiment, site: Site, work: Any) -> Any:

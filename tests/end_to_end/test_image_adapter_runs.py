@@ -80,12 +80,21 @@ def configured(files: Path, name: str, **changes: Any) -> dict[str, Any]:
     )
 
 
+@pytest.fixture(scope="module")
+def parents(files, tmp_path_factory) -> Path:
+    """A folder with a run of FedIT, one of local training, and one of POTARA that starts from both."""
+    folder = tmp_path_factory.mktemp("parents")
+    for name in ("fedit", "local", "potara"):
+        needed = {need: folder / need for need in ("fedit", "local")}
+        experiment.train(from_dict(configured(files, name)), folder / name, needed=needed)
+    return folder
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_of_adapters_runs_on_a_vision_transformer(files, tmp_path, monkeypatch, name):
+def test_every_method_of_adapters_runs_on_a_vision_transformer(files, parents, tmp_path, name):
     """It learns, or merges what has learned; what is exported, read back, scores the same."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)  # pictures take most of the time
     run, config = tmp_path / "run", from_dict(configured(files, name))
-    summary = experiment.train(config, run)
+    summary = experiment.train(config, run, needed={need: parents / need for need in ("fedit", "local")})
     assert evaluate_run(run).clients == summary["scores"]["clients"]
     merged = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "merge"]
     losses = [line["loss"] for line in read_records(run / "metrics.jsonl") if line["kind"] == "round"]
@@ -208,16 +217,6 @@ def test_experts_are_loaded_for_use(files, tmp_path, monkeypatch):
     assert float(score) == pytest.approx(summary["scores"]["clients"]["client0"])
     with pytest.raises(UserError, match="give it pictures"):
         personal.generate(["a prompt"])
-
-
-@pytest.fixture(scope="module")
-def parents(files, tmp_path_factory) -> Path:
-    """A folder with a run of FedIT, one of local training, and one of POTARA that starts from both."""
-    folder = tmp_path_factory.mktemp("parents")
-    for name in ("fedit", "local", "potara"):
-        needed = {need: folder / need for need in ("fedit", "local")}
-        experiment.train(from_dict(configured(files, name)), folder / name, needed=needed)
-    return folder
 
 
 POTARA = {"name": "potara", "samples": 4, "grid": True}

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import matplotlib as mpl
 import pytest
+import without
 
 from llm_fed.errors import UserError
 from llm_fed.eval import plots
@@ -94,6 +95,16 @@ def read(run):
     return Page(write_report(run).read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_reports():
+    """Here pictures are drawn, but for tests that take `undrawn`."""
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    without.pictures(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     run = write_run(tmp_path_factory.mktemp("runs") / "my run")
@@ -149,12 +160,12 @@ def test_the_validation_loss_is_a_line_among_the_training_losses(full, monkeypat
     assert given["split"] == "validation" and given["scored"] == ([10, 15, 20], [1.375] * 3)
 
 
-def test_a_client_without_a_finite_loss_has_a_dash(tmp_path):
+def test_a_client_without_a_finite_loss_has_a_dash(tmp_path, undrawn):
     page = read(write_run(tmp_path / "run", rounds=7, final=False))
     assert "rouge1 validation loss training loss" in page.text and "cola 36.5 –" in page.text
 
 
-def test_scores_of_earlier_versions_have_no_loss(tmp_path, monkeypatch):
+def test_scores_of_earlier_versions_have_no_loss(tmp_path, monkeypatch, undrawn):
     run = write_run(tmp_path / "run")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
@@ -167,7 +178,7 @@ def test_scores_of_earlier_versions_have_no_loss(tmp_path, monkeypatch):
     assert drawn(run, "plot_losses", monkeypatch)["scored"] is None
 
 
-def test_drop_outs_are_no_failures(tmp_path):
+def test_drop_outs_are_no_failures(tmp_path, undrawn):
     """They have a column, and a place in the sentence, only where there are some."""
     run = write_run(tmp_path / "run", rounds=3)
     assert "dropped out" not in read(run).text
@@ -206,21 +217,21 @@ def test_the_report_is_the_only_thing_written_and_always_the_same(full):
     assert write_report(run).read_bytes() == first
 
 
-def test_unfinished_run_with_a_cut_line(tmp_path):
+def test_unfinished_run_with_a_cut_line(tmp_path, undrawn):
     page = read(write_run(tmp_path / "run", rounds=7, final=False, tail='{"kind": "client", "client": "\udcc3'))
     assert "Not finished: 7 of 20 rounds, no final score yet." in page.text
     assert "The last line of metrics.jsonl is incomplete" in page.text
     assert "rouge1 (0–100) on the validation split, models of round 5: not the final score." in page.text
 
 
-def test_run_before_its_first_score(tmp_path):
+def test_run_before_its_first_score(tmp_path, undrawn):
     page = read(write_run(tmp_path / "run", rounds=2, final=False))
     assert "Not finished: 2 of 20 rounds" in page.text
     assert "Score by round" not in page.text and "Training loss by round" in page.text
     assert "snli – 1.558" in page.text
 
 
-def test_all_rounds_but_no_test_score(tmp_path):
+def test_all_rounds_but_no_test_score(tmp_path, undrawn):
     page = read(write_run(tmp_path / "run", final=False))
     assert "All 20 rounds are done, but there is no test score." in page.text
 
@@ -232,7 +243,7 @@ def test_run_that_has_only_its_configuration(tmp_path):
     assert "img" not in page.tags
 
 
-def test_run_without_timing_and_merging_weights(tmp_path):
+def test_run_without_timing_and_merging_weights(tmp_path, undrawn):
     run = write_run(tmp_path / "run")
     (run / "timing.jsonl").unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)

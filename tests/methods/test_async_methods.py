@@ -253,8 +253,8 @@ def test_every_method_runs_under_delay_and_continues_bit_identically(tmp_path: P
     assert max(line["staleness"] for line in clients) >= 2
     for stop in (2, 4):
         with pytest.raises(KeyboardInterrupt):
-            go(name, tmp_path / str(stop), stop_after=stop, **schedule)
-        equal_runs(go(name, tmp_path / str(stop), **schedule), whole)
+            go(name, tmp_path / "killed twice", stop_after=stop, **schedule)
+    equal_runs(go(name, tmp_path / "killed twice", **schedule), whole)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def adapters(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
     """Scores, losses and bytes to the digit, personal models to 1e-5; the server's folder holds no personal model."""
-    settings = tree(small, method={"name": method})
+    settings = tree(small, rounds=2, method={"name": method})
     here = experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
     _, there = federate(tmp_path / "there", small, settings)
     assert there["round"] == here["round"] and there["scores"].keys() == here["scores"].keys()
@@ -111,26 +111,31 @@ def _no_loss(reply: Reply) -> Reply:
     return Reply({**reply.content, "loss": float("inf")}, reply.answer)
 
 
-SPOILT = {
-    "huge": (_huge, "bytes, and at most"),
-    "cut": (_cut, "not a message"),
-    "garbage": (lambda reply: Reply(reply.content, b"garbage"), "not a message"),
-    "other shape": (_other_shape, "has no"),
-    "NaN": (_nan, "NaN or infinite"),
-    "no examples": (_no_examples, "number of examples is -5"),
-    "no loss": (_no_loss, "loss is inf"),
-}
+SPOILT = [  # by round
+    (_huge, "bytes, and at most"),
+    (_cut, "not a message"),
+    (lambda reply: Reply(reply.content, b"garbage"), "not a message"),
+    (_other_shape, "has no"),
+    (_nan, "NaN or infinite"),
+    (_no_examples, "number of examples is -5"),
+    (_no_loss, "loss is inf"),
+]
 
 
-@pytest.mark.parametrize("kind", SPOILT)
-def test_a_spoilt_answer_is_refused_and_the_run_goes_on(small, tmp_path, kind):
-    spoil, words = SPOILT[kind]
-    bad = only("bob", "train", spoil)
-    federate(tmp_path, small, tree(small), spoil=bad)
+def test_spoilt_answers_are_refused_and_the_run_goes_on(small, tmp_path):
+    """Bob's are, in each round in another way."""
+
+    def spoil(order, reply):
+        bobs = order["kind"] == "train" and order["client"] == "bob"
+        return SPOILT[order["round"] - 1][0](reply) if bobs else reply
+
+    federate(tmp_path, small, tree(small, rounds=len(SPOILT), eval={"every": 0}), spoil=spoil)
     refused = [line for line in lines(tmp_path, "event") if line["event"] == "refused upload"]
-    assert [line["client"] for line in refused] == ["bob"] * 3 and words in refused[0]["reason"]
+    assert [(line["round"], line["client"]) for line in refused] == [(n, "bob") for n in range(1, len(SPOILT) + 1)]
+    for line, (_, words) in zip(refused, SPOILT, strict=True):
+        assert words in line["reason"]
     rounds = lines(tmp_path, "round")
-    assert [(line["arrived"], line["refused"]) for line in rounds] == [(2, 1)] * 3
+    assert [(line["arrived"], line["refused"]) for line in rounds] == [(2, 1)] * len(SPOILT)
 
 
 def test_an_old_answer_sent_again_is_refused(small, tmp_path):
@@ -147,12 +152,23 @@ def test_an_old_answer_sent_again_is_refused(small, tmp_path):
     assert [line["round"] for line in refused] == [2, 3] and "another order" in refused[0]["reason"]
 
 
-@pytest.mark.parametrize("method", ["fedit", "fedalt", "fedmerge"])
+@pytest.fixture(scope="module", params=["fedit", "fedalt", "fedmerge"])
+def undisturbed(request, small, tmp_path_factory):
+    """The configuration of a run, its folder and its summary."""
+    settings, folder = (
+        tree(small, method={"name": request.param}, checkpoint={"every": 2}),
+        tmp_path_factory.mktemp("a"),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clients, "_PAUSE", 0.01)
+        _, whole = federate(folder, small, settings)
+    return settings, folder, whole
+
+
 @pytest.mark.parametrize("dies", ["before the answers", "after the checkpoint"])
-def test_a_server_that_is_killed_continues_and_ends_the_same(small, tmp_path, method, dies):
+def test_a_server_that_is_killed_continues_and_ends_the_same(small, undisturbed, tmp_path, dies):
     """Also where clients have already done, and remembered, what the server then asks again."""
-    settings = tree(small, method={"name": method}, checkpoint={"every": 2})
-    _, whole = federate(tmp_path / "whole", small, settings)
+    settings, folder, whole = undisturbed
 
     class Killed(BaseException):
         pass
@@ -163,14 +179,14 @@ def test_a_server_that_is_killed_continues_and_ends_the_same(small, tmp_path, me
             raise Killed
         return reply
 
-    link = NetworkInProcess(tmp_path / "cut", small, settings, die)
+    link = NetworkInProcess(tmp_path, small, settings, die)
     with pytest.raises(Killed):
-        server.train(link.config, tmp_path / "cut/run", link)
-    link, again = federate(tmp_path / "cut", small, settings)
+        server.train(link.config, tmp_path / "run", link)
+    link, again = federate(tmp_path, small, settings)
     assert again == whole
-    assert (tmp_path / "cut/run/metrics.jsonl").read_bytes() == (tmp_path / "whole/run/metrics.jsonl").read_bytes()
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (folder / "run/metrics.jsonl").read_bytes()
     for client in CLIENTS:
-        mine, theirs = (adapters(tmp_path / f"{run}/home-{client}/adapters") for run in ("whole", "cut"))
+        mine, theirs = (adapters(run / f"home-{client}/adapters") for run in (folder, tmp_path))
         assert mine.keys() == theirs.keys()
         assert all(mine[file][name].equal(theirs[file][name]) for file in mine for name in mine[file])
 
@@ -299,10 +315,10 @@ def test_privacy_over_a_network(small, tmp_path, where):
     """The accountant's line, no number of examples, no loss; noise and sampling from seeds that are not the run's."""
     pytest.importorskip("dp_accounting")
     privacy = {"clip": 0.5, "noise": 1.0, "where": where}
-    settings = tree(small, participation=0.7 if where == "server" else 1.0, privacy=privacy, rounds=4)
+    settings = tree(small, participation=0.7 if where == "server" else 1.0, privacy=privacy, rounds=3)
     link, _ = federate(tmp_path, small, settings)
     found = lines(tmp_path, "privacy")
-    assert [line["round"] for line in found] == [1, 2, 3, 4] and found[0]["epsilon"] < found[-1]["epsilon"]
+    assert [line["round"] for line in found] == [1, 2, 3] and found[0]["epsilon"] < found[-1]["epsilon"]
     card = (tmp_path / "home-ada/adapters/run/ada/README.md").read_text()
     assert "(epsilon, delta)-differential privacy: epsilon = " in card
     assert json.loads((tmp_path / "run/summary.json").read_text())["privacy"]["epsilon"] == found[-1]["epsilon"]

@@ -10,6 +10,7 @@ import pytest
 
 from llm_fed import configfile, methods
 from llm_fed.commands import compare, comparison
+from llm_fed.config import Config
 from llm_fed.errors import lookup
 from llm_fed.eval.scores import METRICS
 from llm_fed.experiment.needed import check_rounds
@@ -29,8 +30,8 @@ OPEN = {  # what a file leaves to the command line
 ROWS = [(name, label, words) for name in FILES for label, words in compare.load_rows(FOLDER / name).items()]
 
 
-def check(name: str, words: list[str]) -> None:
-    """What `prepare` checks before it reads any data or model."""
+def checked(name: str, words: list[str]) -> Config:
+    """The configuration, after what `prepare` checks before it reads any data or model."""
     config = configfile.load(FOLDER / name, [*words, *OPEN.get(name, [])])
     method, partition = methods.build(config.method), config.task.partition
     check_rounds(method, config)
@@ -40,17 +41,17 @@ def check(name: str, words: list[str]) -> None:
     assert (config.eval.metric or task.metric) in METRICS
     if config.task.server.name is not None:
         assert lookup("task.server.name", config.task.server.name, TASKS).images == task.images
+    return config
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_run_file_loads(name):
-    check(name, [])
+    checked(name, [])
 
 
 @pytest.mark.parametrize("name, label, words", ROWS, ids=[f"{name}: {label}" for name, label, _ in ROWS])
 def test_a_row_resolves_to_what_its_label_says(name, label, words):
-    check(name, words)
-    config = configfile.load(FOLDER / name, [*words, *OPEN.get(name, [])])
+    config = checked(name, words)
     kind, _, number = label.partition(" ")
     method = "mean" if re.match(r"(local|fedit)\(", kind) else kind.partition("(")[0]  # a mean of one is its parent
     assert config.method["name"] == method
@@ -123,9 +124,9 @@ WORDS = [  # what the files' first comments say of other settings and stand-ins
 
 @pytest.mark.parametrize("name, words", WORDS)
 def test_the_words_in_a_file_s_comment_resolve(name, words):
-    check(name, words)
+    checked(name, words)
     for row in compare.load_rows(FOLDER / name).values():
-        check(name, [*row, *words])
+        checked(name, [*row, *words])
 
 
 def test_the_parts_of_feddle_are_added_one_by_one():

@@ -40,6 +40,11 @@ RUNS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_reports():
+    """Here pictures of reports are drawn, as one test looks at them."""
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """By method the folder of a finished run of three clients in two clusters, made when it is first asked for."""

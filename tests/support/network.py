@@ -37,6 +37,7 @@ class NetworkInProcess:
 
     def __init__(self, folder: Path, small: Small, tree: dict[str, Any], spoil: Spoil = lambda order, reply: reply):
         self.config = from_dict(tree | {"task": {**tree["task"], "path": None}})
+        self._text = yaml.safe_dump(as_dict(self.config))
         self.places, self.orders, self._spoil = {}, [], spoil
         self._replies: dict[str, Reply] = {}
         self.sent = 0
@@ -65,8 +66,7 @@ class NetworkInProcess:
         self.sent += 1
         id, order = str(self.sent), json.loads(json.dumps(order))
         self.orders.append(order)
-        text = yaml.safe_dump(as_dict(self.config))
-        reply, answer = self.workers[node].answer(self.places[node], text, order, content)
+        reply, answer = self.workers[node].answer(self.places[node], self._text, order, content)
         came = self._spoil({**order, "id": id}, Reply(json.loads(json.dumps(reply)), answer))
         if came is not None:
             self._replies[id] = came

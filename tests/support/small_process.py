@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import without
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["llm_fed.cli", "llm_fed.experiment.run", "peft", "evaluate", "rouge_score.rouge_scorer", "matplotlib.figure"]
-)
+    [
+        "llm_fed.cli", "llm_fed.experiment.run", "peft", "evaluate", "rouge_score.rouge_scorer", "matplotlib.figure",
+        "pytest",
+    ]
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ def llm_fed(words: list[str], log: Path, kill: Kill | None = None, largest_file:
     """`llm-fed WORDS`; its exit code, negative for a signal. What it prints on either stream goes to `log`.
 
     Args:
-        largest_file: in bytes; the system refuses to write more into one file, as it would on a full disk.
+        largest_file: in bytes; the system refuses to write more into one file, as it would on a full disk. Pictures of
+            the report are drawn only here.
     """
     process = CONTEXT.Process(target=_run, args=(words, str(log), kill, largest_file))
     process.start()
@@ -68,6 +74,10 @@ def _run(words: list[str], log: str, kill: Any, largest_file: int | None) -> Non
     torch.set_num_threads(1)
     from llm_fed import cli
 
+    patch = pytest.MonkeyPatch()
+    without.disks(patch)
+    if not largest_file:
+        without.pictures(patch)
     if kill:
         kill.arm()
     if largest_file:
