@@ -433,9 +433,9 @@ def flower(
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List the methods with their papers and settings."""
-    from llm_fed.methods import describe
+    from llm_fed.commands.methods import rows
 
-    _print_list(describe(), as_json)
+    _print_list(rows(), as_json)
 
 
 @app.command()

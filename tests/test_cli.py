@@ -18,6 +18,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from llm_fed import cli, methods, tasks
+from llm_fed.commands import methods as listed
 from llm_fed.runs.folder import read_records
 
 REPOSITORY = Path(__file__).parents[1]
@@ -247,10 +248,20 @@ def test_the_installed_command_and_the_module():
         assert all(name in done.stdout for name in FLAGS)
 
 
-def test_help_loads_no_large_library():
+@pytest.mark.parametrize("words", [["--help"], ["methods"], ["methods", "--json"]])
+def test_help_and_the_list_of_methods_load_no_large_library(words):
     """It would take seconds."""
-    code = "import sys, llm_fed.cli; print({'torch', 'transformers', 'datasets', 'peft'} & sys.modules.keys())"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+    code = f"""import atexit, sys
+atexit.register(lambda: print({{'torch', 'transformers', 'datasets', 'peft'}} & sys.modules.keys()))
+from llm_fed.cli import main
+sys.argv[1:] = {words}
+main()"""
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said.endswith("set()\n") and "fedmerge" in said or words == ["--help"]
+
+
+def test_the_list_of_methods_is_that_of_the_classes():
+    assert listed.LIST.read_text() == listed.text(), "run: python -m llm_fed.commands.methods"
 
 
 @pytest.mark.slow

@@ -255,7 +255,7 @@ def test_fields_of_sections_are_checked_with_their_whole_keys():
 
 
 def test_the_list_of_methods_says_the_ranges(llm_fed):
-    (fedit,) = (entry for entry in methods.describe() if entry["name"] == "fedit")
+    (fedit,) = (entry for entry in methods.builtin() if entry["name"] == "fedit")
     assert fedit["ranges"] == {"wait": "none, deadline or first_n", "wait_for": "at least 1, or null"}
     assert list(fedit["settings"]) == [field.name for field in dataclasses.fields(FedIT)]
     assert "wait_for=None (at least 1, or null)" in llm_fed("methods").out

@@ -69,7 +69,7 @@ class LocalClients:
         for name in messages:
             self.sites[name].begin(round, lr)
         work = {name: method.client_update(self.sites[name], unpack(sent)) for name, sent in messages.items()}
-        answers = attempt(self.sites, work, self._runtime)
+        answers = run_each(self.sites, work, self._runtime)
         failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
         if failed and len(failed) == len(answers):
             raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
@@ -100,11 +100,11 @@ class LocalClients:
                 failed += 1
                 log_failure(run, progress.round, name, answer)
                 continue
-            content = sealed(answer, run.config, run.config.seed, progress.round, name)
+            content = encoded_upload(answer, run.config, run.config.seed, progress.round, name)
             up += len(content)
             expected = uploads.skeleton(method.upload_like(unpack(messages[name])))
             row = run.checkpoints.store.row(content)
-            arrival, examples = progress.round + ask.delay, told_examples(site, run.config)
+            arrival, examples = progress.round + ask.delay, reported_examples(site, run.config)
             progress.in_flight.append(InFlight(name, progress.round, arrival, examples, row, expected))
             record: dict[str, Any] = {"kind": "client", "round": progress.round, "client": name}
             if site.losses:
@@ -135,7 +135,7 @@ def finish(
     for site in sites.values():
         site.begin(round, lr)
     work = {name: method.finish(site, messages[name]) for name, site in sites.items()}
-    for name, answer in attempt(sites, work, runtime).items():
+    for name, answer in run_each(sites, work, runtime).items():
         if isinstance(answer, Exception):
             log_failure(run, round, name, answer)
     return messages
@@ -160,7 +160,7 @@ def broadcast(method: Method, state: Message, clients: Iterable[str], encoding: 
     return sent
 
 
-def sealed(answer: Message, config: Config, seed: int, round: int, client: str) -> bytes:
+def encoded_upload(answer: Message, config: Config, seed: int, round: int, client: str) -> bytes:
     """What a client uploads: its answer, protected as `config.privacy` says, in the form of `transport.up`.
 
     Args:
@@ -169,12 +169,12 @@ def sealed(answer: Message, config: Config, seed: int, round: int, client: str) 
     return pack(protected(answer, config.privacy, seed, round, client), config.transport.up)
 
 
-def told_examples(site: Site, config: Config) -> int:
+def reported_examples(site: Site, config: Config) -> int:
     """The number of examples by which the server weighs a client; with privacy on it is told none."""
     return site.num_examples if config.privacy.clip is None else 1
 
 
-def attempt(sites: Mapping[str, Site], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:
+def run_each(sites: Mapping[str, Site], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:
     """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked."""
     before = {name: copy(sites[name].memory) for name in work}
     answers = runtime.run(work)

@@ -131,20 +131,24 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, **{k: v for k, v in values.items() if k not in defaults or v != defaults[k]}}
 
 
-def describe() -> list[dict[str, Any]]:
-    """Every method with its paper, and the defaults and ranges of its hyper-parameters, for `llm-fed methods`: those of
-    llm_fed, then those of installed packages, or what is wrong with them."""
-    return [_described(name, kind) for name, kind in METHODS.items()] + list(
-        plugins.describe(plugins.METHODS, NAMES, lambda name: _described(name, find(name)))
-    )
+def builtin() -> list[dict[str, Any]]:
+    """Every method of llm_fed with its paper, and the defaults and ranges of its hyper-parameters; a list of what
+    `assets/methods.json` has to hold."""
+    return [_described(name, kind) for name, kind in METHODS.items()]
+
+
+def outside() -> list[dict[str, Any]]:
+    """The same of the methods of installed packages, or what is wrong with them."""
+    return list(plugins.describe(plugins.METHODS, NAMES, lambda name: _described(name, find(name))))
 
 
 def _described(name: str, kind: type[Method]) -> dict[str, Any]:
     fields, defaults = fields_of(kind), defaults_of(kind)
+    ranges = {key: range_of(hint) for key, hint in fields.items()}
     return {
         "name": name,
         "aliases": [alias for alias, target in ALIASES.items() if target == name],
         "paper": kind.paper,
         "settings": {key: defaults.get(key, "(must be given)") for key in fields},
-        "ranges": {key: text for key, hint in fields.items() if (text := range_of(hint))},
+        "ranges": {key: text for key, text in ranges.items() if text and not text.startswith("finite")},
     }

@@ -30,7 +30,7 @@ from llm_fed.experiment import bases, build, finish
 from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
-from llm_fed.federation.clients import sealed, told_examples
+from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.messages.wire import Message, WireError, unpack
 from llm_fed.models.loading import Base
 from llm_fed.runs.checkpoint import Checkpoints
@@ -111,13 +111,13 @@ class Node:
         site.begin(round, work.order["lr"])
         answer = _alone(built, site, built.method.client_update(site, unpack(content)))
         # Noise that no other answer has: one that is asked for again, from another message, must not share it.
-        packed = sealed(answer, work.config, secrets.randbits(63), round, site.id)
+        packed = encoded_upload(answer, work.config, secrets.randbits(63), round, site.id)
         assert isinstance(site.memory, Memory)
         store.save(round, None, {"memory": site.memory.rows})
         store.prune(lambda version: version in kept or version == round)
         told = site.losses and work.config.privacy.clip is None  # a loss would say what the noise is to hide
         loss = {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)} if told else {}
-        return {"examples": told_examples(site, work.config), **loss}, packed
+        return {"examples": reported_examples(site, work.config), **loss}, packed
 
     def _evaluate(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
         built, site, _ = self._site(work)

@@ -39,6 +39,6 @@ def test_golden_curve(whole, request):
 @pytest.mark.parametrize("name", [*FEDERATED, *WHOLE_MODELS])
 def test_the_list_of_methods_says_its_paper_and_defaults(name):
     plain = name.removesuffix(OF_PICTURES)
-    (described,) = (entry for entry in methods.describe() if entry["name"] == plain)
+    (described,) = (entry for entry in methods.builtin() if entry["name"] == plain)
     built = methods.build({"name": plain})
     assert described["paper"] == built.paper and built == type(built)(**described["settings"])
