@@ -30,7 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--order-tolerance", type=float, default=1e-12, metavar="NUMBER",
                         help="by so much may the server's state depend on the order of uploads")  # fmt: skip
     given = parser.parse_args(arguments)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         local = [word for word in given.settings if word.startswith("local.")]
         words = [f"method.{word.removeprefix('method.')}" for word in given.settings if word not in local]
@@ -48,4 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads cost models so small more than they gain
     sys.exit(main())
