@@ -25,6 +25,7 @@ from llm_fed.method import Method, Upload
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs.folder import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.site import Data
 from llm_fed.state import State
 
 LARGE = 200_000
@@ -120,7 +121,7 @@ def test_a_server_that_needs_the_mean_only(name):
 
     def step(*contents: State) -> State:
         server = toy.server()
-        server.train, server.clients, server.cohort = [0, 0], ("a", "b", "c"), 3
+        server.data, server.clients, server.cohort = Data([0, 0]), ("a", "b", "c"), 3
         server.begin(1, 0.1)
         uploads = [Upload(name, 1, 0, content) for name, content in zip("abc", contents, strict=False)]
         runtime = toy.ToyRuntime({"server": 5.0})

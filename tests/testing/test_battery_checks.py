@@ -227,7 +227,7 @@ def test_mistakes_of_a_user(here, capsys, words, code, parts):
 def test_models_that_a_method_does_not_train_are_named(here, monkeypatch):
     """With why, and the others are tried all the same."""
     monkeypatch.setattr(battery, "CHECKS", {})
-    write(here, 'shared = "lora_A"\n')
+    write(here, 'adapters_only: ClassVar[bool] = True\nshared = "lora_A"\n')
     lines: list[str] = []
     assert examine({"name": "own:Own"}, say=lines.append)
     assert lines[:2] == ["adapters of a LLaMA:", "  ok    it runs"]
