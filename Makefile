@@ -12,13 +12,13 @@ export OMP_NUM_THREADS ?= 1
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-# What runs need, and what developers need on top of it. Most of it is never imported, so nothing is compiled beforehand.
+# What runs need, and what developers need on top of it.
 $(VENV)/.runs: WHAT = .
 $(VENV)/.installed: WHAT = .[dev]
 $(VENV)/.runs $(VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --editable "$(WHAT)"
+	$(BIN)/python -m pip install --quiet $(PIPFLAGS) --editable "$(WHAT)"
 	touch $(VENV)/.runs $@
 
 install: $(VENV)/.installed ## make the environment in .venv, with the developers' tools
