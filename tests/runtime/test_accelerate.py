@@ -109,7 +109,9 @@ def in_one_and_in(size: int, config: Any, folder: Path, spread: Callable[..., An
 def test_every_method_as_in_one_process(small, tmp_path, spread, name):
     """Each kind of request, with late answers; POTARA's needed runs have settings of their own at the other ranks."""
     method = {"name": name, **SETTINGS.get(name, {})}
-    config = from_dict(small.tree(method=method, **LATE, **({} if methods.build(method).needs else SERVED)))
+    served = {} if methods.build(method).needs else SERVED
+    local = {**LATE["local"], "optimizer": "sgd" if name == "scaffold" else "adamw"}
+    config = from_dict(small.tree(method=method, **{**LATE, "local": local}, **served))
     channel = in_one_and_in(3, config, tmp_path, spread)
     assert min(channel.sent.values()) > 2
 
