@@ -69,7 +69,7 @@ print(client.generate(["a prompt"])[0])"""
 
 
 @dataclass(frozen=True)
-class Kind:
+class Wording:
     """What a personal model is, in a card's words."""
 
     words: str
@@ -79,19 +79,21 @@ class Kind:
     on_hub: bool = True  # whether its base can be a Hub model
 
 
-KINDS = {
-    "adapter": Kind("A personal LoRA adapter", _LOAD, "peft", "text-generation"),
-    "experts": Kind("Personal LoRA experts, a folder each, with their gate,", _LOAD_EXPERTS, "peft", "text-generation"),
-    "image adapter": Kind("A personal LoRA adapter", _LOAD_IMAGE_ADAPTER, "peft", "image-classification"),
-    "image experts": Kind(
+WORDINGS = {
+    "adapter": Wording("A personal LoRA adapter", _LOAD, "peft", "text-generation"),
+    "experts": Wording(
+        "Personal LoRA experts, a folder each, with their gate,", _LOAD_EXPERTS, "peft", "text-generation"
+    ),
+    "image adapter": Wording("A personal LoRA adapter", _LOAD_IMAGE_ADAPTER, "peft", "image-classification"),
+    "image experts": Wording(
         "Personal LoRA experts, a folder each, with their gate and head,",
         _LOAD_IMAGE_EXPERTS,
         "peft",
         "image-classification",
     ),
-    "image model": Kind("A personal model", _LOAD_IMAGE_MODEL, "transformers", "image-classification"),
-    "built image model": Kind("A personal model", _LOAD_BUILT, "llm_fed", "image-classification", on_hub=False),
-    "image models": Kind(
+    "image model": Wording("A personal model", _LOAD_IMAGE_MODEL, "transformers", "image-classification"),
+    "built image model": Wording("A personal model", _LOAD_BUILT, "llm_fed", "image-classification", on_hub=False),
+    "image models": Wording(
         "Personal image models, which answer together,", _LOAD_BUILT, "llm_fed", "image-classification", on_hub=False
     ),
 }
@@ -102,7 +104,7 @@ class Model:
     """What a card says of the model itself."""
 
     base: str  # the base's name; only one from the Hub is in the front matter
-    kind: str = "adapter"  # a name in KINDS
+    kind: str = "adapter"  # a name in WORDINGS
     labels: int = 0  # of an image model, how many it tells apart
     parts: Sequence[str] = ()  # names of those it consists of, where the base alone does not say it
     prompt: Prompt | None = None  # of a language model, how it is put, and where an answer ends, if that is known
@@ -131,7 +133,7 @@ def model_card(
         recipe: what a merge found out (`Method.recipe`).
         privacy: a paragraph on what is guaranteed, if anything is.
     """
-    shown = KINDS[model.kind]
+    shown = WORDINGS[model.kind]
     settings = public(yaml.safe_load(config))
     task, shown_as = settings["task"], " and ".join(f"`{public(name)}`" for name in model.parts or (model.base,))
     hub = datapath.hub_id("task.path", task["path"] or "")
@@ -184,7 +186,7 @@ def _example(model: Model, settings: Mapping[str, Any]) -> str:
     Args:
         settings: the configuration's of the base.
     """
-    shown, prompt, dtype = KINDS[model.kind], model.prompt, model.dtype
+    shown, prompt, dtype = WORDINGS[model.kind], model.prompt, model.dtype
     base = f"path/to/{public(model.base)}" if is_local(model.base) else model.base
     if shown.loads == _LOAD and prompt is None:  # a merge of adapters that do not say how they were trained
         return _LOAD_EXPERTS.format(base=base, dtype=dtype)

@@ -52,7 +52,7 @@ def check_names(asked: tuple[str, ...] | str, everybody: Collection[str]) -> Non
 
 
 def kind(structure: Structure, base: Base | ImageBase) -> str:
-    """What a personal model is, for its card: a name in `card.KINDS`."""
+    """What a personal model is, for its card: a name in `card.WORDINGS`."""
     if isinstance(structure, Full):
         assert isinstance(base, ImageBase)  # only image models train whole
         if not structure.plain:
