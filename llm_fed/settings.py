@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -92,12 +93,17 @@ PositiveFloat = Annotated[float, Above(0)]
 NonNegativeFloat = Annotated[float, AtLeast(0)]
 
 
-def hints(kind: type) -> dict[str, Any]:
+def hints(kind: type) -> Mapping[str, Any]:
     """The types of a dataclass's fields by name, with what `Annotated` says of them.
 
     Raises:
         UserError: a type names what its module does not have.
     """
+    return _hints(kind)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
     try:
         found = get_type_hints(kind, include_extras=True)
     except NameError as error:
