@@ -21,7 +21,7 @@ from llm_fed.config import AdapterConfig, BaseConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.errors import UserError
 from llm_fed.export import models, peft_folders
-from llm_fed.export.card import KINDS, Model, model_card
+from llm_fed.export.card import WORDINGS, Model, model_card
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import HALF, ImageBase, head_of, load_images
 from llm_fed.models.lora import Lora
@@ -264,7 +264,7 @@ def test_a_model_that_is_built_here_says_how(tmp_path):
 def test_every_kind_has_a_card_that_names_the_base():
     base = tiny_images.cnn()
     base.name = "some/model"
-    for kind, shown in KINDS.items():
+    for kind, shown in WORDINGS.items():
         text = card(kind, base)
         assert f"{shown.words} of `some/model`" in text and f"pipeline_tag: {shown.task}" in text
         assert "{" not in re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0].replace("{}", "")
