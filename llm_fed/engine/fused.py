@@ -11,7 +11,7 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import Answering, answers, answers_each
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import Kind
-from llm_fed.errors import ClientError
+from llm_fed.errors import ClientError, UserError
 from llm_fed.merge.moments import Evidence
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
@@ -38,6 +38,11 @@ class FusedEngine(Answering):
 
     @answers(Fit)
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:
+        if any(callable(request.loss) for request in requests):
+            raise UserError(
+                "client.fit(loss=...) takes a function for whole image models alone; of adapters it is cross-entropy or "
+                "Distillation: leave it out, or set adapter=null"
+            )
         if len(requests) > 1 and any(request.teachers for request in requests):
             return [self.fit([request])[0] for request in requests]  # each has teachers of its own
         results, work = fit.fit(self.adapted(requests[0].structure), requests)

@@ -160,6 +160,17 @@ def test_settings_that_do_not_go_with_them(method, changes, said):
         method.init(server)
 
 
+def test_an_engine_says_what_it_cannot_do():
+    """In the place of a bare KeyError, or of a loss that is silently another."""
+    pictures, text = of_pictures(), of_text()
+    site, start = pictures.clients["a"], pictures.clients["a"].initial()
+    with pytest.raises(UserError, match="asks for Generate, which whole image models cannot give .they give Answers"):
+        drive({"a": site.generate(start, [[1]])}, pictures.engine.execute)
+    site, start = text.clients["a"], text.clients["a"].initial()
+    with pytest.raises(UserError, match="a function for whole image models alone"):
+        drive({"a": site.fit(start, loss=lambda answer, labels, places: 0)}, text.engine.execute)
+
+
 def test_fedprox_needs_a_strength():
     with pytest.raises(UserError, match="method.mu is 0.0; it must be above 0"):
         methods.build({"name": "fedprox", "mu": 0})
