@@ -40,8 +40,8 @@ class FusedEngine(Answering):
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:
         if any(callable(request.loss) for request in requests):
             raise UserError(
-                "client.fit(loss=...) takes a function for whole image models alone; of adapters it is cross-entropy or "
-                "Distillation: leave it out, or set adapter=null"
+                "client.fit(loss=...) takes a function for whole image models alone; of adapters it is cross-entropy "
+                "or Distillation: leave it out, or set adapter=null"
             )
         if len(requests) > 1 and any(request.teachers for request in requests):
             return [self.fit([request])[0] for request in requests]  # each has teachers of its own
