@@ -2,7 +2,8 @@
 
 `task.path` is one of
 
-- a folder with one folder per client, each with `train.*` and `test.*`, and `validation.*` if there is one;
+- a folder with one file per client (`north.jsonl`), or with `north-train.jsonl` and `north-test.jsonl`;
+- a folder with one folder per client, each with `train.*`, and `test.*` and `validation.*` if there are any;
 - one file, or a folder that holds `train.*` (and `test.*`, `validation.*`) itself: `task.columns.client`
   names the column that says whose a row is, or `task.partition` makes clients of all rows;
 - `hf://owner/name`, a Hub data set, read like the folder above. Not yet run against the Hub.
@@ -11,8 +12,8 @@ A row of `clinic-a/train.jsonl.gz`:
 {"instruction": "Which ward?", "input": "Fractured wrist.", "output": "surgery"}
 
 `.json`, `.jsonl` and `.csv` may be gzipped. Columns are those of `task.columns`, else the first of the usual
-names (`rows.USUAL_NAMES`). A folder per client must bring a test split. Data in one piece may come without:
-then a seeded fifth of each client's examples becomes its test split (`llm_fed.tasks.load`), with a warning.
+names (`rows.USUAL_NAMES`). Where no client brings a test split, a seeded fifth of each client's examples becomes
+its test split (`llm_fed.tasks.load`), with a warning.
 """
 
 from __future__ import annotations
@@ -51,15 +52,17 @@ def load(config: TaskConfig, seed: int) -> TaskData:
         clients = by_column({"train": read_rows(path)}, config, str(path))
     else:
         here = split_files(path)
-        if here and any(split_files(folder) for folder in client_folders(path)):
-            raise UserError(f"{path} holds {next(iter(here.values())).name} and client folders; keep one of the two")
+        files = {} if here else client_files(path)
+        folders = {folder.name: split_files(folder) for folder in client_folders(path)}
+        if (here or files) and any(folders.values()):
+            one = next(iter(here.values() if here else next(iter(files.values())).values()))
+            raise UserError(f"{path} holds {one.name} and client folders; keep one of the two")
         if here:
-            rows = {split: read_rows(file) for split, file in here.items()}
-            clients = by_column(rows, config, str(path))
+            clients = by_column({split: read_rows(file) for split, file in here.items()}, config, str(path))
         else:
-            clients = {folder.name: read_client(folder, folder.name, config) for folder in client_folders(path)}
+            clients = {client: read_client(parts, client, config) for client, parts in (files or folders).items()}
     if not clients:
-        raise UserError(f"{path} holds no client folder and no train file ({', '.join(SUFFIXES)})")
+        raise UserError(f"{path} holds no client folder and no file of examples ({', '.join(SUFFIXES)})")
     return TaskData("files", METRIC, clients)
 
 
@@ -69,13 +72,31 @@ def client_folders(path: Path) -> list[Path]:
     return sorted(folders, key=lambda folder: natural_order(folder.name))
 
 
-def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
-    """One client's folder: train and test, and validation where it exists."""
-    files = split_files(folder)
+def client_files(path: Path) -> dict[str, dict[str, Path]]:
+    """Client -> split -> file, of files that lie side by side: `north.jsonl`, or `north-train.csv` and `north-test.csv`.
+
+    Raises:
+        UserError: two files for one split of a client.
+    """
+    endings = {word: split for split, words in SPLIT_NAMES.items() for word in words}
+    form = rf"([^._].*?)(?:[-_.]({'|'.join(endings)}))?(?:{'|'.join(map(re.escape, SUFFIXES))})"
+    found: dict[str, dict[str, Path]] = {}
+    for file in sorted(path.iterdir(), key=lambda file: natural_order(file.name)):
+        match = re.fullmatch(form, file.name)
+        if match is None or match[1] in endings or not file.is_file():
+            continue
+        splits = found.setdefault(match[1], {})
+        other = splits.setdefault(endings.get(match[2], "train"), file)
+        if other != file:
+            raise UserError(f"{path} holds {other.name} and {file.name}, both for one split of a client; keep one")
+    return found
+
+
+def read_client(files: dict[str, Path], client: str, config: TaskConfig) -> ClientData:
+    """One client's files by split: train, and test and validation where they exist."""
     splits: dict[str, tuple[Example, ...]] = {}
-    for split in ("train", "test"):
-        if split not in files:
-            raise UserError(f"client folder {folder} has no {split} file; add {split}.jsonl, .csv or .parquet")
+    if "train" not in files:
+        raise UserError(f"client {client!r} has no train file; add train.jsonl, .csv or .parquet")
     for split, file in files.items():
         rows = read_rows(file)
         if not rows:

@@ -15,7 +15,7 @@ from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError, require
 from llm_fed.rng import derive
 from llm_fed.tasks.common import ClientData, Example
-from llm_fed.tasks.files import client_folders, read_client
+from llm_fed.tasks.files import client_folders, read_client, split_files
 
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str]
         folders[name] = folder
     if not folders:
         raise UserError(f"{path} holds no client folder such as {example}")
-    return [read_client(folders[name], name, config) for name in chosen(config, list(folders))]
+    return [read_client(split_files(folders[name]), name, config) for name in chosen(config, list(folders))]
 
 
 def draw(items: Sequence[Item], count: int, seed: int, *what: str) -> list[Item]:

@@ -121,7 +121,7 @@ def empty_client(data: Path) -> None:
     "damage, parts",
     [
         (no_folder, ["no such file or folder"]),
-        (no_test_file, ["bob has no test file", "add test.jsonl"]),
+        (no_test_file, ["client 'bob' has no test example", "add some, or leave the client out"]),
         (malformed_line, ["bob/train.jsonl, line 7", "malformed JSON"]),
         (empty_client, ["client 'bob'", "train.jsonl holds no example", "remove the client"]),
     ],

@@ -196,15 +196,16 @@ def test_missing_and_ambiguous_files_are_refused(tmp_path):
         tasks.load(TaskConfig(name="files"), 0)
     with pytest.raises(UserError, match="/nowhere': there is no such file or folder"):
         load(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="holds no client folder and no train file"):
+    with pytest.raises(UserError, match="holds no client folder and no file of examples"):
         load(tmp_path)
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(UserError, match="notes.txt is of no kind that can be read; those are .jsonl"):
         load(tmp_path / "notes.txt")
     write(tmp_path / "a" / "train.jsonl", records(2))
-    with pytest.raises(UserError, match="client folder .*a has no test file; add test.jsonl"):
+    (tmp_path / "b").mkdir()
+    with pytest.raises(UserError, match="client 'b' has no train file; add train.jsonl"):
         load(tmp_path)
-    write(tmp_path / "a" / "test.jsonl", records(2))
+    (tmp_path / "b").rmdir()
     write(tmp_path / "a" / "train.csv", records(2))
     with pytest.raises(UserError, match="holds train.jsonl and train.csv, both for train"):
         load(tmp_path)
@@ -226,6 +227,30 @@ def test_empty_clients_and_unusable_ids_are_refused(tmp_path, clients, message):
     path = write(tmp_path / "all.jsonl", [records(1)[0] | {"client": client} for client in clients])
     with pytest.raises(UserError, match=message):
         load(path)
+
+
+def test_one_file_per_client(tmp_path):
+    """Names say whose a file is, and at their end which split; without a test split, a fifth becomes one."""
+    for name in ("north.jsonl", "south-west.jsonl", "client10.json", "client2.jsonl"):
+        write(tmp_path / name, records(10))
+    (tmp_path / "notes.txt").write_text("of no kind that is read")
+    (tmp_path / ".hidden.jsonl").write_text("no more is this")
+    clients = load(tmp_path).clients
+    assert list(clients) == ["client2", "client10", "north", "south-west"]
+    assert {len(client.test) for client in clients.values()} == {2}
+    for ending in ("-test.jsonl", "_test.jsonl", ".test.jsonl"):
+        write(tmp_path / "named" / f"north{ending}", records(3))
+        write(tmp_path / "named" / "north.dev.jsonl", records(1))
+        write(tmp_path / "named" / "north-train.jsonl", records(5))
+        (north,) = load(tmp_path / "named").clients.values()
+        assert (north.client, len(north.train), len(north.validation), len(north.test)) == ("north", 5, 1, 3)
+        (tmp_path / "named" / f"north{ending}").unlink()
+    write(tmp_path / "named" / "north.jsonl", records(5))
+    with pytest.raises(UserError, match="holds north-train.jsonl and north.jsonl, both for one split of a client"):
+        load(tmp_path / "named")
+    write(tmp_path / "a" / "train.jsonl", records(5))
+    with pytest.raises(UserError, match="holds client2.jsonl and client folders; keep one of the two"):
+        load(tmp_path)
 
 
 def test_a_client_that_only_tests_is_refused(tmp_path):
