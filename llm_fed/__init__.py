@@ -1,13 +1,20 @@
 """llm_fed: federated LoRA fine-tuning with personal models by merging."""
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["load_client", "load_image_model"]
+_HOMES = {
+    "run": "llm_fed.api",
+    "compare": "llm_fed.api",
+    "open_run": "llm_fed.api",
+    "Result": "llm_fed.api",
+    "load_client": "llm_fed.export.load",
+    "load_image_model": "llm_fed.export.load",
+}
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # imports torch and transformers, which most commands of the command line need not
-        from llm_fed.export import load
-
-        return getattr(load, name)
+    if name in _HOMES:  # imports torch and transformers, which most commands of the command line need not
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,8 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -158,16 +157,10 @@ def train_command(
     as_json: bool = False,
 ) -> None:
     """What `llm-fed run` and `scripts/train.py` do."""
-    from llm_fed import configfile
-    from llm_fed.commands import section
+    from llm_fed import api
 
-    resolved = configfile.load(config, settings)
-    if start is not None:
-        if resolved.adapter is None:
-            raise UserError(f"--from {start}: only adapters can be started from, but adapter is null; set adapter.rank")
-        resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(start.resolve())))
-    folder = out_dir or Path("runs") / f"{config.stem}-{short(str(resolved.method['name']))}-seed{resolved.seed}"
-    section.check(resolved, data=not (folder / "config.yaml").exists())  # what is complete needs its data no more
+    resolved = api.resolve(config, settings, out_dir, start)
+    folder = out_dir or api.default_folder(config, resolved)
     from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
 
     experiment.quiet()
@@ -367,6 +360,92 @@ def evaluate(
         print(json.dumps(summary.as_json()))
     else:
         _print_scores({summary.metric: summary.as_json()})
+
+
+@app.command()
+def init(
+    data: Annotated[str, typer.Argument(help="A folder with a file or a folder per client, or one file.")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="The configuration (default: DATA's name with .yaml).")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="The base model, a Hub id or a folder.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The column of the prompt.")] = None,
+    input_column: Annotated[str | None, typer.Option("--input", help="The column of what follows the prompt.")] = None,
+    answer: Annotated[str | None, typer.Option(help="The column of the answer.")] = None,
+    client: Annotated[str | None, typer.Option(help="In one file: the column that says whose a row is.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="In one file: deal the rows out to so many clients at random.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="See llm-fed methods (default: fedmerge).")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take what the data suggests.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a configuration that is there.")] = False,
+) -> None:
+    """Look at your data and write a commented configuration that runs on it. What the data does not say is asked."""
+    from llm_fed.commands import init as starting
+
+    path = out_file or Path(f"{Path(data).resolve().name.partition('.')[0]}.yaml")
+    if path.exists() and not force:
+        raise UserError(f"{path} exists already; give --out another, or --force to write over it")
+    columns = {"prompt": prompt, "input": input_column, "answer": answer, "client": client}
+    given = starting.Given(data, base, {role: name for role, name in columns.items() if name}, clients, method)
+
+    def ask(question: str, usual: str) -> str:
+        return str(typer.prompt(question, default=usual, err=True))
+
+    found = starting.draft(given, None if yes or not sys.stdin.isatty() else ask)
+    starting.write(path, found.text, force=force)
+    for what, words in found.findings.items():
+        out.print(f"{what:<11}{words}")
+    for warning in found.warnings:
+        out.print(f"{'look here':<11}{warning}")
+    run_dir = shlex.quote(str(Path("runs") / path.stem))
+    program, config = _program(), shlex.quote(str(path))
+    out.print(
+        f"{path} is written. Next:\n"
+        f"  {program} run {config} --dry-run  # what it would do, and the memory it needs\n"
+        f"  {program} run {config} --out {run_dir}\n"
+        f"  {program} chat {run_dir}"
+    )
+
+
+@app.command()
+def chat(
+    run_dir: Annotated[Path | None, typer.Argument(help="A finished run folder.")] = None,
+    client: Annotated[str | None, typer.Option(help="Begin with this client (default: the run's first).")] = None,
+    base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="With --base: the prompt template (default: the one that the adapter says).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="With --base: float32, bfloat16, float16 or auto.")] = "float32",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an answer (default: what the adapter says).")
+    ] = None,
+) -> None:
+    """Chat with the personal adapters of a run, or with a base. Answers are greedy; /client, /base, /reset and /quit
+    steer. Without a terminal each line of the input is a prompt."""
+    if (run_dir is None) == (base is None):
+        raise UserError("give either a run folder, or --base, with --adapter or without; see llm-fed chat --help")
+    if run_dir is not None and (given := adapter or template):
+        raise UserError(f"{given} is for --base; a run's adapters say themselves how they are used")
+    if base is not None and client is not None:
+        raise UserError(f"--client {client} is for a run; with --base give --adapter DIR")
+    # What follows takes seconds, so mistakes are named first.
+    from llm_fed.commands import chat as chatting
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    if run_dir is not None:
+        opened = chatting.of_run(run_dir, client, max_new_tokens)
+    else:
+        opened = chatting.of_base(str(base), adapter, template, dtype, max_new_tokens)
+    someone = sys.stdin.isatty()
+    if someone:
+        with suppress(ImportError):  # arrow keys and history, where Python has it
+            import readline  # noqa: F401
+    chatting.talk(opened, input if someone else lambda _: input(), shows_help=someone)
 
 
 @app.command()

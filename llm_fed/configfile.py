@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
@@ -21,8 +21,8 @@ from llm_fed.settings import coerce, hints, key_of
 Section = TypeVar("Section")
 
 
-def load(path: str | Path, words: list[str] | None = None) -> Config:
-    """The configuration in a YAML file with `key=value` words (dotted keys) laid over it, checked.
+def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Config:
+    """The configuration in a YAML file or in nested values, with `key=value` words (dotted keys) laid over it, checked.
 
     A word that names another method than the file replaces the file's whole `method` section. A `compare` section,
     which `compare.load_rows` reads, is left out.
@@ -30,13 +30,15 @@ def load(path: str | Path, words: list[str] | None = None) -> Config:
     Raises:
         UserError: the file cannot be read, a key is unknown (the closest one is named), or a value is out of range.
     """
-    given = read(path)
+    if isinstance(path, Mapping):
+        given, path = created(path), "the configuration"
+    else:
+        given = read(path)
     given.pop("compare", None)  # of `llm-fed compare` alone
-    for word in words or []:
+    for word in words:
         if "=" not in word:
             raise UserError(f"got {word!r} after the configuration file; settings look like local.lr=1e-4")
     try:
-        words = words or []
         laid_over = OmegaConf.from_dotlist([_spelled_out(word) for word in words])
         if _another_method(given, laid_over):
             given.pop("method")  # the settings of one method are not another's
@@ -47,7 +49,7 @@ def load(path: str | Path, words: list[str] | None = None) -> Config:
             )
         merged = OmegaConf.to_container(laid, resolve=True)
     except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot lay {words} over {path}: {' '.join(str(error).split())}") from error
+        raise UserError(f"cannot lay {list(words)} over {path}: {' '.join(str(error).split())}") from error
     if not isinstance(merged, dict):
         raise UserError(f"{path} holds {type(merged).__name__}, not a mapping of settings")
     return from_dict({str(key): value for key, value in merged.items()})
@@ -106,6 +108,18 @@ def read(path: str | Path) -> DictConfig:
     if not isinstance(given, DictConfig):
         raise UserError(f"{path} holds a list, not a mapping of settings")
     return given
+
+
+def created(tree: Mapping[str, Any]) -> DictConfig:
+    """Nested values as `read` would give them.
+
+    Raises:
+        UserError: a value that no file could hold.
+    """
+    try:
+        return OmegaConf.create(dict(tree))
+    except OmegaConfBaseException as error:
+        raise UserError(f"the configuration holds what no YAML file could: {' '.join(str(error).split())}") from error
 
 
 def _another_method(given: DictConfig, laid_over: DictConfig) -> bool:

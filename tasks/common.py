@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -124,24 +124,27 @@ class Encoded:
         return self.input_ids[:start] if start > 1 else self.input_ids
 
 
-def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase, *, template: str | Template) -> list[int]:
+def encode_prompt(
+    prompt: str | Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerBase, *, template: str | Template
+) -> list[int]:
     """The ids that a response follows; equal in training, generation and option scoring.
 
     Whether they begin with BOS (once) is the tokenizer's own rule: LLaMA's yes, GPT-2's and Qwen's no. An EOS
     that a tokenizer appends to every text is removed. With `chat` all special tokens are the template's.
 
     Args:
+        prompt: a text, or with a chat template a conversation: {"role", "content"} of each message.
         template: by name, or itself.
 
     Raises:
-        UserError: see `template_of`, or a chat template that fails.
+        UserError: see `template_of`, or a chat template that fails, or a conversation where there is none.
     """
     if isinstance(template, str):
         template = template_of(template, tokenizer)
     if template.date is not None:
         try:
             chat = tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}],
+                [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt],
                 chat_template=template.text,
                 add_generation_prompt=True,
                 return_dict=False,
@@ -150,6 +153,8 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase, *, template: 
         except TemplateError as error:
             raise UserError(f"the chat template of {template.name!r} cannot be applied to a prompt: {error}") from error
         return cast(list[int], chat)
+    if not isinstance(prompt, str):
+        raise UserError(f"the template {template.name!r} takes one text, not a conversation; give the last message")
     ids = list(tokenizer(template.text.replace("{prompt}", prompt))["input_ids"])
     return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
 

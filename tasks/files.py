@@ -53,7 +53,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     else:
         here = split_files(path)
         files = {} if here else client_files(path)
-        folders = {folder.name: split_files(folder) for folder in client_folders(path)}
+        folders = _in_folders(path)
         if (here or files) and any(folders.values()):
             one = next(iter(here.values() if here else next(iter(files.values())).values()))
             raise UserError(f"{path} holds {one.name} and client folders; keep one of the two")
@@ -66,6 +66,20 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     return TaskData("files", METRIC, clients)
 
 
+def training_files(path: Path) -> list[Path]:
+    """The files whose rows are trained on, wherever they lie below a path as `load` takes it."""
+    if path.is_file():
+        return [path]
+    here = split_files(path)
+    parts = [here] if here else list((client_files(path) or _in_folders(path)).values())
+    return [files["train"] for files in parts if "train" in files]
+
+
+def _in_folders(path: Path) -> dict[str, dict[str, Path]]:
+    """Client -> split -> file, of one folder per client."""
+    return {folder.name: split_files(folder) for folder in client_folders(path)}
+
+
 def client_folders(path: Path) -> list[Path]:
     """Folders of clients in natural order: client2 before client10."""
     folders = (each for each in path.iterdir() if each.is_dir() and each.name[0] not in "._")
@@ -73,7 +87,7 @@ def client_folders(path: Path) -> list[Path]:
 
 
 def client_files(path: Path) -> dict[str, dict[str, Path]]:
-    """Client -> split -> file, of files that lie side by side: `north.jsonl`, or `north-train.csv` and `north-test.csv`.
+    """Client -> split -> file, of files side by side: `north.jsonl`, or `north-train.csv` and `north-test.csv`.
 
     Raises:
         UserError: two files for one split of a client.

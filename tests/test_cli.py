@@ -35,6 +35,11 @@ FLAGS = {
         "--dtype", "--space", "--fisher", "--fisher-data", "--samples", "--damping", "--per-factor", "--grid",
         "--weight", "--json",
     ],
+    "init": [
+        "data", "--out", "--base", "--prompt", "--input", "--answer", "--client", "--clients", "--method", "--yes",
+        "-y", "--force",
+    ],
+    "chat": ["run_dir", "--client", "--base", "--adapter", "--template", "--dtype", "--max-new-tokens"],
     "export": ["run_dir", "out_dir", "--client"],
     "push": ["run_dir", "namespace", "--client", "--private", "--license", "--prefix"],
     "flower": ["config", "settings", "--out"],

@@ -18,10 +18,9 @@ from llm_fed.experiment.bases import load
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.export import peft_folders
 from llm_fed.export.models import read as read_personal
+from llm_fed.export.personal import alone
 from llm_fed.export.prompt import as_said, read_prompt
 from llm_fed.models.loading import Base
-from llm_fed.models.lora import Lora
-from llm_fed.rng import generator
 from llm_fed.runs.folder import exported, finished, read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
@@ -164,8 +163,9 @@ def evaluate_adapter(
         state, structure = peft_folders.read(adapter, base)
         peft_folders.check_head(adapter, structure, base)
     else:
-        structure = Lora(rank=1, alpha=1, dropout=0.0, target_modules="all-linear")
-        state = base.draw(structure, generator(0))  # its B is zero, so that it adds nothing
+        assert isinstance(base, Base)  # without labels
+        nothing = alone(base)
+        state, structure = nothing.state, nothing.structure
     if isinstance(base, Base):
         said = read_prompt(adapter) if adapter else None
         if said is None and "task.template" not in keys:

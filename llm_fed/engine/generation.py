@@ -98,6 +98,19 @@ def option_log_likelihoods(
     return results
 
 
+@torch.inference_mode()
+def stream(
+    base: Base, bank: AdapterBank, prompt: Sequence[int], *, max_new_tokens: int, mix: Tensor | None = None
+) -> Iterator[int]:
+    """The tokens of one greedy answer under row 0 of the bank, each as soon as it is known; see `generate`.
+
+    The bank is attached until the last one is taken, or the iterator is closed.
+    """
+    room = _room(base, prompt, max_new_tokens)
+    for _, token in _tokens(base, bank, [(0, prompt)], [room], stop_tokens(base), mix):
+        yield token
+
+
 def _answers(
     base: Base,
     bank: AdapterBank,
@@ -107,9 +120,24 @@ def _answers(
     mix: Tensor | None,
 ) -> list[list[int]]:
     """The new tokens of each row of one batch, at most rooms[n] of them, without the stop token."""
+    answers: list[list[int]] = [[] for _ in batch]
+    for n, token in _tokens(base, bank, batch, rooms, stops, mix):
+        answers[n].append(token)
+    return answers
+
+
+def _tokens(
+    base: Base,
+    bank: AdapterBank,
+    batch: Sequence[Asked],
+    rooms: Sequence[int],
+    stops: set[int],
+    mix: Tensor | None,
+) -> Iterator[tuple[int, int]]:
+    """(n, token) of every row's next token, in the order in which they become known."""
     index = torch.tensor([row for row, _ in batch])
     ids, mask = _pad_left([prompt for _, prompt in batch], base.model.device)
-    answers: list[list[int]] = [[] for _ in batch]
+    lengths = [0] * len(batch)
     cache: Cache | None = None
     live = list(range(len(batch)))
     while live:
@@ -121,8 +149,9 @@ def _answers(
                 going = []
                 for n, token in zip(live, ids[:, 0].tolist(), strict=True):
                     if token not in stops:
-                        answers[n].append(token)
-                        if len(answers[n]) < rooms[n]:
+                        yield n, token
+                        lengths[n] += 1
+                        if lengths[n] < rooms[n]:
                             going.append(n)
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         if going:
@@ -130,7 +159,6 @@ def _answers(
             _select(cache, kept)
             ids, mask = ids[kept], mask[kept]
         live = going
-    return answers
 
 
 def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor | None) -> list[float]:

@@ -4,9 +4,7 @@ whole image model, alone or several side by side."""
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,85 +13,16 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification
 
 from llm_fed.config import BaseConfig, Dtype
-from llm_fed.engine import generation
-from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.image_adapters import ImageAdapterEngine
-from llm_fed.engine.inference import mixing_weights
 from llm_fed.errors import UserError, lookup
 from llm_fed.export import models, peft_folders
+from llm_fed.export.personal import Personal
 from llm_fed.export.prompt import read_prompt
 from llm_fed.models.images import ARCHITECTURES, ImageBase, head_of, load_images
 from llm_fed.models.joined import respond
 from llm_fed.models.loading import Base, load_base
-from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
-from llm_fed.requests import Logits
 from llm_fed.settings import check_fields
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture, encode_prompt
-
-
-@dataclass(frozen=True)
-class Personal:
-    """A base with one client's adapter, or with its experts and the gate that weighs them."""
-
-    base: Base | ImageBase
-    state: State
-    structure: Lora
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        template: str | None = None,
-        max_new_tokens: int | None = None,
-        batch_size: int = 32,
-    ) -> list[str]:
-        """Greedy answers, one per prompt.
-
-        Args:
-            template: by name (default: the one that the folder says; alpaca-short, with a warning, if it says none).
-            max_new_tokens: most tokens of an answer (default: what the folder says, or 128).
-
-        Raises:
-            UserError: an image model, an unknown template, or a prompt that is longer than the base's context.
-        """
-        if isinstance(self.base, ImageBase):
-            raise UserError("this is an image model; give it pictures with `classify`")
-        said = self.base.prompt
-        if template is None and said is None:
-            warnings.warn(
-                "the folder does not say with which prompt template it was trained, so alpaca-short is used; give "
-                "template=... if it was another",
-                peft_folders.AdapterWarning,
-                stacklevel=2,
-            )
-        chosen = template or (said.template if said else "alpaca-short")
-        most = max_new_tokens if max_new_tokens is not None else said.max_new_tokens if said else 128
-        tokens = [encode_prompt(prompt, self.base.tokenizer, template=chosen) for prompt in prompts]
-        bank = AdapterBank(self.base.model, self.structure, 1, self.state.row.dtype)
-        bank.load(0, self.state)
-        mixed = self.structure.gate == "mix"
-        return generation.generate(
-            self.base,
-            bank,
-            [(0, prompt) for prompt in tokens],
-            max_new_tokens=most,
-            batch_size=batch_size,
-            mix=mixing_weights(self.base, [(self.state, prompt) for prompt in tokens]) if mixed else None,
-        )
-
-    def classify(self, pixels: Tensor) -> Tensor:
-        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8.
-
-        Raises:
-            UserError: a language model.
-        """
-        if not isinstance(self.base, ImageBase):
-            raise UserError("this is a language model; give it prompts with `generate`")
-        asked = Logits("", self.structure, self.state, [Picture(image, -1, "") for image in pixels])
-        (logits,) = ImageAdapterEngine(self.base).execute([asked])
-        return logits.argmax(-1)
 
 
 def load_client(

@@ -1,0 +1,217 @@
+"""Runs and comparisons from Python: `llm_fed.run`, `llm_fed.compare`, and `llm_fed.open_run` for what is finished.
+
+They do what the commands of the same names do, with the same run folders: each can go on with what the other began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from llm_fed import configfile
+from llm_fed.config import Config
+from llm_fed.errors import RunError, UserError
+from llm_fed.files import write_file
+from llm_fed.plugins import short
+
+if TYPE_CHECKING:
+    from llm_fed.eval.tables import Table
+    from llm_fed.export.load import ImageModel
+    from llm_fed.export.personal import Personal
+    from llm_fed.models.images import ImageBase
+    from llm_fed.models.loading import Base
+
+Given = str | Path | Mapping[str, Any]  # a YAML file, or its content as nested dictionaries
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run: its scores, its adapters, and the personal models in use. Scores are 0-100.
+
+    Attributes:
+        folder: what the run wrote, with report.html.
+        round: the round whose models were tested and exported, of `rounds`.
+        metric: of the scores; None where no client has test examples.
+        scores: by client the test score.
+        mean, worst_half: of the scores, over the clients.
+        base: by client the test score of the base alone; empty without eval.base=true.
+        adapters: by client the folder of its personal model.
+    """
+
+    folder: Path
+    method: str
+    round: int
+    rounds: int
+    metric: str | None
+    scores: dict[str, float]
+    mean: float | None
+    worst_half: float | None
+    base: dict[str, float]
+    adapters: dict[str, Path] = field(repr=False)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: rounds, clients, scores, each with its `kind`."""
+        from llm_fed.runs.folder import read_records
+
+        return read_records(self.folder / "metrics.jsonl")
+
+    def model(self, client: str) -> Personal | ImageModel:
+        """A client's personal model: `generate` and `reply` of a language model, pictures in and labels out of others.
+
+        Raises:
+            UserError: the run has exported no model of this client.
+        """
+        from llm_fed.export.load import load_client, load_image_model
+        from llm_fed.runs.folder import exported
+
+        folder = exported(self.folder, [client])[client]
+        if self._config.adapter is None:
+            return load_image_model(folder)
+        return load_client(folder, self._loaded)
+
+    def chat(self, client: str, text: str) -> str:
+        """The client's greedy answer to one prompt, put as in training.
+
+        Raises:
+            UserError: see `model`; or its model answers pictures.
+        """
+        from llm_fed.export.personal import Personal
+
+        model = self.model(client)
+        if not isinstance(model, Personal):
+            raise UserError(f"{self.folder} holds image models, with which nobody can chat; see model(client)")
+        return model.generate([text])[0]
+
+    @cached_property
+    def _config(self) -> Config:
+        from llm_fed.runs.folder import read_config
+
+        return read_config(self.folder)
+
+    @cached_property
+    def _loaded(self) -> Base | ImageBase:
+        """The base, loaded once for all clients."""
+        from llm_fed import tasks
+        from llm_fed.experiment import bases
+        from llm_fed.models.loading import load_base
+        from llm_fed.runtime.launch import choose_device
+
+        device = choose_device(self._config.device)
+        if tasks.find(self._config.task.name).images:
+            return bases.load(self._config, tasks.load(self._config.task, self._config.seed), device)
+        return load_base(self._config.base, device)
+
+
+def run(config: Given, *words: str, out: str | Path, fresh: bool = False, start: str | Path | None = None) -> Result:
+    """Train a federation, or continue it, to its end.
+
+    Args:
+        config: a YAML file, or the same as nested dictionaries.
+        words: settings such as "local.lr=1e-4", laid over it.
+        out: the run folder. A finished run in it is read; one that was interrupted goes on.
+        fresh: delete what an earlier run left there.
+        start: a finished run or a folder of adapters to start from.
+
+    Raises:
+        UserError: a mistake in what was given, named before anything is trained.
+        RunError: the run failed; the same call goes on from its last checkpoint.
+    """
+    resolved = resolve(config, words, out, start)
+    from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
+
+    experiment.quiet()
+    experiment.train(resolved, Path(out), fresh=fresh)
+    return open_run(out)
+
+
+def resolve(config: Given, words: Sequence[str], out: str | Path | None, start: str | Path | None = None) -> Config:
+    """The configuration that a run in `out` has, checked as far as can be without its data and base.
+
+    Raises:
+        UserError: the first mistake.
+    """
+    from llm_fed.commands import section
+
+    resolved = configfile.load(config, words)
+    if start is not None:
+        if resolved.adapter is None:
+            raise UserError(f"--from {start}: only adapters can be started from, but adapter is null; set adapter.rank")
+        resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(Path(start).resolve())))
+    folder = default_folder(config, resolved) if out is None else Path(out)
+    section.check(resolved, data=not (folder / "config.yaml").exists())  # what is complete needs its data no more
+    return resolved
+
+
+def default_folder(config: Given, resolved: Config) -> Path:
+    """Where the run of a configuration file goes if nobody says."""
+    name = "run" if isinstance(config, Mapping) else Path(config).stem
+    return Path("runs") / f"{name}-{short(str(resolved.method['name']))}-seed{resolved.seed}"
+
+
+def open_run(folder: str | Path) -> Result:
+    """A finished run, by its folder.
+
+    Raises:
+        UserError: there is no finished run.
+    """
+    from llm_fed.runs.folder import adapter_folders, finished
+
+    summary = finished(Path(folder))
+    scores = summary["scores"]
+    return Result(
+        folder=Path(folder),
+        method=summary["method"],
+        round=summary["round"],
+        rounds=summary["rounds"],
+        metric=scores.get("metric"),
+        scores=dict(scores.get("clients", {})),
+        mean=scores.get("mean"),
+        worst_half=scores.get("worst_half"),
+        base=dict(summary.get("base", {}).get("clients", {})),
+        adapters=adapter_folders(Path(folder)),
+    )
+
+
+def compare(
+    config: Given, *words: str, out: str | Path, methods: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> Table:
+    """Train several methods with several seeds, or continue, and put their scores into one table.
+
+    Args:
+        config: a YAML file, or the same as nested dictionaries, which is then kept as `out`/comparison.yaml; its
+            `compare` section may hold rows and seeds.
+        words: settings that are laid over every row.
+        out: where the runs and the tables go.
+        methods: only these rows, or methods by name.
+
+    Returns:
+        The table; `by_client`, `as_json()` and `as_markdown()` are its forms.
+
+    Raises:
+        UserError: a mistake in what was given, named before anything is trained.
+        RunError: a run failed, and which; the table of the others is in `out`.
+    """
+    from llm_fed.commands import section
+
+    folder = Path(out)
+    if isinstance(config, Mapping):
+        path, text = folder / "comparison.yaml", OmegaConf.to_yaml(configfile.created(config))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(path, text.encode())
+    else:
+        path = Path(config)
+    section.read_rows(path, words, methods, seeds).check()
+    from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    table = comparison.compare(path, words, chosen=methods, seeds=seeds, out=folder)
+    if table.failed:
+        raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; the same call tries again")
+    return table

@@ -1,0 +1,186 @@
+"""A conversation with personal adapters in a terminal: whose is chosen by `/client`, and `/base` is the base alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from llm_fed import tasks
+from llm_fed.config import check
+from llm_fed.configfile import from_dict
+from llm_fed.errors import UserError, lookup
+from llm_fed.export.load import load_client
+from llm_fed.export.personal import Personal, alone
+from llm_fed.export.prompt import Prompt, prompt_of
+from llm_fed.models.loading import Base, load_base
+from llm_fed.runs.folder import exported, read_config
+from llm_fed.runtime.launch import choose_device
+from llm_fed.tasks.common import TEMPLATES
+
+HELP = """\
+/client        say who there is
+/client NAME   go on with this client's adapter
+/base          go on with the base alone
+/reset         forget the conversation
+/quit          end (so does Ctrl-D; Ctrl-C ends an answer)
+Anything else is a prompt."""
+
+
+@dataclass
+class Chat:
+    """Whose model answers, and what was said so far.
+
+    Attributes:
+        base: without what any adapter's folder says.
+        adapters: by client the folder of its adapter; the first one begins.
+        template: instead of those that the folders say.
+        most: tokens of an answer, instead of what the folders say.
+    """
+
+    base: Base
+    adapters: dict[str, Path]
+    template: str | None = None
+    most: int | None = None
+    client: str | None = None  # None: the base alone
+    said: list[dict[str, str]] = field(default_factory=list)
+    _model: Personal = field(init=False)
+    _prompt: Prompt | None = field(init=False, default=None)  # of the adapter, and afterwards of the base, too
+
+    def __post_init__(self) -> None:
+        self.choose(self.client)
+
+    def choose(self, client: str | None) -> None:
+        """Go on with a client's adapter, or with the base alone; the conversation begins anew.
+
+        Raises:
+            UserError: there is no such client, or its adapter cannot be read.
+        """
+        if client is None:
+            self._prompt = self._prompt or self._of_template("chat" if self.base.tokenizer.chat_template else None)
+            self._model = alone(replace(self.base, prompt=self._prompt))
+        else:
+            model = load_client(lookup("/client", client, self.adapters), self.base)
+            assert isinstance(model.base, Base)
+            said = None if self.template else model.base.prompt
+            self._prompt = said or self._of_template(None)
+            self._model = replace(model, base=replace(model.base, prompt=self._prompt))
+        self.client, self.said = client, []
+
+    def _of_template(self, usual: str | None) -> Prompt | None:
+        """With the template that was given, else the usual one, else alpaca-short."""
+        return prompt_of(self.base, from_dict({"task": {"template": self.template or usual or "alpaca-short"}}))
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the template takes a conversation; the others take one prompt, as in training."""
+        assert self._prompt is not None
+        return self._prompt.template.date is not None
+
+    def reply(self, text: str) -> Iterator[str]:
+        """The answer to a prompt in pieces; an answer that is broken off is forgotten, with its prompt."""
+        self.said.append({"role": "user", "content": text})
+        answer = ""
+        try:
+            for piece in self._model.reply(self.said if self.remembers else text, max_new_tokens=self.most):
+                answer += piece
+                yield piece
+        except BaseException:
+            self.said.pop()
+            raise
+        self.said.append({"role": "assistant", "content": answer})
+
+    @property
+    def greeting(self) -> str:
+        """Who answers, and how prompts are put."""
+        assert self._prompt is not None
+        who = f"{self.client}'s adapter on {self.base.name}" if self.client else f"{self.base.name} alone"
+        how = f"template {self._prompt.template.name}"
+        return f"{who}; {how}" + ("" if self.remembers else ", in which each prompt stands for itself")
+
+
+def of_run(folder: Path, client: str | None, most: int | None = None) -> Chat:
+    """With the adapters of a finished run, beginning with `client`, or else the first one.
+
+    Raises:
+        UserError: it has none, or they are of image models, or the client is not among them.
+    """
+    config = read_config(folder)
+    if tasks.find(str(config.task.name)).images:
+        raise UserError(f"{folder} trained image models, with which nobody can chat; see llm_fed.load_image_model")
+    adapters = exported(folder)
+    first = next(iter(adapters)) if client is None else client
+    lookup("--client", first, adapters)
+    return Chat(load_base(config.base, choose_device(config.device)), adapters, most=most, client=first)
+
+
+def of_base(name: str, adapter: Path | None, template: str | None, dtype: str, most: int | None = None) -> Chat:
+    """With a base, and an adapter's folder if there is one.
+
+    Raises:
+        UserError: one of them cannot be loaded.
+    """
+    if template is not None:
+        lookup("--template", template, TEMPLATES)
+    config = from_dict({"base": {"name": name, "dtype": dtype}})
+    check(config)
+    base = load_base(config.base, choose_device(config.device))
+    folders = {adapter.resolve().name: adapter} if adapter else {}
+    return Chat(base, folders, template, most, client=next(iter(folders), None))
+
+
+def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
+    """Prompts and commands from `ask` until it raises EOFError; answers go to standard output as they come.
+
+    Args:
+        ask: given what stands before the cursor, the next line.
+        shows_help: whether somebody sits there who wants to know what can be done.
+    """
+    if shows_help:
+        _note(f"{chat.greeting}.\n{HELP}")
+    while True:
+        try:
+            line = ask(f"{chat.client or 'base'}> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        word, _, rest = line.partition(" ")
+        try:
+            if word == "/quit":
+                return
+            if word == "/client" and rest:
+                chat.choose(rest.strip())
+                _note(f"{chat.greeting}.")
+            elif word == "/client":
+                _note(", ".join(chat.adapters) or "there is no adapter, only the base")
+            elif word == "/base":
+                chat.choose(None)
+                _note(f"{chat.greeting}.")
+            elif word == "/reset":
+                chat.said.clear()
+                _note("The conversation begins anew.")
+            elif word.startswith("/"):
+                _note(f"{word} is no command.\n{HELP}" if word != "/help" else HELP)
+            elif line:
+                _say(chat, line)
+        except UserError as error:
+            _note(str(error))
+
+
+def _say(chat: Chat, text: str) -> None:
+    pieces = chat.reply(text)
+    try:
+        for piece in pieces:
+            # What a model says must not steer the terminal.
+            shown = "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in piece)
+            print(shown, end="", flush=True)
+        print(flush=True)
+    except KeyboardInterrupt:
+        pieces.close()  # type: ignore[attr-defined]
+        print()
+        _note("The answer was broken off, and is forgotten.")
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,259 @@
+"""From a folder of a user's data to a configuration that runs: what was seen in the data, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from llm_fed import datapath, tasks
+from llm_fed.commands import survey
+from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
+from llm_fed.errors import RunError, UserError
+from llm_fed.files import write_file
+from llm_fed.tasks.common import TaskData
+from llm_fed.tasks.files import split_files, training_files
+from llm_fed.tasks.rows import REQUIRED, USUAL_NAMES, find_columns, read_rows
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+BASE = "Qwen/Qwen3-0.6B"
+EPOCHS, STEPS, BATCH = 5, 20, 4
+MODELS = 4  # of FedMerge's soup, as far as there are clients
+KNOWN_LAYERS = ("q_proj", "v_proj")  # what adapters go on, of the model types that have layers of these names
+WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
+SMALL = 1024  # the hidden size below which a model learns with larger steps
+FAST, SLOW = {"lr": 1e-3, "lr_end": 1e-4}, {"lr": 2e-4, "lr_end": 2e-5}
+
+Ask = Callable[[str, str], str]  # a question and its usual answer -> the answer
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user said beforehand."""
+
+    data: str
+    base: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)  # role -> column
+    clients: int | None = None  # that the rows are dealt out to, where no column says whose they are
+    method: str | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A configuration as text, and what was seen."""
+
+    text: str
+    findings: dict[str, str]  # what -> words
+    warnings: list[str]
+
+
+def draft(given: Given, ask: Ask | None) -> Draft:
+    """A configuration for the data, with a comment for every choice.
+
+    Args:
+        ask: how to ask the user; None: nobody is there, so that what is not given must follow from the data.
+
+    Raises:
+        UserError: the data cannot be read, or it does not say what is what and nobody can be asked.
+    """
+    path = datapath.local("DATA", given.data)
+    columns, partition = _columns(path, given, ask)
+    base = given.base or (ask("Base model, a Hub id or a folder", BASE) if ask else BASE)
+    config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), partition=partition)
+    data = tasks.load(config, 0)
+    chosen = survey.sample(data)
+    tokenizer, model, problem = _of_base(base)
+    warnings = [f"{count} {what}" for what, count in survey.repeated(data).items()]
+    smallest, middle, largest = survey.sizes(data.clients.values())
+    if smallest < 10:
+        warnings.append(f"the smallest client has {smallest} training examples, which is little to learn or judge from")
+    if problem:
+        warnings.append(f"lengths and template are not known, because {base} cannot be read here: {problem}")
+    template = "chat" if tokenizer is not None and tokenizer.chat_template else "alpaca-short"
+    measured = survey.lengths(chosen, tokenizer, template) if tokenizer is not None else None
+    findings = {
+        "clients": f"{len(data.clients)}: {_few(list(data.clients))}",
+        "examples": f"{_range(smallest, middle, largest)} for training; {_held_out(data)}",
+        "columns": ", ".join(f"{role} = {name}" for role, name in _in_use(path, columns).items()),
+        "writing": ", ".join(
+            f"{name} {100 * share:.0f} %"
+            for name, share in survey.scripts(f"{e.prompt} {e.answers[0]}" for e in chosen)
+        ),
+    }
+    context = getattr(model, "max_position_embeddings", None)
+    limits: dict[str, int] = {}
+    if measured:
+        limits = {"max_length": min(measured.enough, context or measured.enough), "answer": measured.enough_answer}
+        longer = sum(length > limits["max_length"] for length in measured.whole)
+        findings["lengths"] = (
+            f"{survey.quantile(measured.whole, 0.5)} tokens in the middle, {measured.whole[-1]} at most"
+            + (f" (the context of the base is {context})" if context else "")
+        )
+        if longer:
+            warnings.append(
+                f"{longer} of {len(measured.whole)} examples are longer than task.max_length={limits['max_length']} "
+                "and will be skipped"
+            )
+    metric = None
+    if any(each.options for each in chosen):
+        metric = "option_accuracy"
+    elif survey.are_labels(chosen):
+        metric = "exact_match"
+    findings["answers"] = (
+        "one of the options of each example" if metric == "option_accuracy"
+        else "a few labels, so that exact_match is scored" if metric
+        else "free text, so that ROUGE-1 is scored"
+    )  # fmt: skip
+    small = model is not None and getattr(model, "hidden_size", SMALL) < SMALL
+    method = given.method or ("fedmerge" if len(data.clients) > 1 else "local")
+    rounds = min(50, max(5, round(EPOCHS * middle / (STEPS * BATCH))))
+    evaluation = {
+        "every": math.ceil(rounds / 4),
+        "metric": metric,
+        "max_new_tokens": limits.get("answer"),
+        "base": True,
+    }
+    text = _rendered(
+        rounds=rounds,
+        epochs=EPOCHS,
+        base=base,
+        known=model is None or model.model_type in WITH_THEM,
+        path=given.data,
+        columns=columns,
+        dealt=partition.clients,
+        template=template,
+        why=_why(template, model is not None),
+        max_length=limits.get("max_length"),
+        method={"name": method} | ({"num_models": min(MODELS, len(data.clients))} if method == "fedmerge" else {}),
+        local={"steps": STEPS, "batch_size": BATCH} | (SLOW if not small else FAST),
+        eval={key: value for key, value in evaluation.items() if value is not None},
+    )
+    return Draft(text, findings, warnings)
+
+
+def write(path: Path, text: str, *, force: bool) -> None:
+    """Put the configuration where it was asked for.
+
+    Raises:
+        UserError: something is there already.
+        RunError: it cannot be written.
+    """
+    if path.exists() and not force:
+        raise UserError(f"{path} exists already; give --out another, or --force to write over it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, text.encode())
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _columns(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str], PartitionConfig]:
+    """The columns that the configuration has to name (the usual names need not be), and how rows become clients."""
+    files = training_files(path)
+    if not files:
+        return dict(given.columns), PartitionConfig()  # loading it says what is wrong
+    rows = read_rows(files[0])
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    found = dict(given.columns)
+    roles = [role for role in ("prompt", "answer") if role not in found]
+    for role in roles:
+        if any(name in names and name not in found.values() for name in USUAL_NAMES[role]):
+            continue
+        guess = survey.likely(role, names) or next((name for name in names if name not in found.values()), "")
+        if ask:
+            found[role] = ask(f"Which column is the {role}? ({', '.join(names)})", guess)
+        elif survey.likely(role, names):
+            found[role] = guess
+        else:
+            options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
+            raise UserError(f"{files[0]}: no column looks like the {role} among {', '.join(names)}; give {options}")
+    of_all = path.is_file() or bool(split_files(path))
+    if not of_all or "client" in found or any(name in names for name in USUAL_NAMES["client"]):
+        return found, PartitionConfig()
+    if given.clients is None and (guess := survey.likely("client", names)):
+        found["client"] = guess
+        return found, PartitionConfig()
+    count: int | str | None = given.clients
+    if count is None and ask:
+        answer = ask(
+            f"Which column says whose a row is ({', '.join(names)}), or how many clients share the rows?", "10"
+        )
+        if answer in names:
+            found["client"] = answer
+            return found, PartitionConfig()
+        count = answer
+    if not str(count or "").isdigit():
+        raise UserError(f"{files[0]}: no column looks like the client; give --client COLUMN, or --clients N to deal "
+                        "the rows out to N clients at random")  # fmt: skip
+    return found, PartitionConfig("iid", clients=int(str(count)))
+
+
+def _in_use(path: Path, columns: Mapping[str, str]) -> dict[str, str]:
+    """Role -> column, those with usual names, too."""
+    file = training_files(path)[0]
+    found = find_columns(ColumnsConfig(**columns), read_rows(file), str(file))
+    return {role: found[role] for role in USUAL_NAMES if role in found}
+
+
+def _of_base(name: str) -> tuple[PreTrainedTokenizerBase | None, PretrainedConfig | None, str]:
+    """The base's tokenizer and configuration, or why they cannot be had."""
+    from transformers import AutoConfig, AutoTokenizer  # seconds
+
+    from llm_fed.models.loading import check_name, explain
+
+    folder_or_id = check_name(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder_or_id, trust_remote_code=False)
+        return tokenizer, AutoConfig.from_pretrained(folder_or_id, trust_remote_code=False).get_text_config(), ""
+    except Exception as error:  # transformers and tokenizers share no class of errors
+        if Path(name).expanduser().is_dir():
+            raise UserError(explain(name, error, "a causal LM")) from error
+        return None, None, " ".join(str(error).split())[:200]
+
+
+def _why(template: str, known: bool) -> str:
+    if not known:
+        return "for an instruction-tuned base write chat"
+    return "the base's own" if template == "chat" else "the base has no chat template; others: alpaca, plain"
+
+
+def _rendered(**values: Any) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parents[1] / "assets"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["flow"] = _flow
+    return environment.get_template("init.yaml.jinja").render(**values)
+
+
+def _flow(value: Any) -> str:
+    """A value in YAML on one line: {a: 1, b: text}."""
+    # Of what cannot be seen YAML would make spaces, unless it is spelled out.
+    plain = repr(value).isprintable() and "\\" not in repr(value)
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=plain, width=math.inf)
+    return text.removesuffix("\n").removesuffix("...").strip()
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:3])}, ... {names[-1]}"
+
+
+def _range(smallest: int, middle: float, largest: int) -> str:
+    if smallest == largest:
+        return f"{smallest} per client"
+    return f"{smallest} to {largest} per client ({middle:g} in the middle)"
+
+
+def _held_out(data: TaskData) -> str:
+    test = sum(len(client.test) for client in data.clients.values())
+    validation = sum(len(client.validation) for client in data.clients.values())
+    return f"{validation} for validation and {test} for the test, of all clients"

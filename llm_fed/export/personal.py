@@ -1,0 +1,142 @@
+"""One client's personal model in use: it answers prompts, as a whole or piece by piece, or names what pictures show."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from llm_fed.engine import generation
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.image_adapters import ImageAdapterEngine
+from llm_fed.engine.inference import mixing_weights
+from llm_fed.errors import UserError
+from llm_fed.export.peft_folders import AdapterWarning
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import Lora
+from llm_fed.requests import Logits
+from llm_fed.rng import generator
+from llm_fed.state import State
+from llm_fed.tasks.common import Picture, Template, encode_prompt
+
+Conversation = Sequence[Mapping[str, str]]  # {"role", "content"} of each message
+MOST = 128  # tokens of an answer, where nobody says
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A base with one client's adapter, or with its experts and the gate that weighs them."""
+
+    base: Base | ImageBase
+    state: State
+    structure: Lora
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        template: str | None = None,
+        max_new_tokens: int | None = None,
+        batch_size: int = 32,
+    ) -> list[str]:
+        """Greedy answers, one per prompt.
+
+        Args:
+            template: by name (default: the one that the folder says; alpaca-short, with a warning, if it says none).
+            max_new_tokens: most tokens of an answer (default: what the folder says, or 128).
+
+        Raises:
+            UserError: an image model, an unknown template, or a prompt that is longer than the base's context.
+        """
+        base, tokens = self._encoded(prompts, template)
+        return generation.generate(
+            base,
+            self._bank(),
+            [(0, prompt) for prompt in tokens],
+            max_new_tokens=self._most(max_new_tokens),
+            batch_size=batch_size,
+            mix=self._mix(base, tokens),
+        )
+
+    def reply(
+        self,
+        prompt: str | Conversation,
+        *,
+        template: str | Template | None = None,
+        max_new_tokens: int | None = None,
+    ) -> Iterator[str]:
+        """One greedy answer in pieces, as they become known; joined, they are what `generate` returns.
+
+        Args:
+            prompt: a text, or with a chat template a conversation whose last message is to be answered.
+            template: by name, or itself (default: as in `generate`).
+
+        Raises:
+            UserError: as `generate`, before the first piece; a conversation with a template that takes one text.
+        """
+        base, (tokens,) = self._encoded([prompt], template)
+        ids: list[int] = []
+        shown, text = "", ""
+        mix = self._mix(base, [tokens])
+        for token in generation.stream(base, self._bank(), tokens, max_new_tokens=self._most(max_new_tokens), mix=mix):
+            ids.append(token)
+            text = str(base.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+            whole = text.rstrip("\ufffd")  # of a character that has several tokens, some may still be missing
+            if whole.startswith(shown) and len(whole) > len(shown):
+                yield whole[len(shown) :]
+                shown = whole
+        if len(text) > len(shown):
+            yield text[len(shown) :]
+
+    def classify(self, pixels: Tensor) -> Tensor:
+        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8.
+
+        Raises:
+            UserError: a language model.
+        """
+        if not isinstance(self.base, ImageBase):
+            raise UserError("this is a language model; give it prompts with `generate`")
+        asked = Logits("", self.structure, self.state, [Picture(image, -1, "") for image in pixels])
+        (logits,) = ImageAdapterEngine(self.base).execute([asked])
+        return logits.argmax(-1)
+
+    def _encoded(
+        self, prompts: Sequence[str | Conversation], template: str | Template | None
+    ) -> tuple[Base, list[list[int]]]:
+        """The language model, and the tokens of each prompt."""
+        if isinstance(self.base, ImageBase):
+            raise UserError("this is an image model; give it pictures with `classify`")
+        said = self.base.prompt
+        if template is None and said is None:
+            warnings.warn(
+                "the folder does not say with which prompt template it was trained, so alpaca-short is used; give "
+                "template=... if it was another",
+                AdapterWarning,
+                stacklevel=3,
+            )
+        chosen = template or (said.template if said else "alpaca-short")
+        return self.base, [encode_prompt(prompt, self.base.tokenizer, template=chosen) for prompt in prompts]
+
+    def _most(self, asked: int | None) -> int:
+        said = self.base.prompt if isinstance(self.base, Base) else None
+        return asked if asked is not None else said.max_new_tokens if said else MOST
+
+    def _bank(self) -> AdapterBank:
+        bank = AdapterBank(self.base.model, self.structure, 1, self.state.row.dtype)
+        bank.load(0, self.state)
+        return bank
+
+    def _mix(self, base: Base, tokens: Sequence[Sequence[int]]) -> Tensor | None:
+        """The weights of two experts for each prompt, where the prompt decides them."""
+        if self.structure.gate != "mix":
+            return None
+        return mixing_weights(base, [(self.state, prompt) for prompt in tokens])
+
+
+def alone(base: Base) -> Personal:
+    """A language model without any adapter: one whose B is zero, so that it adds nothing."""
+    structure = Lora(rank=1, alpha=1, dropout=0.0, target_modules="all-linear")
+    return Personal(base, base.draw(structure, generator(0)), structure)

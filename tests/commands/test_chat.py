@@ -1,0 +1,165 @@
+"""llm-fed chat: who answers, what is remembered, and what a line of input does."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny_base
+from transformers import AutoTokenizer
+
+from llm_fed import configfile, load_client
+from llm_fed.commands import chat as chatting
+from llm_fed.config import BaseConfig
+from llm_fed.engine import generation
+from llm_fed.errors import UserError
+from llm_fed.experiment import run as experiment
+from llm_fed.export.personal import Personal, alone
+from llm_fed.models.loading import load_base
+
+CHAT = (
+    "{% for message in messages %}{{ 'w9' if message.role == 'user' else 'w7' }} {{ message.content }} {% endfor %}w8"
+)
+
+
+def script(*lines: str):
+    """Somebody who types these lines and then Ctrl-D."""
+    rest: Iterator[str] = iter(lines)
+
+    def ask(_: str) -> str:
+        try:
+            return next(rest)
+        except StopIteration:
+            raise EOFError from None
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def conversing(small, tmp_path_factory) -> Path:
+    """A run of a base with a chat template."""
+    folder = tmp_path_factory.mktemp("conversing")
+    base = tiny_base.folder(folder / "base")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(base)
+    tree = small.tree(base={"name": str(base)}, rounds=1, task={"template": "chat", "max_length": 48})
+    experiment.train(configfile.from_dict(tree), folder / "run")
+    return folder / "run"
+
+
+def test_clients_and_the_base_answer_for_themselves(small, finished, capsys):
+    chat = chatting.of_run(finished, "bob")
+    chatting.talk(chat, script("w20 w21", "/client ada", "w20 w21", "/base", "w20 w21", ""), shows_help=False)
+    said = capsys.readouterr()
+    bare = alone(load_client(finished / "adapters/ada", str(small.base)).base)
+    expected = [
+        load_client(finished / "adapters" / id, str(small.base)).generate(["w20 w21"])[0] for id in ("bob", "ada")
+    ]
+    expected.append(bare.generate(["w20 w21"])[0])
+    assert said.out.split("\n")[:3] == expected and len(set(expected)) > 1
+    assert "ada's adapter on" in said.err and "each prompt stands for itself" in said.err
+
+
+def test_the_first_client_begins_and_commands_say_what_there_is(finished, capsys):
+    chat = chatting.of_run(finished, None)
+    names = list(chat.adapters)
+    chatting.talk(chat, script("/client", "/client nobody", "/sing", "/help", "/quit", "w20"), shows_help=True)
+    said = capsys.readouterr()
+    assert chat.client == names[0] and said.out == ""
+    assert said.err.startswith(f"{names[0]}'s adapter on ") and ", ".join(names) in said.err
+    assert "/client='nobody' is unknown" in said.err and "/sing is no command." in said.err
+    assert said.err.count("/reset") == 3  # at the beginning, after what is no command, and when asked for
+    with pytest.raises(UserError, match="--client='nobody' is unknown"):
+        chatting.of_run(finished, "nobody")
+
+
+def test_a_chat_template_remembers_until_reset(conversing, monkeypatch, capsys):
+    asked: list[str] = []
+    original = Personal.reply
+
+    def spy(self, prompt, **options):
+        text = prompt if isinstance(prompt, str) else "|".join(message["content"] for message in prompt)
+        asked.append(text)
+        return original(self, prompt, **options)
+
+    monkeypatch.setattr(Personal, "reply", spy)
+    chat = chatting.of_run(conversing, "ada")
+    assert chat.remembers
+    chatting.talk(chat, script("w20", "w21", "/reset", "w22", "/client bob", "w23"), shows_help=False)
+    first = capsys.readouterr().out.split("\n")[0]
+    assert asked == ["w20", f"w20|{first}|w21", "w22", "w23"]
+
+
+def test_an_answer_that_is_broken_off_is_forgotten(conversing, monkeypatch, capsys):
+    def broken(self, prompt, **options):
+        yield "w1 "
+        raise KeyboardInterrupt
+
+    chat = chatting.of_run(conversing, "ada")
+    with monkeypatch.context() as patch:
+        patch.setattr(Personal, "reply", broken)
+        chatting.talk(chat, script("w20"), shows_help=False)
+    assert chat.said == [] and "broken off" in capsys.readouterr().err
+    chatting.talk(chat, script("w21"), shows_help=False)  # the adapters are free for the next answer
+    assert [message["role"] for message in chat.said] == ["user", "assistant"]
+
+
+def test_an_abandoned_answer_leaves_the_base_as_it_was(small, finished):
+    model = load_client(finished / "adapters/ada", str(small.base))
+    before = alone(model.base).generate(["w20 w21"])
+    pieces = model.reply("w20 w21")
+    next(pieces)
+    pieces.close()
+    assert alone(model.base).generate(["w20 w21"]) == before
+
+
+def test_what_a_model_says_cannot_steer_the_terminal(finished, monkeypatch, capsys):
+    monkeypatch.setattr(Personal, "reply", lambda self, prompt, **options: iter(["a\x1b[2Jb\n", "c\x07"]))
+    chatting.talk(chatting.of_run(finished, None), script("w20"), shows_help=False)
+    assert capsys.readouterr().out == "a\ufffd[2Jb\nc\ufffd\n\n"
+
+
+TEXTS = ["你好，世界! naïve", "  two  spaces\n\nand lines \n", "🙂🙃", "", "plain"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_are_whole_characters_and_join_to_the_answer(text, monkeypatch):
+    """With a byte-level tokenizer, in which a character may be several tokens."""
+    from llm_fed.commands.quickstart import ASSETS
+
+    base = load_base(BaseConfig(str(ASSETS / "tiny-base"), dtype="float32"), "cpu")
+    ids = base.tokenizer(text, add_special_tokens=False).input_ids
+    monkeypatch.setattr(generation, "stream", lambda *args, **options: iter(ids))
+    pieces = list(alone(base).reply("x", template="plain"))
+    assert "".join(pieces) == text.strip()
+    assert not any("\ufffd" in piece or not piece for piece in pieces)
+    assert len(pieces) > 1 or len(text.strip()) < 6
+
+
+def test_the_command(small, finished, llm_fed, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("w20 w21\n/base\nw20 w21\n"))
+    said = llm_fed("chat", finished, "--client", "ada", "--max-new-tokens", 1)
+    adapted = load_client(finished / "adapters/ada", str(small.base))
+    expected = [each.generate(["w20 w21"], max_new_tokens=1)[0] for each in (adapted, alone(adapted.base))]
+    assert (said.code, said.out.rstrip("\n").split("\n")) == (0, expected)
+    monkeypatch.setattr("sys.stdin", io.StringIO("w20 w21\n"))
+    alike = llm_fed("chat", "--base", small.base, "--adapter", finished / "adapters/ada", "--max-new-tokens", 1)
+    assert alike.out.rstrip("\n") == expected[0]
+    monkeypatch.setattr("sys.stdin", io.StringIO("w20 w21\n"))
+    assert (
+        llm_fed("chat", "--base", small.base, "--template", "plain", "--max-new-tokens", 1).out.rstrip() == expected[1]
+    )
+
+
+def test_refusals(finished, llm_fed, tmp_path):
+    llm_fed("chat").assert_refused("give either a run folder, or --base")
+    llm_fed("chat", finished, "--base", "b").assert_refused("give either a run folder, or --base")
+    llm_fed("chat", finished, "--template", "chat").assert_refused("chat is for --base")
+    llm_fed("chat", "--base", "b", "--client", "ada").assert_refused("--client ada is for a run")
+    llm_fed("chat", tmp_path).assert_refused("is no run folder")
+    llm_fed("chat", finished, "--client", "nobody").assert_refused("--client='nobody' is unknown")
+    llm_fed("chat", "--base", "./nowhere").assert_refused("'./nowhere' is no folder")
+    llm_fed("chat", "--base", "b", "--template", "sonnet").assert_refused("--template='sonnet' is unknown")

@@ -1,0 +1,161 @@
+"""llm-fed init: what it sees in a user's data, and that the configuration it writes runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_fed import configfile
+from llm_fed.commands import init, survey
+from llm_fed.tasks.common import ClientData, Example, TaskData
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def rows(count: int, prompt: str, answer: str, offset: int = 0) -> list[dict[str, Any]]:
+    return [{prompt: f"w{20 + (offset + i) % 20} w{20 + i // 20}", answer: f"w{i % 3}"} for i in range(count)]
+
+
+def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("north", "south", "east", "west", "up and down"):
+        write(Path("my data") / f"{name}.jsonl", rows(40, "question", "reply"))
+    said = llm_fed("init", "my data", "--base", small.base)
+    assert said.code == 0, said.err
+    assert "5: east, north, south, up and down, west" in said.out
+    assert "prompt = question, answer = reply" in said.out and "Latin 100 %" in said.out
+    assert "29 per client for training; 15 for validation and 40 for the test" in said.out
+    config = configfile.load("my data.yaml")
+    assert (config.task.path, config.base.name) == ("my data", str(small.base))
+    assert config.method == {"name": "fedmerge", "num_models": 4} and config.eval.base
+    assert (config.eval.metric, config.task.template) == ("exact_match", "alpaca-short")
+    assert "llm-fed" in said.out and "run 'my data.yaml' --out 'runs/my data'" in said.out
+    ran = llm_fed("run", "my data.yaml", "rounds=1", "local.steps=1", "--out", "runs/my data")
+    assert ran.code == 0 and "exact_match" in ran.out
+    llm_fed("init", "my data", "--base", small.base).assert_refused("my data.yaml exists already", "--force")
+    assert llm_fed("init", "my data", "--base", small.base, "--force", "--method", "fedit").code == 0
+    assert configfile.load("my data.yaml").method == {"name": "fedit"}
+
+
+def test_chinese_columns_and_text(small, llm_fed, tmp_path):
+    for name in ("北", "南"):
+        texts = [{"问题": f"第{i}个问题是什么？", "回答": f"这是第{i}个回答，内容各不相同。{name}"} for i in range(30)]
+        write(tmp_path / f"诊所/{name}.jsonl", texts)
+    said = llm_fed("init", tmp_path / "诊所", "--base", small.base, "--out", tmp_path / "c.yaml")
+    assert said.code == 0, said.err
+    assert "prompt = 问题, answer = 回答" in said.out and "Han 100 %" in said.out and "free text" in said.out
+    config = configfile.load(tmp_path / "c.yaml")
+    assert config.task.columns.prompt == "问题" and config.eval.metric is None
+    assert config.method["num_models"] == 2
+
+
+def test_what_is_there_twice(small, llm_fed, tmp_path):
+    seen, other = {"prompt": "w20  W21", "output": "w1"}, {"prompt": "w33 w34", "output": "w1"}
+    write(tmp_path / "d/a/train.jsonl", [*rows(20, "prompt", "output"), seen, seen])
+    write(tmp_path / "d/a/test.jsonl", [{"prompt": "w20 w21 ", "output": "w2"}, other])
+    write(tmp_path / "d/b/train.jsonl", [*rows(20, "prompt", "output"), other])
+    write(tmp_path / "d/b/test.jsonl", [{"prompt": "w40 w41", "output": "w1"}])
+    said = llm_fed("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
+    assert "1 training examples that are there twice at one client" in said.out
+    assert "1 test prompts that the same client trains on" in said.out
+    assert "1 test prompts that another client trains on" in said.out
+    plain = tmp_path / "plain"
+    write(plain / "a.jsonl", rows(20, "prompt", "output"))
+    assert "look here" not in llm_fed("init", plain, "--base", small.base, "--out", tmp_path / "p.yaml").out
+
+
+def test_one_file_with_a_client_column_or_without(small, llm_fed, tmp_path):
+    path = tmp_path / "all.jsonl"
+    write(path, [{**row, "hospital": f"h{i % 3}"} for i, row in enumerate(rows(60, "text", "label"))])
+    asked = ("init", path, "--base", small.base, "--out", tmp_path / "c.yaml", "--force")
+    assert "3: h0, h1, h2" in llm_fed(*asked).out
+    assert configfile.load(tmp_path / "c.yaml").task.columns.client == "hospital"
+    said = llm_fed(*asked, "--clients", 4)
+    assert said.out.startswith("clients    4: ")
+    assert configfile.load(tmp_path / "c.yaml").task.partition.clients == 4
+    write(path, rows(60, "text", "label"))
+    llm_fed(*asked).assert_refused("no column looks like the client", "--client COLUMN, or --clients N")
+    llm_fed(*asked, "--client", "txt").assert_refused("'txt' is no column (the closest is 'text')")
+
+
+def test_columns_that_nobody_could_guess(small, llm_fed, tmp_path):
+    write(tmp_path / "d/a.jsonl", rows(30, "x1", "x2"))
+    asked = ("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
+    llm_fed(*asked).assert_refused(
+        "no column looks like the prompt among x1, x2", "--prompt COLUMN and --answer COLUMN"
+    )
+    assert llm_fed(*asked, "--prompt", "x1", "--answer", "x2").code == 0
+    answers = iter(["x2", "x1", str(small.base)])
+    found = init.draft(init.Given(str(tmp_path / "d")), lambda question, usual: next(answers))
+    assert "prompt = x2, answer = x1" in found.findings["columns"] and str(small.base) in found.text
+
+
+def test_long_examples_and_few(small, llm_fed, tmp_path):
+    data = rows(300, "prompt", "output")
+    data[7]["prompt"] = " ".join(["w3"] * 200)
+    write(tmp_path / "d/a.jsonl", data)
+    write(tmp_path / "d/b.jsonl", rows(5, "prompt", "output"))
+    said = llm_fed("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
+    assert "1 of 305 examples are longer than task.max_length=32 and will be skipped" in said.out
+    assert "the smallest client has 3 training examples" in said.out
+
+
+def test_a_base_that_cannot_be_read_here(llm_fed, tmp_path, monkeypatch):
+    """What the base would have said is left out of the file, and the user is told."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    write(tmp_path / "d/a.jsonl", rows(30, "prompt", "output"))
+    said = llm_fed("init", tmp_path / "d", "--base", "someone/something", "--out", tmp_path / "c.yaml")
+    assert said.code == 0 and "someone/something cannot be read here" in said.out
+    text = (tmp_path / "c.yaml").read_text()
+    assert "max_length" not in text and "for an instruction-tuned base write chat" in text
+    llm_fed("init", tmp_path / "d", "--base", "./nowhere", "--out", tmp_path / "e.yaml").assert_refused("is no folder")
+    assert not (tmp_path / "e.yaml").exists()
+
+
+def test_no_data(llm_fed, tmp_path):
+    llm_fed("init", tmp_path / "nowhere", "--out", tmp_path / "c").assert_refused("no such file or folder")
+    llm_fed("init", tmp_path, "--out", tmp_path / "c").assert_refused("no file of examples")
+
+
+@given(st.text(min_size=1), st.dictionaries(st.sampled_from(["prompt", "answer", "input"]), st.text(min_size=1)))
+def test_any_path_and_column_survive_the_yaml(path, columns):
+    import yaml
+
+    text = init._rendered(
+        rounds=1, epochs=5, base=path, known=True, path=path, columns=columns, dealt=None, template="plain", why="",
+        max_length=0, method={"name": "fedit"}, local={"steps": 1}, eval={"base": True},
+    )  # fmt: skip
+    tree = yaml.safe_load(text)
+    assert (tree["task"]["path"], tree["base"]["name"]) == (path, path)
+    assert tree["task"].get("columns", {}) == columns
+
+
+def test_lengths_leave_room():
+    assert survey.Lengths([10] * 99 + [15], [3] * 100).enough == 32
+    assert survey.Lengths([100] * 99 + [900], [3] * 100).enough == 128
+    assert survey.Lengths([100] * 99 + [140], [31] * 100).enough == 160
+    assert survey.Lengths([5], [31]).enough_answer == 32 and survey.Lengths([5], [32]).enough_answer == 64
+
+
+def test_labels_are_few_and_short():
+    def asked(*answers: str) -> list[Example]:
+        return [Example("p", (answer,)) for answer in answers]
+
+    assert survey.are_labels(asked(*["yes", "no"] * 5))
+    assert not survey.are_labels(asked("yes", "no", "yes"))
+    assert not survey.are_labels(asked(*["a long sentence that nobody would call a label at all"] * 9))
+    assert not survey.are_labels(asked(*map(str, range(90))))
+
+
+def test_scripts_are_shares_of_letters():
+    assert survey.scripts(["abc 中文字", "12 !?"]) == [("Latin", 0.5), ("Han", 0.5)]
+    assert survey.scripts(["12"]) == []
+    data = TaskData("files", "", {"a": ClientData("a", tuple(Example("p", ("a",)) for _ in range(5000)))})
+    assert len(survey.sample(data)) <= survey.SAMPLE
