@@ -1,0 +1,28 @@
+"""The notebook in examples/ runs from its first cell to its last, and what it says comes out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+NOTEBOOK = Path(__file__).parents[1] / "examples/data_frame.ipynb"
+
+
+def test_every_cell(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("Agg")
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        exec(compile("".join(cell["source"]), str(NOTEBOOK), "exec"), names)
+    result, scores = names["result"], names["scores"]
+    assert list(scores.index) == [f"zoo {number}" for number in range(6)] and list(result.adapters) == list(scores.index)
+    assert result.mean > scores["base alone"].mean()
+    said = [line for line in capsys.readouterr().out.splitlines() if " says " in line]
+    pens = [line.split(" says ")[1].split(" from ")[0] for line in said]
+    assert len(pens) == 2 and set(pens) <= set(names["PENS"])
