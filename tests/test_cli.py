@@ -69,7 +69,7 @@ def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeyp
     folder = tmp_path / "runs/mine-local-seed3"
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
         "adapters", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "report.html", "samples.jsonl",
-        "timing.jsonl",
+        "summary.json", "timing.jsonl",
     }  # fmt: skip
 
     before = (folder / "metrics.jsonl").read_bytes()

@@ -242,7 +242,8 @@ class Run:
 
     def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write a JSONL file of the run folder, whole or not at all; RunError if the disk is full."""
-        self._write(name, b"".join(json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n" for line in lines))
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        self._write(name, text.encode(errors="replace"))  # a text may hold half of a character
 
     def forget(self, name: str) -> None:
         """Delete a file of the run folder that an earlier end of the run may have left."""
