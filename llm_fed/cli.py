@@ -247,7 +247,7 @@ def compare(
     else:
         for part in table.for_terminal():
             out.print(part)
-        out.print(f"table.md, table.csv, table.json, {_count(table.pictures)} and the runs are in {folder}")
+        out.print(f"table.html, table.md, table.csv, table.json, {_count(table.pictures)} and the runs are in {folder}")
     if failed := table.failed:
         raise RunError(f"{failed} failed, see table.md; the same command tries again")
 
