@@ -13,7 +13,7 @@ from llm_fed.eval.report.clients import client_table, curves
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, reference, usage
-from llm_fed.runs.folder import SAMPLES, comparable
+from llm_fed.runs.folder import CROSS, SAMPLES, comparable
 
 KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy")
 ALONE = "the base alone"
@@ -76,7 +76,7 @@ def write_report(run_dir: str | Path) -> Path:
         samples=_samples(read_lines(run_dir / SAMPLES)[0]),
         network=(run_dir / "network.json").exists(),
         usage=usage(run_dir),
-        cross=read_object(run_dir / "cross.json"),
+        cross=read_object(run_dir / CROSS),
     )
 
 
