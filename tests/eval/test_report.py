@@ -8,11 +8,12 @@ import re
 import matplotlib as mpl
 import pytest
 import without
+import yaml
 from report_page import CONFIG, read, write_run
 
 from llm_fed.errors import UserError
 from llm_fed.eval import plots
-from llm_fed.eval.report import write_report
+from llm_fed.eval.report import clients, pictures, write_report
 
 SCRIPTS = 4  # the rows of the table, the curves, the weights by round, and the one that runs
 
@@ -251,3 +252,89 @@ def test_equal_data_gives_equal_files_and_leaves_matplotlib_alone(tmp_path, suff
 def test_bytes_have_a_fitting_unit(tmp_path, largest, unit):
     texts = comments(plots.plot_bytes(tmp_path / "b.svg", [1, 2], [largest, 0], [0, 0]))
     assert f"{unit} per round" in texts
+
+
+def local_beside(run, **changes):
+    """A finished run of local beside another, whose tested round had 55 on validation and 50 on test."""
+    folder = run.parent / "local"
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"method": {"name": "local"}} | changes
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    scores = [(2, "validation", 20.0), (4, "validation", 55.0), (4, "test", 50.0)]
+    lines = [{"kind": "score", "round": round, "split": split, "mean": mean} for round, split, mean in scores]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "summary.json").write_text(json.dumps({"round": 4}))
+
+
+def comparable_run(folder):
+    run = write_run(folder)
+    (run / "config.yaml").write_text(CONFIG + "adapter: null\nlocal: {steps: 3}\neval: {every: 2}\n")
+    return run
+
+
+def test_local_and_the_base_are_lines_to_compare_with(tmp_path, monkeypatch):
+    run = comparable_run(tmp_path / "run")
+    local_beside(run)
+    lines = (run / "metrics.jsonl").read_text()
+    base = {"kind": "score", "round": 0, "split": "validation", "metric": "rouge1", "mean": 12.0, "worst_half": 9.0}
+    (run / "metrics.jsonl").write_text(json.dumps(base | {"clients": {}, "loss": None, "losses": {}}) + "\n" + lines)
+    assert drawn(run, "plot_scores", monkeypatch)["references"] == {"the base alone": 12.0, "local": 55.0}
+    monkeypatch.undo()
+    page = read(run)
+    assert "local 50.0" in page.text
+    assert "The dotted lines are the base without any adapter and clients that each train alone" in page.text
+
+
+def test_another_local_run_is_nothing_to_compare_with(tmp_path, undrawn):
+    run = comparable_run(tmp_path / "run")
+    local_beside(run, seed=4)
+    assert "dotted" not in read(run).text and "local 50.0" not in read(run).text
+
+
+def test_samples_are_text_and_under_the_first_client_open(tmp_path, undrawn):
+    run = write_run(tmp_path / "run", rounds=5)
+    line = {"prompt": "<i>2 + 2?</i>", "references": ["4", "four"], "base": "", "answer": "4"}
+    lines = [{"client": client, **line} for client in ("snli", "cola")]
+    (run / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    page = read(run)
+    assert "prompt <i>2 + 2?</i> reference 4 | four the base (nothing) this model 4" in page.text
+    assert "The first test examples of the first 2 of 4 clients" in page.text
+    assert page.tags.count("details") == 3  # two clients, and the configuration
+
+
+def test_why_there_are_no_samples(tmp_path, undrawn):
+    run = write_run(tmp_path / "run", rounds=5)
+    assert "Sample predictions" not in read(run).text
+    (run / "network.json").write_text("{}")
+    assert "because the clients' texts stay on their own machines" in read(run).text
+    (run / "config.yaml").write_text(CONFIG + "privacy: {clip: 1.0}\n")
+    assert "because privacy.clip is set" in read(run).text
+
+
+def test_where_it_was_made_and_how_its_models_are_used(tmp_path, undrawn):
+    run = write_run(tmp_path / "run", rounds=5)
+    (run / "environment.json").write_text(json.dumps({"device": "cuda:0", "hardware": "H200", "torch": "2.9"}))
+    (run / "timing.jsonl").write_text('{"round": 1, "seconds": 1, "parts": {}, "ended": "2026-01-02T03:04:05+00:00"}\n')
+    card = run / "adapters/snli/README.md"
+    card.parent.mkdir(parents=True)
+    card.write_text('# Adapter\n\n```python\nmodel = load("path/to/this/folder")\n```\n\n```yaml\na: 1\n```\n')
+    page = read(run)
+    assert "last round ended 2026-01-02 03:04:05 UTC device cuda:0 hardware H200 torch 2.9" in page.text
+    assert "model = load('run/adapters/snli')" in page.text
+
+
+def test_curves_and_weights_are_kept_within_bounds(tmp_path, monkeypatch, undrawn):
+    """A client's curve takes about 300 characters; weights of 20 rounds, 4 clients and 2 models are 160."""
+    monkeypatch.setattr(clients, "MAX_BYTES", 800)
+    monkeypatch.setattr(pictures, "MAX_NUMBERS", 100)
+    page = read(write_run(tmp_path / "run"))
+    assert "This file holds those of 2 of 4 clients" in page.text
+    assert "Shown are 10 of 20 rounds." in page.text
+    monkeypatch.setattr(pictures, "MAX_ROWS", 3)
+    assert "Shown are the first 3 of 4 clients and 10 of 20 rounds." in read(tmp_path / "run").text
+
+
+def test_chosen_models_move_with_the_slider():
+    lines = [{"round": 1, "chosen": {"a": 1}}, {"round": 2, "chosen": {"a": 0, "b": 2}}]
+    found = pictures.weights_by_round(lines)
+    assert found["values"] == [[[0, 1, 0], None], [[1, 0, 0], [0, 0, 1]]] and found["rounds"] == [1, 2]
