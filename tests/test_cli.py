@@ -27,7 +27,7 @@ FLAGS = {
     "quickstart": ["--out", "--seed"],
     "eval": [
         "run_dir", "settings", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template",
-        "--dtype", "--limit", "--json",
+        "--dtype", "--limit", "--cross", "--json",
     ],
     "compare": ["config", "settings", "--methods", "--seeds", "--out", "--json"],
     "merge": [

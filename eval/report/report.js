@@ -79,7 +79,7 @@
   }
 
   function plot(title, [rounds, values]) {
-    const [width, height, left, top, right, bottom] = [360, 180, 48, 10, 350, 156];
+    const [width, height, left, top, right, bottom] = [360, 180, 62, 10, 350, 156];
     const [from, to] = [rounds[0], rounds[rounds.length - 1]], low = Math.min(...values), high = Math.max(...values);
     const x = (round) => (to > from ? left + ((right - left) * (round - from)) / (to - from) : (left + right) / 2);
     const y = (value) => (high > low ? bottom - ((bottom - top) * (value - low)) / (high - low) : (top + bottom) / 2);
