@@ -27,16 +27,20 @@ def evaluate(
     split: str,
     metric: str,
     limit: int | None = None,
+    listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
 ) -> Summary | None:
     """Each client's score (0-100) and loss on its own `split`; None where no client has that split.
 
     Args:
         limit: at most this many examples per client.
+        listen: is given each client's predictions as `predict` returns them, in the order of its queries.
     """
     asked = {name: client for name, client in clients.items() if client.data.queries.get(split)}
     if not asked:
         return None
-    outcomes = runtime.run({name: _measure(personal, client, split, metric, limit) for name, client in asked.items()})
+    outcomes = runtime.run(
+        {name: _measure(personal, client, split, metric, limit, listen) for name, client in asked.items()}
+    )
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome
@@ -83,14 +87,21 @@ def notes_without_credit(sites: Iterable[Site], metric: str) -> list[str]:
 
 
 async def _measure(
-    personal: Personal, client: Site, split: str, metric: str, limit: int | None
+    personal: Personal,
+    client: Site,
+    split: str,
+    metric: str,
+    limit: int | None,
+    listen: Callable[[str, Sequence[Any]], None],
 ) -> tuple[float, float | None]:
     """The score and the loss, both of the same examples under the same model."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
     if METRICS[metric].scores == "labels":  # the logits say both
         logits = await client.logits(theta, queries)
         return _score_labels(metric, logits, queries), float(cross_entropy(logits, labels_of(queries)))
-    return await score_split(client, theta, split, metric, limit), await client.loss_of_answers(theta, queries)
+    predictions = await predict(client, theta, queries, metric)
+    listen(client.id, predictions)
+    return _score(metric, predictions, queries), await client.loss_of_answers(theta, queries)
 
 
 async def score_split(
@@ -99,14 +110,22 @@ async def score_split(
     """A client's score (0-100) on its own `split` under `theta`; the metric is the run's, unless one is given."""
     metric = metric or client.data.metric
     queries = client.data.queries[split][:limit]
-    answer = METRICS[metric].scores
-    if answer == "labels":
+    if METRICS[metric].scores == "labels":
         return _score_labels(metric, await client.logits(theta, queries), queries)
-    if answer == "texts":
-        texts = await client.generate(theta, [query.prompt for query in queries])
-        return score(metric, texts, [query.answers for query in queries])
-    likelihoods = await client.option_scores(theta, queries)
-    return score(metric, likelihoods, [query.correct for query in queries])
+    return _score(metric, await predict(client, theta, queries, metric), queries)
+
+
+async def predict(client: Site, theta: State, queries: Sequence[Query], metric: str) -> Sequence[Any]:
+    """What a client's model says to queries of text, as the metric reads it: a text for each, or the log-likelihoods of
+    its options."""
+    if METRICS[metric].scores == "options":
+        return await client.option_scores(theta, queries)
+    return await client.generate(theta, [query.prompt for query in queries])
+
+
+def _score(metric: str, predictions: Sequence[Any], queries: Sequence[Query]) -> float:
+    options = METRICS[metric].scores == "options"
+    return score(metric, predictions, [query.correct if options else query.answers for query in queries])
 
 
 def _score_labels(metric: str, logits: Tensor, pictures: Sequence[Picture]) -> float:

@@ -23,6 +23,14 @@ _NUMBERS = {  # key of a recipe -> title of a column
     "c": "c (cross)",
     "distance": "distance",
 }
+_ABOUT = {
+    "weights": "The weight of fed (lambda) is the share of the federated adapter in a client's personal one, between 0 "
+    "and 1; the rest is its local adapter. Where it is near 1 the client's own training adds little.",
+    "sweep": "The same weight under stronger and weaker damping of the Fisher information. Where a row hardly changes, "
+    "the weight does not hang on that choice.",
+    "grid": "The score on the client's validation examples with each weight tried. It shows how much was to be gained "
+    "from the right weight, and which that was.",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class Tabulated:
     title: str
     columns: tuple[str, ...]
     rows: dict[str, tuple[str, ...]]  # by client
+    about: str = ""  # what it means
 
 
 def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapping[str, Any] | None:
@@ -43,14 +52,14 @@ def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapp
 
 def tabulate(recipes: Recipes) -> list[Tabulated]:
     """The weights and traces, the weight by damping, and the validation score by weight, as far as there are such."""
-    tables = [_table("merging weights", recipes, _NUMBERS)]
+    tables = [_table("merging weights", recipes, _NUMBERS, _ABOUT["weights"])]
     for key, title in (
         ("sweep", "weight of fed, by damping"),
         ("grid", "validation score, by weight of fed"),
     ):
         rows = {client: _by_column(recipe[key]) for client, recipe in recipes.items() if key in recipe}
         if rows:
-            tables.append(_table(title, rows, {column: column for column in next(iter(rows.values()))}))
+            tables.append(_table(title, rows, {column: column for column in next(iter(rows.values()))}, _ABOUT[key]))
     return tables
 
 
@@ -92,10 +101,10 @@ def _by_column(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return values
 
 
-def _table(title: str, rows: Recipes, titles: Mapping[str, str]) -> Tabulated:
+def _table(title: str, rows: Recipes, titles: Mapping[str, str], about: str) -> Tabulated:
     shown = [key for key in titles if any(key in row for row in rows.values())]
     cells = {client: tuple(_number(row.get(key)) for key in shown) for client, row in rows.items()}
-    return Tabulated(title, tuple(titles[key] for key in shown), cells)
+    return Tabulated(title, tuple(titles[key] for key in shown), cells, about)
 
 
 def _number(value: Any) -> str:

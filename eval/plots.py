@@ -24,6 +24,7 @@ BLUE, AMBER, GREEN, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E0
 PALETTE = (BLUE, AMBER, GREEN, "#CC79A7", SKY, ORANGE, "#F0E442", GREY)
 LINE = {False: BLUE, True: SKY}  # the main curve, on a light and on a dark page
 INK = {False: "#24292f", True: "#e6edf3"}  # text and axes
+REFERENCES = (GREY, "#CC79A7")  # of lines to compare with
 MARKERS = "osD^vPX*<>"
 PAGE = {False: "#ffffff", True: "#161b22"}
 MAX_NAMES = 40  # more rows than this are numbered, not named
@@ -45,11 +46,15 @@ def plot_scores(
     metric: str,
     split: str = "validation",
     test: tuple[int, float] | None = None,
+    references: Mapping[str, float] | None = None,
     dark: bool = False,
 ) -> Path:
     """Mean over the clients and over their worst half (0-100) by round; `test` = (round, mean), a diamond.
 
     Where one party alone is scored there is one curve.
+
+    Args:
+        references: further scores by label, each a dotted line.
     """
     figure, axes = _figure(4.8, 3.1, dark)
     alone = list(mean) == list(worst_half)
@@ -58,6 +63,8 @@ def plot_scores(
         axes.plot(rounds, worst_half, "--s", color=ORANGE, markersize=3.5, label="worst half")
     if test:
         axes.plot(*test, "D", color=GREEN, markersize=7, label="test" if alone else "test mean", clip_on=False)
+    for (label, score), colour in zip((references or {}).items(), REFERENCES, strict=False):
+        axes.axhline(score, color=colour, linestyle=":", linewidth=1.8, label=label)
     axes.set(xlabel="round", ylabel=f"{metric}, {split}")
     axes.xaxis.set_major_locator(whole_numbers())
     legend(figure)

@@ -183,16 +183,24 @@ class Table:
 
     def as_markdown(self) -> str:
         """One table, the best mean of each score column in bold, and what to know about it below."""
-        lines = [
-            [row.label, *(f"**{cell}**" if best else str(cell or "") for cell, best in scores), *costs]
+        lines = [[label, *(f"**{text}**" if best else text for text, best in cells)] for label, cells in self.cells()]
+        rule = ["---", *["---:"] * (len(self.heads) - 1)]
+        text = "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in [self.heads, rule, *lines]
+        )
+        return f"{text}\n\n" + "".join(f"- {note}\n" for note in self.all_notes())
+
+    @property
+    def heads(self) -> list[str]:
+        """The titles of the columns, in `as_markdown` and in the page."""
+        return ["method", *self._columns, "average", "worst half", "seeds", *_COSTS]
+
+    def cells(self) -> list[tuple[str, list[tuple[str, bool]]]]:
+        """Under `heads`, each row's label, and its other cells with whether they are the best of their column."""
+        return [
+            (row.label, [*((str(cell or ""), best) for cell, best in scores), *((text, False) for text in costs)])
             for row, scores, costs in self._lines(self._columns)
         ]
-        heads = ["method", *self._columns, "average", "worst half", "seeds", *_COSTS]
-        rule = ["---", *["---:"] * (len(heads) - 1)]
-        text = "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in [heads, rule, *lines]
-        )
-        return f"{text}\n\n" + "".join(f"- {note}\n" for note in self._all_notes())
 
     def for_terminal(self) -> list[RichTable]:
         """Of few rows the clients' scores, a line per client; of all rows the averages and costs. A terminal is narrow:
@@ -242,7 +250,8 @@ class Table:
         bytes_moved = bytes_moved[1:2] if short else bytes_moved
         return [*bytes_moved, times(held.server), sent, times(held.client)]
 
-    def _all_notes(self) -> list[str]:
+    def all_notes(self) -> list[str]:
+        """What to know about the table."""
         seeds = ", ".join(map(str, self.seeds))
         several = f"mean ± sample standard deviation (divided by n - 1) over seeds {seeds}"
         over = several if len(self.seeds) > 1 else f"seed {seeds}"

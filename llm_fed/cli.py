@@ -240,7 +240,7 @@ def compare(
     else:
         for part in table.for_terminal():
             out.print(part)
-        out.print(f"table.md, table.csv, table.json, {_count(table.pictures)} and the runs are in {folder}")
+        out.print(f"table.html, table.md, table.csv, table.json, {_count(table.pictures)} and the runs are in {folder}")
     if failed := table.failed:
         raise RunError(f"{failed} failed, see table.md; the same command tries again")
 
@@ -329,6 +329,9 @@ def evaluate(
     ] = None,
     dtype: Annotated[str, typer.Option(help="With --base: float32, bfloat16, float16 or auto.")] = "float32",
     limit: Annotated[int | None, typer.Option(help="At most this many examples per client.")] = None,
+    cross: Annotated[
+        bool, typer.Option("--cross", help="Score each client's adapter on every client's examples, for the report.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Score the personal adapters of a run, or a base with one adapter or none on a task or file. Scores are 0-100."""
@@ -339,6 +342,8 @@ def evaluate(
         run_dir, words = None, [str(run_dir), *words]
     if (run_dir is None) == (base is None):
         raise UserError("give either a run folder, or --base, with --adapter or without; see llm-fed eval --help")
+    if cross and run_dir is None:
+        raise UserError("--cross is for a run folder, which has several clients' adapters")
     configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
     # What follows takes seconds, so mistakes are named first.
     from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
@@ -350,6 +355,13 @@ def evaluate(
         if given := [option for option, value in alone.items() if value is not None]:
             raise UserError(f"{given[0]} is for --base; a run has its own, over which settings such as "
                             "task.path=FOLDER or task.template=chat are laid")  # fmt: skip
+        if cross:
+            from llm_fed.commands.cross import cross_scores
+
+            _print_cross(
+                run_dir, cross_scores(run_dir, split=split, metric=metric, limit=limit, settings=words), as_json
+            )
+            return
         summary = evaluate_run(run_dir, split=split, metric=metric, limit=limit, settings=words)
     else:
         summary = evaluate_adapter(
@@ -579,6 +591,21 @@ def _print_scores(scores: dict[str, dict[str, Any]]) -> None:
     for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
         table.add_row(label, *(f"{score[key]:.1f}" for score in scores.values()))
     out.print(table)
+
+
+def _print_cross(folder: Path, found: dict[str, Any], as_json: bool) -> None:
+    """A row per client's model and a column per client, of few clients; where all of them are in any case."""
+    if as_json:
+        print(json.dumps(found))
+        return
+    if len(found["clients"]) <= 8:  # more are too wide for a terminal
+        table = Table(title=f"{found['metric']} (0-100)", title_justify="left")
+        for name in ("model of", *found["clients"]):
+            table.add_column(name, justify="left" if name == "model of" else "right")
+        for client, row in zip(found["clients"], found["scores"], strict=True):
+            table.add_row(client, *(f"{score:.1f}" for score in row))
+        out.print(table)
+    out.print(f"the table is in {folder / 'cross.json'} and {folder / 'report.html'}")
 
 
 def _print_list(entries: list[dict[str, Any]], as_json: bool) -> None:

@@ -217,6 +217,14 @@ class ExportConfig:
 
 
 @dataclass(frozen=True)
+class ReportConfig:
+    """What report.html shows."""
+
+    # test examples per client with the base's answer and this model's, of the first 50 clients; none under privacy.clip
+    samples: NonNegativeInt = 5
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """What of a run stays on disk."""
 
@@ -260,6 +268,7 @@ class Config:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
 

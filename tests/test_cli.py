@@ -27,7 +27,7 @@ FLAGS = {
     "quickstart": ["--out", "--seed"],
     "eval": [
         "run_dir", "settings", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template",
-        "--dtype", "--limit", "--json",
+        "--dtype", "--limit", "--cross", "--json",
     ],
     "compare": ["config", "settings", "--methods", "--seeds", "--out", "--json"],
     "merge": [
@@ -73,8 +73,8 @@ def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeyp
     assert "round 1/1: loss" in said.err and "\x1b" not in said.err  # plain lines where there is no terminal
     folder = tmp_path / "runs/mine-local-seed3"
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
-        "adapters", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "report.html", "summary.json",
-        "timing.jsonl",
+        "adapters", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "report.html", "samples.jsonl",
+        "summary.json", "timing.jsonl",
     }  # fmt: skip
 
     before = (folder / "metrics.jsonl").read_bytes()

@@ -12,6 +12,7 @@ from llm_fed.commands.section import in_row, read_section
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Parameters, count_parameters
 from llm_fed.eval.plots import Point, plot_methods, plot_tradeoff
+from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import prepare
@@ -41,7 +42,8 @@ def compare(
     out: Path,
     reporter: Reporter | None = None,
 ) -> Table:
-    """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far.
+    """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
+    also as a page.
 
     Args:
         words: `key=value` words laid over the file and over every row.
@@ -71,6 +73,7 @@ def compare(
         _write(_fill(table, plan), out)
     _write(_fill(table, plan), out)
     table.pictures = _draw(table, out)
+    write_comparison(table, out / "table.html")
     return table
 
 

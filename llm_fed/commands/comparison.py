@@ -192,6 +192,6 @@ def _begun_dtype(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]]) 
 
 def _digest(config: Mapping[str, Any]) -> str:
     """Of what decides a run's numbers."""
-    decisive = {key: value for key, value in config.items() if key not in ("checkpoint", "export", "track")}
+    decisive = {key: value for key, value in config.items() if key not in ("checkpoint", "export", "report", "track")}
     decisive["eval"] = {key: value for key, value in config["eval"].items() if key != "base"}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]

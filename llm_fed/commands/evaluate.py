@@ -57,6 +57,24 @@ def evaluate_run(
     Raises:
         UserError: the folder is no finished run, or the split has no example.
     """
+    config = scoring_config(folder, split=split, metric=metric, limit=limit, settings=settings, reporter=reporter)
+    return _score(*reopen(folder, config), split)
+
+
+def scoring_config(
+    folder: Path,
+    *,
+    split: str,
+    metric: str | None = None,
+    limit: int | None = None,
+    settings: Sequence[str] = (),
+    reporter: Reporter | None = None,
+) -> Config:
+    """A run's configuration as its adapters are scored under it; the arguments are those of `evaluate_run`.
+
+    Raises:
+        UserError: a word is wrong, or there is no such split.
+    """
     require("--split", split, SPLITS)
     config = lay_over(read_config(folder), settings, "the run folder")
     if moved := [key for key in keys_of(settings, "the run folder") if key.startswith(_DIVIDES)]:
@@ -65,8 +83,7 @@ def evaluate_run(
             "trained on"
         )
     evaluation = replace(config.eval, metric=metric or config.eval.metric)
-    config = replace(config, eval=evaluation if limit is None else replace(evaluation, limit=limit))
-    return _score(*reopen(folder, config), split)
+    return replace(config, eval=evaluation if limit is None else replace(evaluation, limit=limit))
 
 
 def reopen(folder: Path, config: Config) -> tuple[Experiment, dict[str, State]]:

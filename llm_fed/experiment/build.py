@@ -54,26 +54,31 @@ class Experiment:
         """Who is scored: every client, or the server alone where it holds the test examples."""
         return scored(self.clients, self.server)
 
-    def evaluate(self, messages: Mapping[str, Message], split: str) -> Summary | None:
-        """The score of everybody who is scored, under the model that the method makes of what this one is sent."""
-        return self.score(lambda site: self.method.personalize(site, messages[site.id]), split)
+    def evaluate(self, messages: Mapping[str, Message], split: str, **options: Any) -> Summary | None:
+        """The score of everybody who is scored, under the model that the method makes of what this one is sent;
+        `options` are those of `eval.clients.evaluate`."""
+        return self.score(lambda site: self.method.personalize(site, messages[site.id]), split, **options)
 
-    def score(self, personal: Personal, split: str) -> Summary | None:
+    def score(self, personal: Personal, split: str, **options: Any) -> Summary | None:
         """The score of everybody who is scored, under the model that `personal` gives it."""
         limit = self.config.eval.limit
-        return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit)
+        return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit, **options)
 
     def score_base(self, split: str) -> Summary | None:
-        """The scores without training: everybody under one plain adapter whose B is zero, which adds nothing."""
-        structure = structure_of(self.config.adapter, self.base.head)
-        draw = partial(self.base.draw, structure)
-        bare = {id: replace(site, structure=structure, draw=draw) for id, site in self.scored.items()}
-        state = draw(generator(self.config.seed, "base"))
+        """The scores without training."""
+        bare, state = self.untrained()
 
         async def personal(site: Site) -> State:
             return state
 
         return evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=self.config.eval.limit)
+
+    def untrained(self) -> tuple[dict[str, Site], State]:
+        """Everybody who is scored with a plain adapter, and the state of one whose B is zero, which adds nothing."""
+        structure = structure_of(self.config.adapter, self.base.head)
+        draw = partial(self.base.draw, structure)
+        bare = {id: replace(site, structure=structure, draw=draw) for id, site in self.scored.items()}
+        return bare, draw(generator(self.config.seed, "base"))
 
     def shared(self) -> Shared:
         """What all ranks of a launch build alike."""

@@ -11,6 +11,7 @@ from llm_fed import signs
 from llm_fed.errors import RunError
 from llm_fed.eval.report import write_report
 from llm_fed.experiment.build import Experiment
+from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
 from llm_fed.export.card import model_card
 from llm_fed.export.prompt import prompt_of
@@ -61,7 +62,7 @@ def deliver(
     seen: Collection[str],
     **facts: Any,
 ) -> dict[str, Any]:
-    """Test scores, exported adapters, the report, and last the summary, with further `facts`.
+    """Test scores, sample predictions, exported adapters, the report, and last the summary, with further `facts`.
 
     Args:
         seen: clients of which an answer had arrived by this round.
@@ -69,7 +70,10 @@ def deliver(
     with signs.part("test"):
         if experiment.config.eval.base and (base := log_base(run, "test", experiment.score_base)):
             facts["base"] = base
-        summary = experiment.evaluate(messages, "test")
+        samples = Samples(experiment)
+        summary = experiment.evaluate(messages, "test", listen=samples.listen)
+    with signs.part("the base's answers to the samples"):
+        samples.write(run)
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})
     if summary:
         run.log(record)

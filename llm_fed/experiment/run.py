@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
@@ -21,6 +18,7 @@ from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.experiment import announce, start
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import Experiment, prepare
+from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import deliver, finish_and_deliver
 from llm_fed.experiment.needed import needed_config, states_of_run
 from llm_fed.export import models
@@ -223,30 +221,6 @@ def builder() -> Build:
         return prepare(config, silent, base=bases.of(config)).shared()
 
     return build
-
-
-def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
-    """Record what decides the bits of a result beside the configuration; a continued run takes over what it can."""
-    now = {
-        "clients_per_pass": experiment.runtime.clients_per_pass,
-        "threads": torch.get_num_threads(),
-        "processes": PartialState().num_processes,
-        "device": str(experiment.base.device),
-        "dtype": experiment.config.base.dtype,
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-    }
-    before = run.recall("environment.json")
-    if before is None:
-        run.remember("environment.json", now)
-        return
-    experiment.runtime.clients_per_pass = before["clients_per_pass"]
-    before = {"processes": 1, "dtype": now["dtype"]} | before  # of a run begun before these were recorded
-    changed = [
-        f"{key} {before[key]} -> {now[key]}" for key in now if key != "clients_per_pass" and before[key] != now[key]
-    ]
-    if changed:
-        reporter.note(f"this run began elsewhere ({'; '.join(changed)}): results may differ in the last bits")
 
 
 def quiet() -> None:

@@ -13,9 +13,9 @@ from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
 from llm_fed.experiment import announce, start
 from llm_fed.experiment.build import Experiment, prepare
+from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
 from llm_fed.experiment.needed import needed_config
-from llm_fed.experiment.run import same_environment
 from llm_fed.export import models
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring, federate

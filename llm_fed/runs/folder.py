@@ -26,18 +26,21 @@ from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
-_FREE_KEYS = ("checkpoint.", "export.", "track.", "network.", "eval.base")
+_FREE_KEYS = ("checkpoint.", "export.", "report.", "track.", "network.", "eval.base")
 
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
 _FORMERLY = {"base.dtype": "bfloat16"}
 
+SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
+CROSS = "cross.json"  # every personal model on every client's examples, see `commands/cross.py`
+
 # What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
 _WRITTEN = (
-    "summary.json", "report.html", "adapters", "trackers", "environment.json", "start.json", "timing.jsonl",
-    "metrics.jsonl", "network.json", "config.yaml", "checkpoints", "needs",
+    "summary.json", "report.html", SAMPLES, CROSS, "adapters", "trackers", "environment.json", "start.json",
+    "timing.jsonl", "metrics.jsonl", "network.json", "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
 
-_RESULTS = _WRITTEN[:3]  # what a finished run has handed out
+_RESULTS = _WRITTEN[:5]  # what a finished run has handed out
 
 
 class Run:
@@ -237,6 +240,15 @@ class Run:
     def remember(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a small JSON file of the run folder, whole or not at all; RunError if the disk is full."""
         self._write(name, json.dumps(value, indent=1, ensure_ascii=False).encode())
+
+    def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Write a JSONL file of the run folder, whole or not at all; RunError if the disk is full."""
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        self._write(name, text.encode(errors="replace"))  # a text may hold half of a character
+
+    def forget(self, name: str) -> None:
+        """Delete a file of the run folder that an earlier end of the run may have left."""
+        (self.folder / name).unlink(missing_ok=True)
 
     def _write(self, name: str, data: bytes) -> None:
         try:

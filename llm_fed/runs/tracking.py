@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,7 @@ class Watch:
         self._parts[part] = round(time.perf_counter() - start, 4)
 
     def record(self) -> dict[str, Any]:
-        """Seconds of the round so far, and of each part."""
+        """Seconds of the round so far, and of each part; and the time of day."""
         signs.round_ended()
-        return {"seconds": round(time.perf_counter() - self._start, 4), "parts": self._parts}
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return {"seconds": round(time.perf_counter() - self._start, 4), "parts": self._parts, "ended": now}

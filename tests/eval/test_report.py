@@ -4,95 +4,18 @@ import base64
 import json
 import math
 import re
-from html.parser import HTMLParser
 
 import matplotlib as mpl
 import pytest
 import without
+import yaml
+from report_page import CONFIG, read, write_run
 
 from llm_fed.errors import UserError
 from llm_fed.eval import plots
-from llm_fed.eval.report import write_report
-from llm_fed.eval.scores import summarize
+from llm_fed.eval.report import clients, pictures, write_report
 
-CLIENTS = ["snli", "cola", "trec", "wic"]
-CONFIG = """\
-seed: 3
-rounds: 20
-base: {name: some/base-3B}
-method: {name: fedmerge, num_models: 2}
-task: {name: flan, path: null}
-"""
-
-
-def write_run(folder, rounds=20, clients=CLIENTS, final=True, tail=""):
-    """A run's folder as the round loop writes it; client number i scores 40 + 4 i on the test split."""
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(CONFIG)
-    lines, timing = [], []
-    for number in range(1, rounds + 1):
-        losses = {client: 2 * math.exp(-number / 8) + 0.1 * i for i, client in enumerate(clients)}
-        if number % 10 == 0:
-            losses[clients[0]] = None
-            event = {
-                "client": clients[0],
-                "event": "client failed",
-                "reason": "the loss is not finite at step 3",
-            }
-            lines.append({"kind": "event", "round": number, **event})
-        for client, loss in losses.items():
-            work = {
-                "loss": loss,
-                "steps": 20,
-                "examples": 300,
-                "bytes_up": 1500,
-                "bytes_down": 2500,
-                "staleness": 0,
-            }
-            lines.append({"kind": "client", "round": number, "client": client, **work})
-        counts = {"asked": 4, "arrived": 4, "refused": 0, "failed": int(number % 10 == 0)}
-        traffic = {"bytes_up": 6000, "bytes_down": 10000, "padding": 0.07}
-        lines.append({"kind": "round", "round": number, "lr": 1e-4, "loss": 2.0 / number, **counts, **traffic})
-        weights = {"clients": clients, "values": [[number / 20, 1 - number / 20] for _ in clients]}
-        lines.append({"kind": "server", "round": number, "weights": weights})
-        if number % 5 == 0:
-            lines.append(score_line(number, "validation", clients, 30 + number / 2))
-        timing.append({"round": number, "seconds": 12.0, "parts": {"local": 11.4, "server": 0.6}})
-    if final:
-        lines.append(score_line(15, "test", clients, 40))
-    (folder / "metrics.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines) + tail, errors="surrogateescape"
-    )
-    (folder / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timing))
-    return folder
-
-
-def score_line(number, split, clients, lowest):
-    losses = {client: 1 + i / 4 for i, client in enumerate(clients)}
-    losses[clients[1]] = None if number == 5 else 1.25
-    summary = summarize("rouge1", {client: lowest + 4.0 * i for i, client in enumerate(clients)}, losses)
-    return {"kind": "score", "round": number, "split": split, **summary.as_json()}
-
-
-class Page(HTMLParser):
-    """Tags, addresses and the text of a page."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.addresses, self.text = [], [], ""
-        self.feed(html)
-        self.text = re.sub(r"\s+", " ", self.text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "srcset", "href")]
-
-    def handle_data(self, data):
-        self.text += " " + data
-
-
-def read(run):
-    return Page(write_report(run).read_text(encoding="utf-8"))
+SCRIPTS = 4  # the rows of the table, the curves, the weights by round, and the one that runs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -200,9 +123,9 @@ def test_the_file_needs_nothing_from_outside(full):
     assert len(set(pictures)) == 8
     assert all(base64.b64decode(address.partition(",")[2]).startswith(b"\x89PNG") for address in pictures)
     assert all(address.startswith("data:") for address in page.addresses)
-    assert "script" not in page.tags
+    assert page.tags.count("script") == SCRIPTS
     html = (run / "report.html").read_text(encoding="utf-8")
-    assert "http" not in html and "url(" not in html and "@import" not in html
+    assert not re.search("https?:", html) and "url(" not in html and "@import" not in html
 
 
 def test_the_report_is_the_only_thing_written_and_always_the_same(full):
@@ -256,7 +179,7 @@ def test_run_without_timing_and_merging_weights(tmp_path, undrawn):
 def test_names_are_text_and_never_markup(tmp_path):
     names = ["<script>alert(1)</script>", 'a"&b', "$\\frac{1}$ 100%", "北京 клиент", "x" * 200]
     page = read(write_run(tmp_path / "run", clients=names))
-    assert "script" not in page.tags
+    assert page.tags.count("script") == SCRIPTS
     for name in names:
         assert name in page.text
 
@@ -329,3 +252,89 @@ def test_equal_data_gives_equal_files_and_leaves_matplotlib_alone(tmp_path, suff
 def test_bytes_have_a_fitting_unit(tmp_path, largest, unit):
     texts = comments(plots.plot_bytes(tmp_path / "b.svg", [1, 2], [largest, 0], [0, 0]))
     assert f"{unit} per round" in texts
+
+
+def local_beside(run, **changes):
+    """A finished run of local beside another, whose tested round had 55 on validation and 50 on test."""
+    folder = run.parent / "local"
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"method": {"name": "local"}} | changes
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    scores = [(2, "validation", 20.0), (4, "validation", 55.0), (4, "test", 50.0)]
+    lines = [{"kind": "score", "round": round, "split": split, "mean": mean} for round, split, mean in scores]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "summary.json").write_text(json.dumps({"round": 4}))
+
+
+def comparable_run(folder):
+    run = write_run(folder)
+    (run / "config.yaml").write_text(CONFIG + "adapter: null\nlocal: {steps: 3}\neval: {every: 2}\n")
+    return run
+
+
+def test_local_and_the_base_are_lines_to_compare_with(tmp_path, monkeypatch):
+    run = comparable_run(tmp_path / "run")
+    local_beside(run)
+    lines = (run / "metrics.jsonl").read_text()
+    base = {"kind": "score", "round": 0, "split": "validation", "metric": "rouge1", "mean": 12.0, "worst_half": 9.0}
+    (run / "metrics.jsonl").write_text(json.dumps(base | {"clients": {}, "loss": None, "losses": {}}) + "\n" + lines)
+    assert drawn(run, "plot_scores", monkeypatch)["references"] == {"the base alone": 12.0, "local": 55.0}
+    monkeypatch.undo()
+    page = read(run)
+    assert "local 50.0" in page.text
+    assert "The dotted lines are the base without any adapter and clients that each train alone" in page.text
+
+
+def test_another_local_run_is_nothing_to_compare_with(tmp_path, undrawn):
+    run = comparable_run(tmp_path / "run")
+    local_beside(run, seed=4)
+    assert "dotted" not in read(run).text and "local 50.0" not in read(run).text
+
+
+def test_samples_are_text_and_under_the_first_client_open(tmp_path, undrawn):
+    run = write_run(tmp_path / "run", rounds=5)
+    line = {"prompt": "<i>2 + 2?</i>", "references": ["4", "four"], "base": "", "answer": "4"}
+    lines = [{"client": client, **line} for client in ("snli", "cola")]
+    (run / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    page = read(run)
+    assert "prompt <i>2 + 2?</i> reference 4 | four the base (nothing) this model 4" in page.text
+    assert "The first test examples of the first 2 of 4 clients" in page.text
+    assert page.tags.count("details") == 3  # two clients, and the configuration
+
+
+def test_why_there_are_no_samples(tmp_path, undrawn):
+    run = write_run(tmp_path / "run", rounds=5)
+    assert "Sample predictions" not in read(run).text
+    (run / "network.json").write_text("{}")
+    assert "because the clients' texts stay on their own machines" in read(run).text
+    (run / "config.yaml").write_text(CONFIG + "privacy: {clip: 1.0}\n")
+    assert "because privacy.clip is set" in read(run).text
+
+
+def test_where_it_was_made_and_how_its_models_are_used(tmp_path, undrawn):
+    run = write_run(tmp_path / "run", rounds=5)
+    (run / "environment.json").write_text(json.dumps({"device": "cuda:0", "hardware": "H200", "torch": "2.9"}))
+    (run / "timing.jsonl").write_text('{"round": 1, "seconds": 1, "parts": {}, "ended": "2026-01-02T03:04:05+00:00"}\n')
+    card = run / "adapters/snli/README.md"
+    card.parent.mkdir(parents=True)
+    card.write_text('# Adapter\n\n```python\nmodel = load("path/to/this/folder")\n```\n\n```yaml\na: 1\n```\n')
+    page = read(run)
+    assert "last round ended 2026-01-02 03:04:05 UTC device cuda:0 hardware H200 torch 2.9" in page.text
+    assert "model = load('run/adapters/snli')" in page.text
+
+
+def test_curves_and_weights_are_kept_within_bounds(tmp_path, monkeypatch, undrawn):
+    """A client's curve takes about 300 characters; weights of 20 rounds, 4 clients and 2 models are 160."""
+    monkeypatch.setattr(clients, "MAX_BYTES", 800)
+    monkeypatch.setattr(pictures, "MAX_NUMBERS", 100)
+    page = read(write_run(tmp_path / "run"))
+    assert "This file holds those of 2 of 4 clients" in page.text
+    assert "Shown are 10 of 20 rounds." in page.text
+    monkeypatch.setattr(pictures, "MAX_ROWS", 3)
+    assert "Shown are the first 3 of 4 clients and 10 of 20 rounds." in read(tmp_path / "run").text
+
+
+def test_chosen_models_move_with_the_slider():
+    lines = [{"round": 1, "chosen": {"a": 1}}, {"round": 2, "chosen": {"a": 0, "b": 2}}]
+    found = pictures.weights_by_round(lines)
+    assert found["values"] == [[[0, 1, 0], None], [[1, 0, 0], [0, 0, 1]]] and found["rounds"] == [1, 2]

@@ -16,7 +16,7 @@ from llm_fed import configfile
 from llm_fed.commands import evaluate
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
-from llm_fed.eval import report
+from llm_fed.eval.report import run as report
 from llm_fed.experiment import build, needed
 from llm_fed.experiment import run as experiment
 from llm_fed.methods import METHODS
@@ -29,7 +29,7 @@ from llm_fed.state import State
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch) -> None:
-    monkeypatch.setattr(report, "_pictures", lambda *shown: [])
+    monkeypatch.setattr(report, "pictures_of", lambda *shown: [])
 
 
 @pytest.fixture(scope="module")

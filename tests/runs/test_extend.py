@@ -13,7 +13,7 @@ import toy
 
 from llm_fed import configfile
 from llm_fed.errors import UserError
-from llm_fed.eval import report
+from llm_fed.eval.report import run as report
 from llm_fed.eval.scores import summarize
 from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
@@ -63,7 +63,7 @@ SHORT, LONG = 2, 4
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch) -> None:
     """The report's pictures take longer than the runs here."""
-    monkeypatch.setattr(report, "_pictures", lambda *shown: [])
+    monkeypatch.setattr(report, "pictures_of", lambda *shown: [])
 
 
 class Said(tracking.Reporter):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from llm_fed.eval import plots, report
+from llm_fed.eval import plots
+from llm_fed.eval.report import pictures as drawn
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -23,7 +24,7 @@ PIXEL = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", _HEADER) + _chunk(b"IDAT", zlib.c
 
 def pictures(patch: pytest.MonkeyPatch) -> None:
     """Reports are written as always, with figures made of the run's numbers, but each figure is saved as one pixel."""
-    embed = report._embed
+    embed = drawn.embed
 
     def save(figure: Figure, path: Path) -> Path:
         path.write_bytes(PIXEL)
@@ -34,7 +35,7 @@ def pictures(patch: pytest.MonkeyPatch) -> None:
             inner.setattr(plots, "save", save)
             return embed(*args)
 
-    patch.setattr(report, "_embed", embed_pixel)
+    patch.setattr(drawn, "embed", embed_pixel)
 
 
 def disks(patch: pytest.MonkeyPatch) -> None:

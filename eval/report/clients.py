@@ -1,0 +1,130 @@
+"""The table of a run's clients, and the curve of each by round."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from llm_fed.eval.report.reading import Line
+
+MAX_BYTES = 2_000_000  # of curves in one report; clients beyond it have none
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    kind: Literal["bar", "score", "loss", "count", "bytes"]  # how its numbers are written, see `page.cell`
+    wide: bool = False  # left out on a narrow screen
+
+
+@dataclass(frozen=True)
+class SortableTable:
+    """A table that the script sorts and searches; without it, its first rows."""
+
+    first: str  # the title of the column of names
+    columns: Sequence[Column]
+    rows: Sequence[tuple[str, Sequence[float | None]]]  # name, and a number per column
+    totals: Sequence[tuple[str, Sequence[str]]] = field(default=())  # name, and a text per column
+
+    @property
+    def shown(self) -> Sequence[tuple[str, Sequence[float | None]]]:
+        """The rows of one page; all without a script."""
+        return self.rows[:200]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the script reads."""
+        columns = [[column.title, column.kind, column.wide] for column in self.columns]
+        rows = [[name, *map(_finite, values)] for name, values in self.rows]
+        return {"columns": columns, "rows": rows}
+
+
+def client_table(by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alone: Line | None) -> SortableTable:
+    """One row per client: its score and loss on the split that is shown, last training loss, rounds, examples, bytes,
+    numbers of drop-outs and of events.
+
+    Args:
+        shown: the score line whose scores the table has; None: there is none yet.
+        alone: the score line of the base on the same split.
+    """
+    work: dict[str, list[Line]] = {client: [] for client in (shown["clients"] if shown else ())}
+    for line in by_kind["client"]:
+        work.setdefault(line["client"], []).append(line)
+    trouble = Counter(line.get("client") for line in by_kind["event"])
+    silent = Counter(line["client"] for line in by_kind["drop-out"])
+    scores, losses = (shown["clients"], shown["losses"]) if shown else ({}, {})
+    columns = [Column(shown["metric"] if shown else "score", "bar")]
+    columns += [Column("base", "score")] if alone else []
+    columns += [Column(f"{shown['split']} loss", "loss", True)] if shown and losses else []
+    columns += [Column(title, "count" if title != "training loss" else "loss", True)
+                for title in ("training loss", "rounds", "examples")]  # fmt: skip
+    columns += [Column("up", "bytes"), Column("down", "bytes")]
+    columns += [Column("dropped out", "count", True)] if silent else []
+    columns += [Column("failures", "count", True)]
+    rows = []
+    for client, lines in work.items():
+        values = [scores.get(client)]
+        values += [alone["clients"].get(client)] if alone else []
+        values += [losses.get(client)] if losses else []
+        values += [
+            next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
+            len(lines),
+            lines[-1]["examples"] if lines else None,
+            sum(line["bytes_up"] for line in lines),
+            sum(line["bytes_down"] for line in lines),
+        ]
+        values += [silent[client]] if silent else []
+        rows.append((client, [*values, trouble[client]]))
+    return SortableTable("client", columns, rows, _totals(columns, shown, alone))
+
+
+def _totals(columns: Sequence[Column], shown: Line | None, alone: Line | None) -> list[tuple[str, list[str]]]:
+    if shown is None or len(shown["clients"]) < 2:
+        return []
+    first, second = [f"{shown['mean']:.1f} ± {shown['std']:.1f}"], [f"{shown['worst_half']:.1f}"]
+    if alone:
+        first.append(f"{alone['mean']:.1f} ± {alone['std']:.1f}")
+        second.append(f"{alone['worst_half']:.1f}")
+    if shown["losses"]:
+        first.append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
+    rows = (("mean ± std", first), ("worst half", second))
+    return [(name, [*cells, *[""] * (len(columns) - len(cells))]) for name, cells in rows]
+
+
+def curves(by_kind: Mapping[str, Sequence[Line]], scored: Sequence[Line]) -> tuple[dict[str, Any], int]:
+    """For the script, by client: the training losses and the scores, each as [rounds, values], of the first clients
+    whose curves fit into MAX_BYTES; and how many clients have one.
+
+    Args:
+        scored: the score lines of the split that is scored during training.
+    """
+    found: dict[str, dict[str, list[list[float]]]] = {}
+
+    def add(client: str, what: str, round: int, value: float | None) -> None:
+        if (value := _finite(value)) is not None:
+            rounds, values = found.setdefault(client, {}).setdefault(what, [[], []])
+            rounds.append(round)
+            values.append(float(f"{value:.4g}"))
+
+    for line in scored:
+        for client, score in line["clients"].items():
+            add(client, "score", line["round"], score)
+    for line in by_kind["client"]:
+        add(line["client"], "loss", line["round"], line.get("loss"))
+    left, kept = MAX_BYTES, {}
+    for client, curve in found.items():
+        left -= len(json.dumps([client, curve]))
+        if left < 0:
+            break
+        kept[client] = curve
+    what = f"{scored[-1]['metric']}, {scored[-1]['split']}" if scored else ""
+    return {"score": what, "clients": kept}, len(found)
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no other numbers."""
+    return None if value is None or not math.isfinite(value) else value

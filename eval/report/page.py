@@ -1,0 +1,85 @@
+"""What all reports share: how numbers are written, and how pictures, data, styles and the script get into one file."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from llm_fed.errors import RunError
+from llm_fed.files import write_file
+
+_HERE = Path(__file__).parent
+
+
+def write_page(path: Path, template: str, **values: Any) -> Path:
+    """Write a template of this folder with its values; returns `path`.
+
+    Raises:
+        RunError: the disk is full, or the folder cannot be written.
+    """
+    html = _environment().get_template(template).render(**values)
+    try:
+        write_file(path, html.encode(errors="replace"))
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
+def embed(draw: Callable[..., Path], dark: bool) -> str:
+    """The data URI of a picture; `draw(path, dark=dark)` writes it."""
+    with TemporaryDirectory() as folder:
+        picture = draw(Path(folder) / "picture.png", dark=dark).read_bytes()
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"size": size, "number": number, "duration": duration, "cell": cell}
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    # These two are part of the program, with no value of a run in them.
+    environment.globals |= {name: Markup((_HERE / f"report.{name}").read_text()) for name in ("css", "js")}
+    return environment
+
+
+def cell(value: float | None, kind: str) -> str:
+    """A number of a table by the kind of its column; report.js writes the same."""
+    if value is None:
+        return "–"
+    if kind == "bytes":
+        return size(value)
+    return number(value, {"bar": 1, "score": 1, "loss": 3, "count": 0}[kind])
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """With so many decimals; a dash for what is not known or not finite."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def size(count: float) -> str:
+    """Bytes with a decimal unit, three digits: 1.23 MB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 12.0 s, 4.0 min, 1.5 h."""
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{seconds:.1f} s" if minutes < 1 else f"{minutes:.1f} min" if hours < 1 else f"{hours:.1f} h"

@@ -1,0 +1,176 @@
+"""The pictures of a run's report, each with what it means, and what its slider shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llm_fed.eval import atlas, merges, plots
+from llm_fed.eval.report.page import embed
+from llm_fed.eval.report.reading import Line
+
+MAX_ROWS = 200  # clients in the table that the slider moves
+MAX_NUMBERS = 200_000  # weights in it, over all rounds
+
+
+@dataclass(frozen=True)
+class Picture:
+    title: str
+    alt: str
+    about: str  # what it means
+    draw: Callable[..., Path]
+
+    def embedded(self) -> dict[str, str]:
+        """For the template, with the picture for a light and for a dark page."""
+        pages = {"light": embed(self.draw, False), "dark": embed(self.draw, True)}
+        return {"title": self.title, "alt": self.alt, "about": self.about, **pages}
+
+
+def pictures_of(
+    by_kind: Mapping[str, Sequence[Line]],
+    curve: Sequence[Line],
+    final: Line | None,
+    references: Mapping[str, float],
+) -> list[dict[str, str]]:
+    """Each picture for which there is data, as `Picture.embedded`.
+
+    Args:
+        curve: the score lines of the split that is scored during training.
+        final: the final test score.
+        references: scores on that split by label, drawn as lines.
+    """
+    shown = final or (curve[-1] if curve else None)
+    found = [_scores(curve, final, references)] if curve else []
+    if by_kind["round"]:
+        found += [_losses(by_kind, curve), _traffic(by_kind["round"])]
+    weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
+    if weights:
+        found.append(_weights(weights, shown))
+    if spreads := atlas.spreads(by_kind["server"]):
+        found.append(
+            Picture(
+                "Merging coefficients by round",
+                "median, quartiles and range of the merging coefficients by round, and the share of negative ones",
+                "Each round the server searches a coefficient for every stored update, and merges the updates with "
+                "them. A coefficient below zero takes back what an update had learned.",
+                partial(atlas.draw, spreads),
+            )
+        )
+    scores, chosen = merges.curves({line["client"]: line for line in by_kind["merge"]})
+    if scores:
+        metric = shown["metric"] if shown else "score"
+        found.append(
+            Picture(
+                "Score by merging weight",
+                "validation score of each client by the federated adapter's weight",
+                "At 0 a client has its local adapter alone, at 1 the federated one, and in between a mixture. The "
+                "dashed line is the weight that the method chose: close to the curve's top, it chose well.",
+                partial(plots.plot_mixing, curves=scores, chosen=chosen, metric=metric),
+            )
+        )
+    return [picture.embedded() for picture in found]
+
+
+def weights_by_round(lines: Sequence[Line]) -> dict[str, Any] | None:
+    """For the slider, the merging weights of each round in the `server` lines, or which model each client chose, as the
+    weight 1 of that model; None where there are neither.
+
+    Of more than MAX_ROWS clients the first, and of too many rounds every n-th: `left_out` says which.
+    """
+    tables = {line["round"]: table for line in lines if (table := _table(line))}
+    if not tables:
+        return None
+    everybody = list(dict.fromkeys(client for table in tables.values() for client in table))
+    clients, models = everybody[:MAX_ROWS], max(len(row) for table in tables.values() for row in table.values())
+    rounds = list(tables)
+    every = -(-len(rounds) * len(clients) * models // MAX_NUMBERS)
+    kept = rounds[::-1][::every][::-1]  # with the last
+    said = [f"the first {MAX_ROWS} of {len(everybody)} clients"] if len(everybody) > MAX_ROWS else []
+    said += [f"{len(kept)} of {len(rounds)} rounds"] if every > 1 else []
+    values = [[_padded(tables[round].get(client), models) for client in clients] for round in kept]
+    return {"rounds": kept, "clients": clients, "models": models, "values": values, "left_out": " and ".join(said)}
+
+
+def _table(line: Line) -> dict[str, list[float]]:
+    if weights := line.get("weights"):
+        return dict(zip(weights["clients"], weights["values"], strict=True))
+    chosen = line.get("chosen") or {}
+    return {client: [0.0] * model + [1.0] for client, model in chosen.items()}
+
+
+def _padded(row: Sequence[float] | None, models: int) -> list[float] | None:
+    return None if row is None else [round(value, 2) for value in row] + [0.0] * (models - len(row))
+
+
+def _scores(curve: Sequence[Line], final: Line | None, references: Mapping[str, float]) -> Picture:
+    draw = partial(
+        plots.plot_scores,
+        rounds=[line["round"] for line in curve],
+        mean=[line["mean"] for line in curve],
+        worst_half=[line["worst_half"] for line in curve],
+        metric=curve[-1]["metric"],
+        split=curve[-1]["split"],
+        test=(final["round"], final["mean"]) if final else None,
+        references=references,
+    )
+    split, lines = curve[-1]["split"], " and ".join(references)
+    about = f"Scores of the clients' personal models on their {split} examples, 0 to 100."
+    if references:
+        plain = {"the base alone": "the base without any adapter", "local": "clients that each train alone"}
+        whom = " and ".join(plain[name] for name in references)
+        about += f" The dotted line{'s are' if len(references) > 1 else ' is'} {whom}: a federation has to beat it."
+    alt = f"{split} score: mean and worst half of the clients" + (f"; for comparison {lines}" if lines else "")
+    return Picture("Score by round", alt, about, draw)
+
+
+def _losses(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line]) -> Picture:
+    losses: dict[str, tuple[list[int], list[float]]] = {}
+    for line in by_kind["client"]:
+        client_rounds, client_losses = losses.setdefault(line["client"], ([], []))
+        client_rounds.append(line["round"])
+        client_losses.append(_value(line))
+    rounds = by_kind["round"]
+    mean = ([line["round"] for line in rounds], [_value(line) for line in rounds])
+    known = [line for line in curve if line.get("loss") is not None]
+    scored = ([line["round"] for line in known], [line["loss"] for line in known]) if known else None
+    split = curve[-1]["split"] if curve else ""
+    title, alt = "Training loss by round", "training loss of each client and their mean"
+    about = "The mean loss of each client's local steps, and thick the mean over the clients."
+    if scored:
+        title, alt = f"Training and {split} loss by round", f"{alt}, and the mean {split} loss"
+        about += f" Where the {split} loss rises while the training loss falls, clients learn their examples by heart."
+    draw = partial(plots.plot_losses, clients=losses, mean=mean, scored=scored, split=split)
+    return Picture(title, alt, about, draw)
+
+
+def _traffic(rounds: Sequence[Line]) -> Picture:
+    up, down = ([line[name] for line in rounds] for name in ("bytes_up", "bytes_down"))
+    draw = partial(plots.plot_bytes, rounds=[line["round"] for line in rounds], up=up, down=down)
+    about = (
+        "The serialised messages of all clients together. What they upload is above the axis, and what they are sent "
+        "below."
+    )
+    return Picture("Bytes by round", "bytes sent up and down in each round", about, draw)
+
+
+def _weights(weights: Mapping[str, Any], shown: Line | None) -> Picture:
+    groups = plots.clusters(weights["clients"])
+    draw = partial(plots.plot_weights, clients=weights["clients"], values=weights["values"], groups=groups)
+    return Picture(
+        f"Merging weights of round {shown['round']}" if shown else "Merging weights",
+        "heat map of merging weights: a row per client, a column per soup model",
+        "A row shows of which of the server's models a client's personal model is merged, and in which shares. Clients "
+        "with like rows share their models, so that they learn from each other; rows that are all alike mean one model "
+        "for everybody.",
+        draw,
+    )
+
+
+def _value(line: Line) -> float:
+    """A line's loss; NaN leaves a gap in a curve where nobody trained."""
+    loss = line.get("loss")
+    return math.nan if loss is None else loss

@@ -1,0 +1,117 @@
+"""What a report reads of a run's folder: its configuration and its lines, also where a kill has cut the last one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from llm_fed.config import EvalConfig
+from llm_fed.errors import UserError
+from llm_fed.paths import public
+
+Line = dict[str, Any]
+
+
+def read_config(path: Path) -> tuple[Line, str]:
+    """What the head of the report says, and the resolved configuration, where paths are cut to their last names.
+
+    Raises:
+        UserError: it is not there, or not the configuration of a run.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        config: Any = public(OmegaConf.to_container(OmegaConf.create(text)))
+        names = {section: config[section]["name"] for section in ("method", "base", "task")}
+        during = config.get("eval", {}).get("during", EvalConfig.during)
+        clip = (config.get("privacy") or {}).get("clip")
+        facts = names | {key: config[key] for key in ("seed", "rounds")} | {"during": during, "clip": clip}
+        return facts, yaml.safe_dump(config, sort_keys=False)
+    except OSError as error:
+        problem = f"config.yaml cannot be read ({error.strerror})"
+        raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
+    except (YAMLError, OmegaConfBaseException, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not the configuration that `llm-fed run` saved with the run.") from error
+
+
+def read_lines(path: Path) -> tuple[list[Line], bool]:
+    """The objects of a JSONL file (none if it is missing), and whether its last line was cut by a kill.
+
+    Raises:
+        UserError: a line is not JSON.
+    """
+    if not path.exists():
+        return [], False
+    # a kill can also cut a character in two
+    *whole, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = []
+    for number, text in enumerate(whole, start=1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise UserError(f"{path}, line {number} is not JSON ({error}). Continue the run to repair it.") from error
+    return lines, bool(last)
+
+
+def read_object(path: Path) -> Line:
+    """The object of a JSON file; empty if it is missing.
+
+    Raises:
+        UserError: it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+
+
+def usage(run_dir: Path) -> tuple[str, str] | None:
+    """The first client that has an exported model, and a few lines of Python that use it, from that model's card."""
+    for card in sorted(run_dir.glob("adapters/[!.]*/README.md")):
+        text = card.read_text(encoding="utf-8")
+        _, opening, rest = text.partition("```python\n")
+        if opening:
+            code = rest.partition("\n```")[0]
+            folder = f"{run_dir.name}/adapters/{card.parent.name}"
+            return card.parent.name, code.replace('"path/to/this/folder"', repr(folder))
+    return None
+
+
+def reference(run_dir: Path) -> Mapping[str, float]:
+    """By split, the mean scores of a run of `local` on the same data with the same settings, those of the round that
+    was tested; empty where none is known. It is looked for among the runs that this one needs, and beside it, where
+    `compare` and `quickstart` put it."""
+    try:
+        own = _decisive(run_dir)
+    except (OSError, YAMLError, KeyError, TypeError):
+        return {}
+    for config in sorted([*run_dir.glob("needs/*/config.yaml"), *run_dir.parent.glob("*/config.yaml")]):
+        folder = config.parent
+        try:
+            known = folder != run_dir and (folder / "summary.json").exists()
+            if known and _name(folder) == "local" and _decisive(folder) == own:
+                summary, (lines, _) = read_object(folder / "summary.json"), read_lines(folder / "metrics.jsonl")
+                tested = [x for x in lines if x["kind"] == "score" and x["round"] == summary["round"]]
+                return {x["split"]: x["mean"] for x in reversed(tested)}
+        except (OSError, YAMLError, KeyError, TypeError, UserError):
+            continue  # another's folder is no reason to have no report
+    return {}
+
+
+def _name(folder: Path) -> str:
+    return str(_config(folder)["method"]["name"])
+
+
+def _decisive(folder: Path) -> list[Any]:
+    config = _config(folder)
+    return [config[key] for key in ("seed", "rounds", "base", "adapter", "task", "local", "eval")]
+
+
+def _config(folder: Path) -> Line:
+    return dict(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))

@@ -1,0 +1,135 @@
+"""The report of a run: one self-contained HTML file made from the run's folder."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from llm_fed.eval import merges
+from llm_fed.eval.report.clients import client_table, curves
+from llm_fed.eval.report.page import write_page
+from llm_fed.eval.report.pictures import pictures_of, weights_by_round
+from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, reference, usage
+from llm_fed.runs.folder import CROSS, SAMPLES, comparable
+
+KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy")
+ALONE = "the base alone"
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Writes `report.html` into the run's folder and returns its path; it says if the run is unfinished.
+
+    Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, environment.json,
+    cross.json and the card of an exported model; for comparison the scores of a run of `local` beside it. The lines of
+    metrics.jsonl and timing.jsonl may end in a half-written one.
+    UserError: `run_dir` is no run's folder, or a file in it is damaged.
+    RunError: the disk is full, or the folder cannot be written.
+    """
+    run_dir = Path(run_dir).resolve()
+    facts, config_text = read_config(run_dir / "config.yaml")
+    lines, cut = read_lines(run_dir / "metrics.jsonl")
+    timing, _ = read_lines(run_dir / "timing.jsonl")
+    by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
+    since, during = comparable(lines), facts.pop("during")
+    curve, final = _scores([line for line in since if line["kind"] == "score"], during)
+    shown = final or (curve[-1] if curve else None)
+    if shown:
+        shown = {"loss": None, "losses": {}} | shown  # earlier versions scored without them
+    untrained = [line for line in by_kind["score"] if shown and (line["round"], line["split"]) == (0, shown["split"])]
+    alone = untrained[0] if untrained and untrained[0] is not shown else None
+    local = reference(run_dir)
+    references = {ALONE: curve[0]["mean"]} if curve and curve[0]["round"] == 0 else {}
+    references |= {"local": local[during]} if during in local else {}
+    drawn, curved = curves(by_kind, curve)
+    name = run_dir.name
+    return write_page(
+        run_dir / "report.html",
+        "run.html.jinja",
+        run=name,
+        **facts,
+        config_text=config_text,
+        command=shlex.join(["llm-fed", "run", f"{name}/config.yaml", "--out", f"{name}-again"]),
+        cut=cut,
+        anew=next((line for line in since if line["kind"] == "search anew"), None),
+        done=max((line["round"] for line in by_kind["round"]), default=0),
+        shown=shown,
+        alone=alone,
+        local=local.get(shown["split"]) if shown else None,
+        final=bool(final),
+        table=client_table(by_kind, shown, alone),
+        curves=drawn,
+        curved=curved,
+        totals=_totals(by_kind["round"]),
+        privacy=by_kind["privacy"][-1] if by_kind["privacy"] else None,
+        seconds=sum(line["seconds"] for line in timing),
+        parts=_parts(timing),
+        ended=next((line["ended"] for line in reversed(timing) if "ended" in line), None),
+        environment=read_object(run_dir / "environment.json"),
+        events=_events(by_kind["event"]),
+        parents=by_kind["merge"][0]["rounds"] if by_kind["merge"] else {},
+        merges=merges.tabulate({x["client"]: x for x in by_kind["merge"]}) if by_kind["merge"] else [],
+        pictures=pictures_of(by_kind, curve, final, references),
+        weights=weights_by_round(by_kind["server"]),
+        samples=_samples(read_lines(run_dir / SAMPLES)[0]),
+        network=(run_dir / "network.json").exists(),
+        usage=usage(run_dir),
+        cross=read_object(run_dir / CROSS),
+    )
+
+
+def _scores(lines: list[Line], during: str) -> tuple[list[Line], Line | None]:
+    """The scores of the split that is scored `during` training, one per round, and the final test score."""
+    curve: dict[int, Line] = {}
+    final = None
+    for line in lines:
+        # the final score of a run that is tested during training is the second one of its round
+        if line["split"] == during and line["round"] not in curve:
+            curve[line["round"]] = line
+        elif line["split"] == "test" and line["round"]:  # round 0 is the base alone
+            final = line
+    return list(curve.values()), final
+
+
+def _samples(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """The sample predictions by client."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line["client"], []).append(line)
+    return found
+
+
+def _totals(rounds: list[Line]) -> Line:
+    """Sums over the rounds, and the mean share of padding."""
+    names = ("asked", "arrived", "refused", "failed", "dropped_out", "bytes_up", "bytes_down")
+    sums: Line = {name: sum(line.get(name, 0) for line in rounds) for name in names}
+    return sums | {"padding": fmean(line["padding"] for line in rounds) if rounds else None}
+
+
+def _parts(timing: list[Line]) -> list[tuple[str, float]]:
+    """(part of a round, seconds over all rounds), the longest first."""
+    seconds: dict[str, float] = {}
+    for line in timing:
+        for part, value in line["parts"].items():
+            seconds[part] = seconds.get(part, 0.0) + value
+    return sorted(seconds.items(), key=lambda item: -item[1])
+
+
+def _events(events: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Equal events of a client as one row with its rounds, in order of first appearance."""
+    rounds: dict[tuple[str, str, str], list[int]] = {}
+    for line in events:
+        key = (line["event"], line.get("client", ""), line.get("reason", ""))
+        rounds.setdefault(key, []).append(line["round"])
+    return [
+        {"event": event, "client": client, "reason": reason, "rounds": _few(numbers)}
+        for (event, client, reason), numbers in rounds.items()
+    ]
+
+
+def _few(numbers: list[int]) -> str:
+    if len(numbers) <= 8:
+        return ", ".join(map(str, numbers))
+    return f"{len(numbers)} times, from {min(numbers)} to {max(numbers)}"

@@ -1,0 +1,59 @@
+"""Where a run computes: what decides the bits of a result beside the configuration, and what the report says of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from llm_fed.experiment.build import Experiment
+from llm_fed.runs.folder import Run
+from llm_fed.runs.tracking import Reporter
+
+LIBRARIES = ("llm_fed", "transformers", "peft")
+
+
+def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
+    """Record it in environment.json; a continued run takes over what it can, and says what has changed."""
+    now = environment(experiment)
+    before = run.recall("environment.json")
+    if before is None:
+        run.remember("environment.json", now)
+        return
+    experiment.runtime.clients_per_pass = before["clients_per_pass"]
+    before = now | {"processes": 1} | before  # of a run begun before these were recorded
+    changed = [
+        f"{key} {before[key]} -> {now[key]}" for key in now if key != "clients_per_pass" and before[key] != now[key]
+    ]
+    if changed:
+        reporter.note(f"this run began elsewhere ({'; '.join(changed)}): results may differ in the last bits")
+
+
+def environment(experiment: Experiment) -> dict[str, Any]:
+    """The device with its name, the processes and threads, and the versions of the libraries."""
+    device = experiment.base.device
+    return {
+        "clients_per_pass": experiment.runtime.clients_per_pass,
+        "threads": torch.get_num_threads(),
+        "processes": PartialState().num_processes,
+        "device": str(device),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "dtype": experiment.config.base.dtype,
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    } | {name: importlib.metadata.version(name) for name in LIBRARIES}
+
+
+def _processor() -> str:
+    """The name of the CPU, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()  # platform.processor() is empty on most Linux systems
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,86 @@
+"""Sample predictions: the first test examples of each client with the answers of the base and of its personal model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llm_fed.eval.clients import predict
+from llm_fed.eval.scores import METRICS
+from llm_fed.experiment.build import Experiment
+from llm_fed.models.loading import Base
+from llm_fed.requests import Query
+from llm_fed.runs.folder import SAMPLES, Run
+
+MAX_CLIENTS = 50  # of more, the first: a page of samples is for looking at, and the base answers each of them anew
+
+
+class Samples:
+    """The first `report.samples` predictions of each of the first MAX_CLIENTS clients, taken while they are scored.
+
+    There are none of image models, and none where `privacy.clip` is set: a report is handed on, and samples are texts
+    of the clients.
+    """
+
+    def __init__(self, experiment: Experiment):
+        self._experiment = experiment
+        self._most = wanted(experiment)
+        self._clients = list(experiment.scored)[:MAX_CLIENTS] if self._most else []
+        self._taken: dict[str, Sequence[Any]] = {}
+
+    def listen(self, client: str, predictions: Sequence[Any]) -> None:
+        """Take what belongs to the samples of a client's predictions on its test examples."""
+        if client in self._clients:
+            self._taken[client] = predictions[: self._most]
+
+    def write(self, run: Run) -> None:
+        """Let the base answer the same examples, and write `samples.jsonl`: a line per example, by client in their
+        order. Without any sample there is no file.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        if not self._taken:
+            run.forget(SAMPLES)
+            return
+        experiment = self._experiment
+        base, metric = experiment.base, experiment.metric
+        assert isinstance(base, Base)  # `wanted`
+        bare, state = experiment.untrained()
+        asked = {
+            client: experiment.scored[client].data.queries["test"][: len(self._taken[client])]
+            for client in self._clients
+            if client in self._taken
+        }
+        answered = experiment.runtime.run(
+            {client: predict(bare[client], state, queries, metric) for client, queries in asked.items()}
+        )
+        lines = []
+        for client, queries in asked.items():
+            if isinstance(answered[client], Exception):
+                raise answered[client]
+            for query, alone, own in zip(queries, answered[client], self._taken[client], strict=True):
+                lines.append(
+                    {
+                        "client": client,
+                        "prompt": base.tokenizer.decode(query.prompt, skip_special_tokens=True),
+                        "references": list(query.answers),
+                        "base": _text(base, metric, query, alone),
+                        "answer": _text(base, metric, query, own),
+                    }
+                )
+        run.write_lines(SAMPLES, lines)
+
+
+def wanted(experiment: Experiment) -> int:
+    """How many samples there are of a client at most."""
+    config = experiment.config
+    return config.report.samples if isinstance(experiment.base, Base) and config.privacy.clip is None else 0
+
+
+def _text(base: Base, metric: str, query: Query, prediction: Any) -> str:
+    """A prediction as text: of log-likelihoods the option that has the highest, and of equal ones the first."""
+    if METRICS[metric].scores != "options":
+        return str(prediction)
+    best = max(range(len(prediction)), key=lambda option: prediction[option])
+    return str(base.tokenizer.decode(query.options[best], skip_special_tokens=True)).strip()

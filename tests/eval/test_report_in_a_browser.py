@@ -1,0 +1,154 @@
+"""The report as a browser shows it: nothing is asked for, and what a reader can do works; light, dark, narrow, printed,
+and without scripts."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from browser import Browser, chromium
+from report_page import CLIENTS, write_run
+
+from llm_fed.eval.report import write_report
+
+MANY = 10_000
+BODY = "#clients tbody th"
+SAMPLE = {"client": "snli", "prompt": "x" * 300, "references": ["yes"], "base": "no", "answer": "<b>yes</b>"}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    run = write_run(tmp_path_factory.mktemp("runs") / "run")
+    metrics = (run / "metrics.jsonl").read_text()
+    assert metrics.count('{"snli": 40.0,') == 2  # in round 20, and at the end
+    (run / "metrics.jsonl").write_text(metrics.replace('{"snli": 40.0,', '{"snli": 40.25,'))
+    (run / "samples.jsonl").write_text(json.dumps(SAMPLE) + "\n")
+    cross = {"metric": "rouge1", "split": "test", "limit": 3, "clients": CLIENTS, "scores": [[1.0, 2, 3, 4]] * 4}
+    (run / "cross.json").write_text(json.dumps(cross))
+    (run / "environment.json").write_text(json.dumps({"device": "cpu", "hardware": "a processor " * 9}))
+    return write_report(run)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "run"
+    return write_report(write_run(run, rounds=1, clients=[f"client-{number}" for number in range(MANY)]))
+
+
+def values(browser: Browser, column: int) -> list[str]:
+    return browser.texts(f"#clients tbody td:nth-child({column})")
+
+
+def test_it_asks_for_nothing_and_the_console_is_silent(browser, page):
+    browser.open(page)
+    assert browser.requests == [page.as_uri()] and browser.errors == []
+    browser.run("new Image().src = 'https://example.org/x.png'")  # which the page forbids itself
+    assert any("example.org" in error for error in browser.errors)
+
+
+def test_the_script_writes_the_rows_as_they_stood(browser, page):
+    """40.25 is 40.2, as Python rounds it, and 20 rounds of 1500 bytes are 30 kB."""
+    cells = "#clients tbody th, #clients tbody td"
+    browser.open(page, script=False)
+    static = browser.texts(cells)
+    assert static[:2] == ["snli", "40.2"] and "30 kB" in static
+    assert browser.texts(".tools") == [] and not browser.texts("#weights")
+    browser.open(page)
+    assert browser.texts(cells) == static
+    assert browser.texts("#clients .tools output") == ["1–4 of 4"]
+
+
+def test_sorting_by_click_and_by_key(browser, page):
+    browser.open(page)
+    assert browser.texts(BODY) == CLIENTS
+    browser.click("#clients thead button", 0)
+    assert browser.texts(BODY) == sorted(CLIENTS)
+    states = "return [...document.querySelectorAll('#clients thead th')].map(e => e.ariaSort)"
+    assert browser.run(states)[:2] == ["ascending", "none"]
+    browser.run("document.querySelectorAll('#clients thead button')[1].focus()")
+    browser.type("#clients thead th:nth-child(2) button", "\ue007")  # Enter
+    browser.type("#clients thead th:nth-child(2) button", " ")
+    assert browser.run(states)[:2] == ["none", "descending"]
+    assert values(browser, 2) == ["52.0", "48.0", "44.0", "40.2"] and browser.texts(BODY) == CLIENTS[::-1]
+
+
+def test_curves_of_one_client(browser, page):
+    browser.open(page)
+    assert not browser.texts("#one")
+    browser.click("#clients tbody button", 1)
+    assert browser.texts("#one h3") == ["cola"]
+    labels = "return [...document.querySelectorAll('#one svg')].map(e => e.getAttribute('aria-label'))"
+    # Scores 30 + round / 2 + 4 in rounds 5 to 20; losses 2 exp(-1 / 8) + 0.1 to 2 exp(-20 / 8) + 0.1
+    assert browser.run(labels) == [
+        "rouge1, validation by round: from 36.5 to 44",
+        "training loss by round: from 1.86 to 0.264",
+    ]
+    assert browser.errors == []
+
+
+def test_the_slider_moves_the_weights(browser, page):
+    """A client's weights are round / 20 and the rest."""
+    browser.open(page)
+    row = "#weights tbody tr:first-child td"
+    assert browser.texts("#weights output") == ["round 20"] and browser.texts(row) == ["1.00", "0.00"]
+    browser.type("#weights input", "\ue012")  # the left arrow
+    assert browser.texts("#weights output") == ["round 19"] and browser.texts(row) == ["0.95", "0.05"]
+
+
+def test_many_clients_are_there_at_once(browser, large):
+    """Within a second, on a machine that does nothing else; ten times that is allowed here."""
+    browser.open(large)
+    times = browser.run("const t = performance.timing; return t.loadEventEnd - t.navigationStart")
+    assert times < 10_000
+    assert browser.texts("#clients .tools output") == [f"1–200 of {MANY}"] and len(values(browser, 2)) == 200
+    assert "This file holds those of" not in browser.texts(".script")[0]
+    took = browser.run(
+        "const t = performance.now(); document.querySelectorAll('#clients thead button')[0].click();"
+        "return performance.now() - t"
+    )
+    assert took < 3000
+    assert browser.texts(BODY)[:3] == ["client-0", "client-1", "client-2"]  # and not client-10
+    browser.click("#clients .tools button", 1)
+    assert browser.texts(BODY)[0] == "client-200"
+    browser.type("#clients input", "CLIENT-123")
+    assert browser.texts("#clients .tools output") == [f"1–11 of 11 found of {MANY}"]
+    assert browser.texts(BODY) == ["client-123", *(f"client-123{digit}" for digit in range(10))]
+    assert browser.errors == []
+
+
+def test_many_clients_without_scripts(browser, large):
+    browser.open(large, script=False)
+    assert len(values(browser, 2)) == 200
+    assert f"The first 200 of {MANY} clients." in browser.texts(".static")[0]
+    assert browser.texts("#clients tfoot th") == ["mean ± std", "worst half"]
+
+
+@pytest.mark.parametrize("script", [True, False])
+@pytest.mark.parametrize("dark", [True, False])
+def test_narrow_pages_do_not_scroll_sideways(browser, page, dark, script):
+    browser.open(page, width=390, dark=dark, script=script)
+    assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    colour = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert colour == ("rgb(13, 17, 23)" if dark else "rgb(246, 248, 250)")
+    assert browser.run("return matchMedia(document.querySelector('source').media).matches") is dark
+    assert browser.texts("details[open] .sample dd")[-1] == "<b>yes</b>"
+
+
+def test_it_is_printed_light_and_whole(browser, page):
+    browser.open(page, dark=True)
+    browser.media(dark=True, kind="print")
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.texts(".tools") == []
+    heights = "return [...document.querySelectorAll('.scroll')].map(e => getComputedStyle(e).maxHeight)"
+    assert set(browser.run(heights)) == {"none"}
+    printed = base64.b64decode(browser.devtools("Page.printToPDF", printBackground=True)["data"])
+    assert printed.startswith(b"%PDF")
+    browser.media()

@@ -1,0 +1,57 @@
+"""What a run writes down of the place where it computes, and what it says when that has changed."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from llm_fed.configfile import from_dict
+from llm_fed.experiment import finish
+from llm_fed.experiment import run as experiment
+from llm_fed.runs.folder import read_records
+from llm_fed.runs.tracking import Reporter
+
+
+@pytest.fixture(autouse=True)
+def no_reports(monkeypatch):
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+
+
+def go(small, folder, rounds: int) -> str:
+    said = io.StringIO()
+    reporter = Reporter(Console(file=said, soft_wrap=True))
+    experiment.train(from_dict(small.tree(rounds=rounds)), folder, reporter=reporter)
+    return said.getvalue()
+
+
+def test_what_is_recorded_and_what_has_changed(small, tmp_path):
+    go(small, tmp_path / "run", 1)
+    file = tmp_path / "run/environment.json"
+    found = json.loads(file.read_text())
+    assert found["hardware"] and found["device"] == "cpu"
+    assert {"llm_fed", "torch", "transformers", "peft", "python", "machine", "dtype"} <= found.keys()
+    assert "began elsewhere" not in go(small, tmp_path / "run", 2)
+    file.write_text(json.dumps(found | {"hardware": "an abacus"}))
+    assert f"began elsewhere (hardware an abacus -> {found['hardware']})" in go(small, tmp_path / "run", 3)
+
+
+def test_a_run_of_an_earlier_version_goes_on(small, tmp_path):
+    """It recorded neither the hardware nor the versions, which is no change."""
+    go(small, tmp_path / "run", 1)
+    file = tmp_path / "run/environment.json"
+    found = json.loads(file.read_text())
+    for key in ("hardware", "llm_fed", "transformers", "peft", "python"):
+        del found[key]
+    file.write_text(json.dumps(found))
+    assert "began elsewhere" not in go(small, tmp_path / "run", 2)
+
+
+def test_the_time_of_day_is_where_equal_runs_may_differ(small, tmp_path):
+    go(small, tmp_path / "run", 1)
+    (line,) = read_records(tmp_path / "run/timing.jsonl")
+    assert line["ended"].startswith("20") and line["ended"].endswith("+00:00")
+    for name in ("metrics.jsonl", "environment.json", "summary.json"):
+        assert line["ended"][:10] not in (tmp_path / "run" / name).read_text()

@@ -1,0 +1,89 @@
+"""Sample predictions of a finished run: whose they are, that they are what was scored, and where there are none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_images
+from small_run import CLIENTS, SIZES
+
+from llm_fed.configfile import from_dict
+from llm_fed.eval.scores import score
+from llm_fed.experiment import finish, samples
+from llm_fed.experiment import run as experiment
+from llm_fed.runs.folder import read_records
+
+
+@pytest.fixture(autouse=True)
+def no_reports(monkeypatch):
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+
+
+def trained(small, folder: Path, **changes: Any) -> dict[str, Any]:
+    return experiment.train(from_dict(small.tree(**{"rounds": 1, **changes})), folder)
+
+
+def by_client(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in read_records(folder / "samples.jsonl"):
+        found.setdefault(line["client"], []).append(line)
+    return found
+
+
+def test_the_samples_are_the_answers_that_were_scored(small, tmp_path):
+    """With all test examples as samples, both scores can be computed from them alone."""
+    said = trained(small, tmp_path / "run", eval={"base": True}, local={"steps": 8})
+    found = by_client(tmp_path / "run")
+    assert list(found) == list(CLIENTS) and {len(lines) for lines in found.values()} == {SIZES["test"]}
+    assert found["ada"][0]["prompt"] == "w20 w21" and found["ada"][0]["references"] == ["w4 w5"]
+    for key, scores in (("answer", said["scores"]), ("base", said["base"])):
+        for client, lines in found.items():
+            texts = [line[key] for line in lines]
+            assert score("rouge1", texts, [line["references"] for line in lines]) == scores["clients"][client]
+    assert any(line["answer"] != line["base"] for line in found["ada"])
+
+
+def test_so_many_examples_of_so_many_clients(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "MAX_CLIENTS", 2)
+    trained(small, tmp_path / "run", report={"samples": 1})
+    assert {client: len(lines) for client, lines in by_client(tmp_path / "run").items()} == {"ada": 1, "bob": 1}
+
+
+@pytest.mark.parametrize("changes", [{"report": {"samples": 0}}, {"privacy": {"clip": 1.0}}])
+def test_none_are_wanted(small, tmp_path, changes):
+    trained(small, tmp_path / "run", **changes)
+    assert not (tmp_path / "run/samples.jsonl").exists()
+
+
+def test_none_of_images(tmp_path):
+    pictures = tiny_images.npz(tmp_path / "small.npz")
+    experiment.train(from_dict(tiny_images.tree(pictures, rounds=1)), tmp_path / "run")
+    assert not (tmp_path / "run/samples.jsonl").exists()
+
+
+def test_options_are_shown_as_text(small, tmp_path):
+    data = shutil.copytree(small.data, tmp_path / "data")
+    for path in data.glob("*/*.jsonl"):
+        rows = [json.loads(line) | {"options": ["w4 w5", "w7 w8", "w10 w11"]} for line in path.open()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = {"eval": {"metric": "option_accuracy"}, "task": {"path": str(data)}, "report": {"samples": 3}}
+    said = trained(small, tmp_path / "run", local={"steps": 8}, **words)
+    for client, lines in by_client(tmp_path / "run").items():
+        assert {line[key] for line in lines for key in ("answer", "base")} <= {"w4 w5", "w7 w8", "w10 w11"}
+        right = [100 * (line["answer"] in line["references"]) for line in lines]
+        assert sum(right) / len(right) == pytest.approx(said["scores"]["clients"][client])
+
+
+def test_another_number_is_no_other_run(small, tmp_path):
+    """A finished run stays as it is; one that goes on has the new number at its end."""
+    trained(small, tmp_path / "run", report={"samples": 1})
+    trained(small, tmp_path / "run", report={"samples": 2})
+    assert len(by_client(tmp_path / "run")["ada"]) == 1
+    trained(small, tmp_path / "run", rounds=2, report={"samples": 2})
+    assert len(by_client(tmp_path / "run")["ada"]) == 2
+    trained(small, tmp_path / "run", rounds=3, report={"samples": 0})
+    assert not (tmp_path / "run/samples.jsonl").exists()
