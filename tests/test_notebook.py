@@ -21,7 +21,7 @@ def test_every_cell(tmp_path, monkeypatch, capsys):
     for cell in cells:
         exec(compile("".join(cell["source"]), str(NOTEBOOK), "exec"), names)
     result, scores = names["result"], names["scores"]
-    assert list(scores.index) == [f"zoo {number}" for number in range(6)] and list(result.adapters) == list(scores.index)
+    assert list(scores.index) == list(result.adapters) == [f"zoo {number}" for number in range(6)]
     assert result.mean > scores["base alone"].mean()
     said = [line for line in capsys.readouterr().out.splitlines() if " says " in line]
     pens = [line.split(" says ")[1].split(" from ")[0] for line in said]
