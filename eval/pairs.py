@@ -169,10 +169,15 @@ def _pair(a: str, b: str, of_a: Mapping[Cell, float], of_b: Mapping[Cell, float]
     if n < LEAST or not sd or sd <= 1e-9:  # equal to the last bits in every draw: nothing to measure their noise by
         return Pair(a, b, n, mean, None, None, sd, None, methods)
     error = sd / math.sqrt(n)
-    tables = reference(methods, n)
-    half = error * float(np.quantile(tables, LEVEL))
-    p = (1 + len(tables) - int(np.searchsorted(tables, abs(mean) / error))) / (1 + len(tables))
+    half = error * critical(methods, n)
+    p = (1 + SIZE - int(np.searchsorted(reference(methods, n), abs(mean) / error))) / (1 + SIZE)
     return Pair(a, b, n, mean, mean - half, mean + half, sd, p, methods)
+
+
+@cache
+def critical(methods: int, draws: int) -> float:
+    """c, the half width of an interval in standard errors."""
+    return float(np.quantile(reference(methods, draws), LEVEL))
 
 
 @cache
@@ -198,9 +203,10 @@ def reference(methods: int, draws: int, size: int = SIZE) -> np.ndarray:
 _GRID = (3, 4, 5, 6, 8, 11, 16, 31, 101, 10_001)  # draws; in between 1 / df is interpolated
 
 
-def _critical(methods: int, draws: int) -> float:
-    """c, to within 2 %, for any number of draws."""
-    known = [math.log(float(np.quantile(reference(methods, n, SIZE // 5), LEVEL))) for n in _GRID]
+@cache
+def _approximate(methods: int, draws: int) -> float:
+    """c to within 2 %, quickly for any number of draws."""
+    known = [math.log(np.quantile(reference(methods, n, SIZE // 5), LEVEL)) for n in _GRID]
     places = [1 / (n - 1) for n in _GRID]
     return math.exp(np.interp(1 / (max(draws, LEAST) - 1), places[::-1], known[::-1]))
 
@@ -213,7 +219,7 @@ def _deviations(df: int) -> np.ndarray:
 
 def _power(effect: float, draws: int, methods: int) -> float:
     """The probability of a claim where the true difference is `effect` standard deviations of one draw's difference."""
-    shift, limits = effect * math.sqrt(draws), _critical(methods, draws) * _deviations(draws - 1)
+    shift, limits = effect * math.sqrt(draws), _approximate(methods, draws) * _deviations(draws - 1)
     phi = NormalDist().cdf
     return fmean(phi(shift - limit) + phi(-shift - limit) for limit in limits.tolist())
 

@@ -6,13 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
 
 import numpy as np
 
+from llm_fed.config import Config
 from llm_fed.eval.pairs import LEAST, LEVEL, Cell, Column, compare_methods
+from llm_fed.runs.folder import read_records
 
+MAX_PAIRS = 15  # of more pairs the terminal shows the headline alone
 NAMES = {"average": "average over the clients", "worst_half": "worst half of the clients"}
 
 
@@ -109,6 +113,11 @@ class Verdict:
         draw = share.get("draw", 1 - share["client"])
         return Shares(share.get("federation"), share.get("training"), draw, share["client"])
 
+    @property
+    def judged(self) -> list[tuple[str, Column]]:
+        """(title, column) of the quantities of which some pair has an interval."""
+        return [(self.title(name), column) for name, column in self.columns.items() if column.known]
+
     def bold(self, name: str) -> list[str]:
         """The methods whose score of this quantity may be printed in bold: see `Column.best`."""
         column = self.columns.get(name)
@@ -157,7 +166,16 @@ class Verdict:
             lines += [f"- {pair}" for pair in column.pairs]
         if not lines:
             return ""
-        return "\n".join(["## Verdict", *lines, "", *(f"{_upper(text)}" for text in [*self.variance, *self.method])])
+        return "\n".join(["", "## Verdict", *lines, "", *map(_upper, [*self.variance, *self.method]), ""])
+
+    def for_terminal(self) -> list[str]:
+        """The verdict on the average, and the headlines of the other quantities."""
+        lines: list[str] = []
+        for name, column in self.columns.items():
+            lines.append(f"{self.title(name)}: {column.headline}")
+            if not lines[1:] and len(column.pairs) <= MAX_PAIRS:
+                lines += [f"  {pair}" for pair in column.pairs]
+        return lines
 
     def as_json(self) -> dict[str, Any]:
         """Everything: per quantity the pairs, the leaders, the headline; the shares of the variance."""
@@ -174,6 +192,18 @@ class Verdict:
         unit = "training" if self.one_federation else "federation"
         shares = vars(self.shares) if self.shares else None
         return {"level": LEVEL, "unit": unit, "columns": columns, "variance": shares, "sentences": self.sentences}
+
+
+def last_round(folder: Path, config: Config) -> dict[str, Any] | None:
+    """The scores of a run's last round on the split that is scored during training, before what clients finish alone:
+    {split, average, worst_half}; None where the last round is the one that was tested, or a run has no rounds."""
+    if config.eval.select == "last":
+        return None
+    for line in read_records(folder / "metrics.jsonl"):
+        if line["kind"] == "score" and (line["round"], line["split"]) == (config.rounds, config.eval.during):
+            if "mean" in line:
+                return {"split": line["split"], "average": line["mean"], "worst_half": line["worst_half"]}
+    return None
 
 
 def _upper(text: str) -> str:
