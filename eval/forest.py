@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from llm_fed.eval.pairs import MARGIN, Column, Pair
 from llm_fed.eval.plots import AMBER, BLUE, GREEN, GREY, INK, PAGE, plain_axes, save
@@ -30,7 +32,7 @@ def plot_verdict(path: Path, columns: Sequence[tuple[str, Column]], *, dark: boo
     leading = sorted(columns[0][1].pairs, key=lambda pair: -(pair.difference or 0.0))
     count = len(leading)
     figure = Figure(figsize=(2.6 + 2.9 * len(columns), 1.3 + 0.24 * count), layout="constrained", facecolor=PAGE[dark])
-    seen: dict[str, object] = {}
+    seen: dict[str, Line2D] = {}
     for number, ((title, _), pairs) in enumerate(zip(columns, found, strict=True)):
         axes = plain_axes(figure, (1, len(columns), number + 1), dark)
         axes.axvline(0, color=INK[dark], linewidth=1)
@@ -48,14 +50,13 @@ def plot_verdict(path: Path, columns: Sequence[tuple[str, Column]], *, dark: boo
         axes.grid(False, axis="y")
         axes.set_title(title, fontsize="medium", color=INK[dark], parse_math=False)
         axes.set_xlabel("difference (points)")
-    figure.legend(
-        seen.values(), seen.keys(), loc="outside lower center", ncols=len(seen), frameon=False, labelcolor=INK[dark],
-        fontsize="small",
-    )  # fmt: skip
+    below = figure.legend(list(seen.values()), list(seen), loc="outside lower center", ncols=len(seen), frameon=False)
+    for text in below.get_texts():
+        text.set(color=INK[dark], fontsize="small")
     return save(figure, path)
 
 
-def _draw(axes, pair: Pair, sign: int, place: int, colour: str, marker: str) -> object:
+def _draw(axes: Axes, pair: Pair, sign: int, place: int, colour: str, marker: str) -> Line2D:
     assert pair.difference is not None
     centre = sign * pair.difference
     if pair.low is not None and pair.high is not None:

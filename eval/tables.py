@@ -261,8 +261,8 @@ class Table:
         several = f"mean ± sample standard deviation (divided by n - 1) over seeds {seeds}"
         over = several if len(self.seeds) > 1 else f"seed {seeds}"
         notes = [
-            f"{self.metric} (0-100) on each client's test examples, {over}. Worst half: the mean over the half of the clients that "
-            "score lowest, per seed.",
+            f"{self.metric} (0-100) on each client's test examples, {over}. Worst half: the mean over the half of the "
+            "clients that score lowest, per seed.",
             "Bold in the columns average and worst half: the rows that no other is shown to beat, where the verdict "
             "below shows that some row is beaten. Scores of single clients are not judged.",
             "Bytes are those of the serialised messages, per client: per round in which it is asked, and over the run.",

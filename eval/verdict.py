@@ -200,9 +200,9 @@ def last_round(folder: Path, config: Config) -> dict[str, Any] | None:
     if config.eval.select == "last":
         return None
     for line in read_records(folder / "metrics.jsonl"):
-        if line["kind"] == "score" and (line["round"], line["split"]) == (config.rounds, config.eval.during):
-            if "mean" in line:
-                return {"split": line["split"], "average": line["mean"], "worst_half": line["worst_half"]}
+        is_last = line["kind"] == "score" and (line["round"], line["split"]) == (config.rounds, config.eval.during)
+        if is_last and "mean" in line:
+            return {"split": line["split"], "average": line["mean"], "worst_half": line["worst_half"]}
     return None
 
 

@@ -16,8 +16,10 @@ from llm_fed.files import write_file
 from llm_fed.runs.folder import finished, read_config
 
 # What is no difference between methods: seeds, what is kept of a run, and where it was computed.
-_APART = ("seed", "seeds.federation", "seeds.training", "checkpoint.", "export.", "track.", "network.", "eval.base", "device",
-          "clients_per_pass", "eval.batch_size")  # fmt: skip
+_APART = (
+    "seed", "seeds.federation", "seeds.training", "checkpoint.", "export.", "track.", "network.", "eval.base", "device",
+    "clients_per_pass", "eval.batch_size",
+)  # fmt: skip
 # What must agree for scores to be comparable, beside the metric.
 _ALIKE = ("task.", "eval.limit", "eval.select", "eval.during", "seeds.evaluation")
 
