@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from llm_fed.eval.costs import Parameters, Traffic
-from llm_fed.eval.verdict import Tested, Verdict
+from llm_fed.eval.verdict import Scored, Verdict
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
@@ -133,9 +133,9 @@ class Table:
     def verdict(self) -> Verdict:
         """What the scores until now say of each pair of rows."""
 
-        def tested(seed: int, result: Result) -> Tested:
+        def tested(seed: int, result: Result) -> Scored:
             federation, training = (seed if own is None else own for own in (result.federation, result.training))
-            return Tested(federation, training, result.clients, result.average, result.worst_half, result.last)
+            return Scored(federation, training, result.clients, result.average, result.worst_half, result.last)
 
         return Verdict({row.label: [tested(*item) for item in row.results.items()] for row in self.rows})
 

@@ -21,7 +21,7 @@ NAMES = {"average": "average over the clients", "worst_half": "worst half of the
 
 
 @dataclass(frozen=True)
-class Tested:
+class Scored:
     """What the verdict needs of one finished run."""
 
     federation: int  # seed of the federation
@@ -58,7 +58,7 @@ class Verdict:
         runs: the finished runs of each method.
     """
 
-    def __init__(self, runs: Mapping[str, Sequence[Tested]]):
+    def __init__(self, runs: Mapping[str, Sequence[Scored]]):
         self.runs = {method: list(found) for method, found in runs.items() if found}
         everything = [run for found in self.runs.values() for run in found]
         self.federations = len({run.federation for run in everything})
@@ -90,7 +90,7 @@ class Verdict:
             yield f"last_{name}", self._scores(whole)
 
     def _scores(self, values: Mapping[str, Sequence[float | None]]) -> dict[str, dict[Cell, float]]:
-        def cell(run: Tested) -> Cell:
+        def cell(run: Scored) -> Cell:
             return (run.training, 0) if self.one_federation else (run.federation, run.training)
 
         return {
@@ -210,7 +210,7 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _components(runs: Sequence[Tested]) -> dict[str, float] | None:
+def _components(runs: Sequence[Scored]) -> dict[str, float] | None:
     """Variances between draws (of these, where there are several training seeds per federation, between federations),
     between training seeds and between clients, of one method's scores, by the method of moments; None where there is
     too little.

@@ -11,7 +11,7 @@ from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.forest import plot_verdict
-from llm_fed.eval.verdict import Tested, Verdict, last_round
+from llm_fed.eval.verdict import Scored, Verdict, last_round
 from llm_fed.files import write_file
 from llm_fed.runs.folder import finished, read_config
 
@@ -123,9 +123,9 @@ def _labels(values: Sequence[dict[str, Any]]) -> list[str]:
     return labels
 
 
-def _tested(run: _Run) -> Tested:
+def _tested(run: _Run) -> Scored:
     scores = run.summary["scores"]
-    return Tested(
+    return Scored(
         run.config.federation_seed, run.config.training_seed, scores.get("clients", {}), scores.get("mean"),
         scores.get("worst_half"), last_round(run.folder, run.config),
     )  # fmt: skip

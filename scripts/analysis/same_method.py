@@ -24,7 +24,7 @@ from scipy.stats import binomtest
 
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
-from llm_fed.eval.verdict import Tested, Verdict
+from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.experiment import finish, run
 from llm_fed.experiment.bases import Bases
 from llm_fed.runs.folder import read_records
@@ -37,7 +37,7 @@ EXAMPLES = {"train": 96, "test": 96}
 
 def write_pictures(path: Path) -> None:
     """One npz file, the pool of which each federation is a partition."""
-    splits: dict[str, np.ndarray] = {}
+    splits: dict[str, Any] = {}
     for number, (split, count) in enumerate(EXAMPLES.items()):
         pixels, labels = tiny.arrays(count, seed=number, classes=CLASSES, size=SIZE)
         splits |= {f"x_{split}": pixels, f"y_{split}": labels}
@@ -67,7 +67,7 @@ def configuration(data: Path, method: str, federation: int, training: int) -> di
 
 def compare(number: int, draws: int, method: str, data: Path, bases: Bases) -> dict[str, Any]:
     """One comparison: of each quantity the p value of its only pair, and the scores behind them."""
-    rows: dict[str, list[Tested]] = {"a": [], "b": []}
+    rows: dict[str, list[Scored]] = {"a": [], "b": []}
     for draw in range(draws):
         federation = number * draws + draw
         for place, found in enumerate(rows.values()):
@@ -77,7 +77,7 @@ def compare(number: int, draws: int, method: str, data: Path, bases: Bases) -> d
                 quiet = Reporter(Console(quiet=True))
                 done = run.train(config, Path(folder) / "run", reporter=quiet, base=bases.of(config))
             scores = done["scores"]
-            found.append(Tested(federation, 0, scores["clients"], scores["mean"], scores["worst_half"]))
+            found.append(Scored(federation, 0, scores["clients"], scores["mean"], scores["worst_half"]))
     columns = Verdict(rows).columns.items()
     return {
         "comparison": number,

@@ -34,7 +34,7 @@ def pools(built: Experiment) -> dict[str, list[str]]:
     }
 
 
-def tested(built: Experiment) -> dict[str, list[str]]:
+def queries(built: Experiment) -> dict[str, list[str]]:
     return {id: list(map(str, site.data.queries["test"])) for id, site in built.clients.items()}
 
 
@@ -42,8 +42,8 @@ def test_each_moves_its_own_part(small):
     plain = prepared(small)
     federation, training, evaluation = (prepared(small, seeds={part: 1}) for part in PARTS)
     assert pools(federation) != pools(plain)
-    assert pools(training) == pools(plain) and tested(training) == tested(plain)
-    assert pools(evaluation) == pools(plain) and tested(evaluation) != tested(plain)
+    assert pools(training) == pools(plain) and queries(training) == queries(plain)
+    assert pools(evaluation) == pools(plain) and queries(evaluation) != queries(plain)
     assert {site.seed for site in (*training.clients.values(), training.server)} == {1} == {training.schedule.seed}
     assert {site.seed for site in (*federation.clients.values(), *evaluation.clients.values())} == {0}
 
@@ -51,10 +51,10 @@ def test_each_moves_its_own_part(small):
 def test_the_evaluation_sample_is_drawn_where_its_seed_is_given(small):
     """eval.limit keeps the first examples without it; other seeds keep others, and training sees the same."""
     first, one, two = (prepared(small, eval={"limit": 2}, seeds={"evaluation": seed}) for seed in (None, 1, 2))
-    whole = tested(prepared(small))
-    assert tested(first) == {id: queries[:2] for id, queries in whole.items()}
-    assert tested(one) != tested(two) and all(len(queries) == 2 for queries in tested(one).values())
-    assert tested(one) == tested(prepared(small, eval={"limit": 2}, seeds={"evaluation": 1}))
+    whole = queries(prepared(small))
+    assert queries(first) == {id: found[:2] for id, found in whole.items()}
+    assert queries(one) != queries(two) and all(len(found) == 2 for found in queries(one).values())
+    assert queries(one) == queries(prepared(small, eval={"limit": 2}, seeds={"evaluation": 1}))
 
 
 def test_the_order_of_a_given_split_is_drawn(small):
@@ -65,7 +65,7 @@ def test_the_order_of_a_given_split_is_drawn(small):
         return prepare(from_dict(tree), Reporter())
 
     plain, drawn = built(None), [built(seed) for seed in range(4)]
-    assert len({str(tested(each)) for each in (plain, *drawn)}) > 2
+    assert len({str(queries(each)) for each in (plain, *drawn)}) > 2
     for each in drawn:
         for id, site in each.clients.items():
             same = plain.clients[id].data
