@@ -66,14 +66,29 @@ def measure(shape: str, draws: int, count: int) -> list[list[str | int | float]]
     return rows
 
 
+def impatient(count: int, draws: int) -> float:
+    """The share of tables of equal methods with a claim at some look, of somebody who looks after each draw from the
+    third to the last."""
+    values = average(SHAPES["normal"](np.random.default_rng(0), count, draws, (0.0,) * METHODS))
+    claimed = np.zeros(count, bool)
+    for seen in range(3, draws + 1):
+        claimed |= [any(pair.claim == "greater" for pair in column.pairs) for column in verdicts(values[:, :, :seen])]
+    return float(claimed.mean())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=10_000, help="per shape and number of draws")
     parser.add_argument("--draws", type=int, nargs="+", default=[3, 5, 10, 30])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--out", type=Path, default=Path("runs/analysis/verdict.csv"))
+    parser.add_argument("--impatient", type=int, metavar="DRAWS", help="only: false claims of who looks at each draw")
     asked = parser.parse_args()
+    if asked.impatient:
+        print(f"{impatient(asked.tables, asked.impatient):.1%} of {asked.tables} tables have a claim at some look")
+        return
     rows = []
-    for shape in SHAPES:
+    for shape in asked.shapes:
         for draws in asked.draws:
             rows += measure(shape, draws, asked.tables)
             for row in rows[-len(QUANTITIES) :]:
