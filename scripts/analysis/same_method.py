@@ -24,6 +24,7 @@ from scipy.stats import binomtest
 
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
+from llm_fed.eval.pairs import critical
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.experiment import finish, run
 from llm_fed.experiment.bases import Bases
@@ -90,6 +91,16 @@ def compare(number: int, draws: int, method: str, data: Path, bases: Bases) -> d
     }
 
 
+def redrawn(lines: list[dict[str, Any]], count: int = 200_000) -> float:
+    """The share of claims on the average among `count` comparisons of differences drawn anew from all that were seen,
+    with random signs: how the verdict does with this noise, without the luck of the comparisons that were made."""
+    rng, draws = np.random.default_rng(0), lines[0]["draws"]
+    seen = np.ravel([np.subtract(line["scores"]["a"], line["scores"]["b"]) for line in lines])
+    drawn = rng.choice(seen, (count, draws)) * rng.choice([-1, 1], (count, draws))
+    errors = drawn.std(axis=1, ddof=1) / draws**0.5
+    return float((np.abs(drawn.mean(axis=1)) > critical(2, draws) * errors).mean())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--comparisons", type=int, default=200)
@@ -121,6 +132,7 @@ def main() -> None:
             f"{name}: {claims} of {len(lines)} comparisons claim a difference, {claims / len(lines):.1%} "
             f"[{between.low:.1%}, {between.high:.1%}]; exact binomial test of 5 %: p = {test.pvalue:.2f}"
         )
+    print(f"differences drawn anew: {redrawn(lines):.1%} claims on the average")
 
 
 if __name__ == "__main__":
