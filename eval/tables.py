@@ -18,6 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from llm_fed.eval.costs import Parameters, Traffic
+from llm_fed.eval.verdict import Scored, Verdict
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
@@ -35,6 +36,9 @@ class Result:
     worst_half: float | None  # mean of the ceil(n / 2) lowest clients
     traffic: Traffic
     base: Mapping[str, Any] | None = None  # the score line of the base without any adapter, where it was scored
+    federation: int | None = None  # its seed; None: that of the cell
+    training: int | None = None
+    last: Mapping[str, Any] | None = None  # `verdict.last_round`
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,16 @@ class Table:
         }
 
     @property
+    def verdict(self) -> Verdict:
+        """What the scores until now say of each pair of rows."""
+
+        def tested(seed: int, result: Result) -> Scored:
+            federation, training = (seed if own is None else own for own in (result.federation, result.training))
+            return Scored(federation, training, result.clients, result.average, result.worst_half, result.last)
+
+        return Verdict({row.label: [tested(*item) for item in row.results.items()] for row in self.rows})
+
+    @property
     def failed(self) -> str:
         """The failed cells, `label seed n` with commas between."""
         return ", ".join(f"{row.label} seed {seed}" for row in self.rows for seed in row.failures)
@@ -139,6 +153,7 @@ class Table:
             "adapter": self.adapter,
             "base": self._row_json(base) if (base := self.base) else None,
             "rows": [self._row_json(row) for row in self.rows],
+            "verdict": self.verdict.as_json(),
             "notes": self.notes,
         }
 
@@ -182,13 +197,13 @@ class Table:
         return file.getvalue()
 
     def as_markdown(self) -> str:
-        """One table, the best mean of each score column in bold, and what to know about it below."""
+        """One table, what to know about it, and the verdict on its rows."""
         lines = [[label, *(f"**{text}**" if best else text for text, best in cells)] for label, cells in self.cells()]
         rule = ["---", *["---:"] * (len(self.heads) - 1)]
         text = "\n".join(
             "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in [self.heads, rule, *lines]
         )
-        return f"{text}\n\n" + "".join(f"- {note}\n" for note in self.all_notes())
+        return f"{text}\n\n" + "".join(f"- {note}\n" for note in self.all_notes()) + self.verdict.as_markdown()
 
     @property
     def heads(self) -> list[str]:
@@ -202,11 +217,11 @@ class Table:
             for row, scores, costs in self._lines(self._columns)
         ]
 
-    def for_terminal(self) -> list[RichTable]:
+    def for_terminal(self) -> list[RichTable | Text]:
         """Of few rows the clients' scores, a line per client; of all rows the averages and costs. A terminal is narrow:
         deviations, bytes down and bytes per round stand in the files alone."""
         lines = list(self._lines(self._columns, short=True))
-        tables = []
+        tables: list[RichTable | Text] = []
         if self._columns and len(self.rows) <= MAX_TERMINAL_ROWS:
             clients = _rich(f"{self.metric} (0-100)", "client", [row.label for row in self._shown])
             for number, client in enumerate(self._columns):
@@ -217,7 +232,7 @@ class Table:
         averages = _rich(title, "method", heads)
         for row, cells, rest in lines:
             averages.add_row(Text(row.label), *(_mean(*cell) for cell in cells[len(self._columns) :]), *rest)
-        return [*tables, averages]
+        return [*tables, averages, *map(Text, self.verdict.for_terminal())]
 
     @property
     def _columns(self) -> list[str]:
@@ -226,13 +241,12 @@ class Table:
     def _lines(
         self, clients: Sequence[str], short: bool = False
     ) -> Iterator[tuple[Row, list[tuple[Spread | None, bool]], list[str]]]:
-        """Each row with its scores, and which of them are the best of their column as printed, and its other cells."""
-        rows = self._shown
-        scores = [[*map(row.client, clients), *map(row.summary, SUMMARIES)] for row in rows]
-        printed = [[round(cell.mean, 2) if cell else -1.0 for cell in line] for line in scores]
-        top = [max(column) for column in zip(*printed, strict=True)]
-        for row, line, shown in zip(rows, scores, printed, strict=True):
-            marked = [(cell, bool(cell) and value == best) for cell, value, best in zip(line, shown, top, strict=True)]
+        """Each row with its scores, and which of them are marked as the best, and its other cells."""
+        verdict = self.verdict
+        best = {name: verdict.bold(name) for name in SUMMARIES}
+        for row in self._shown:
+            marked = [(row.client(id), False) for id in clients]
+            marked += [(row.summary(name), row in self.rows and row.label in best[name]) for name in SUMMARIES]
             done = f"{len(row.results)}" + ("" if len(row.results) == len(self.seeds) else f" of {len(self.seeds)}")
             yield row, marked, [done, *self._cost_cells(row, short)]
 
@@ -256,8 +270,10 @@ class Table:
         several = f"mean ± sample standard deviation (divided by n - 1) over seeds {seeds}"
         over = several if len(self.seeds) > 1 else f"seed {seeds}"
         notes = [
-            f"{self.metric} (0-100) on each client's test examples, {over}; the best mean of a column in bold. Worst "
-            "half: the mean over the half of the clients that score lowest, per seed.",
+            f"{self.metric} (0-100) on each client's test examples, {over}. Worst half: the mean over the half of the "
+            "clients that score lowest, per seed.",
+            "Bold in the columns average and worst half: the rows that no other is shown to beat, where the verdict "
+            "below shows that some row is beaten. Scores of single clients are not judged.",
             "Bytes are those of the serialised messages, per client: per round in which it is asked, and over the run.",
             "Parameters: on the server, in one message (down, up where they differ), on a client; "
             f"1× is one adapter of the configuration file, {self.adapter:,} parameters.",

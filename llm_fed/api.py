@@ -104,7 +104,8 @@ class Result:
 
         device = choose_device(self._config.device)
         if tasks.find(self._config.task.name).images:
-            return bases.load(self._config, tasks.load(self._config.task, self._config.seed), device)
+            data = tasks.load(self._config.task, self._config.federation_seed, self._config.evaluation_seed)
+            return bases.load(self._config, data, device)
         return load_base(self._config.base, device)
 
 
@@ -151,7 +152,7 @@ def resolve(config: Given, words: Sequence[str], out: str | Path | None, start: 
 def default_folder(config: Given, resolved: Config) -> Path:
     """Where the run of a configuration file goes if nobody says."""
     name = "run" if isinstance(config, Mapping) else Path(config).stem
-    return Path("runs") / f"{name}-{short(str(resolved.method['name']))}-seed{resolved.seed}"
+    return Path("runs") / f"{name}-{short(str(resolved.method['name']))}-{resolved.seed_name}"
 
 
 def open_run(folder: str | Path) -> Result:
@@ -179,9 +180,14 @@ def open_run(folder: str | Path) -> Result:
 
 
 def compare(
-    config: Given, *words: str, out: str | Path, methods: Sequence[str] = (), seeds: Sequence[int] = ()
+    config: Given,
+    *words: str,
+    out: str | Path,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    draws: int = 0,
 ) -> Table:
-    """Train several methods with several seeds, or continue, and put their scores into one table.
+    """Train several methods with several seeds, or continue, and put their scores and a verdict into one table.
 
     Args:
         config: a YAML file, or the same as nested dictionaries, which is then kept as `out`/comparison.yaml; its
@@ -189,9 +195,10 @@ def compare(
         words: settings that are laid over every row.
         out: where the runs and the tables go.
         methods: only these rows, or methods by name.
+        draws: how many federations are drawn, each with a training seed of its own, in the place of `seeds`.
 
     Returns:
-        The table; `by_client`, `as_json()` and `as_markdown()` are its forms.
+        The table; `verdict.sentences`, `by_client`, `as_json()` and `as_markdown()` are its forms.
 
     Raises:
         UserError: a mistake in what was given, named before anything is trained.
@@ -199,6 +206,8 @@ def compare(
     """
     from llm_fed.commands import section
 
+    if draws and seeds:
+        raise UserError(f"draws={draws} means seeds 0 to {draws - 1}; give one of the two")
     folder = Path(out)
     if isinstance(config, Mapping):
         path, text = folder / "comparison.yaml", OmegaConf.to_yaml(configfile.created(config))
@@ -206,7 +215,11 @@ def compare(
         write_file(path, text.encode())
     else:
         path = Path(config)
-    section.read_rows(path, words, methods, seeds).check()
+    seeds = list(range(draws)) if draws else seeds
+    planned = section.read_rows(path, words, methods, seeds)
+    if draws:
+        planned.check_draws()
+    planned.check()
     from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
     from llm_fed.experiment.run import quiet
 

@@ -206,29 +206,51 @@ def quickstart(
 
 @app.command()
 def compare(
-    config: Annotated[Path, typer.Argument(help="A YAML file; its compare section holds rows and seeds.")],
+    config: Annotated[
+        Path, typer.Argument(help="A YAML file; its compare section holds rows and seeds. With --runs a finished run.")
+    ],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="key=value words laid over it in every row, e.g. rounds=20.")
+        list[str] | None,
+        typer.Argument(help="key=value words laid over it in every row, e.g. rounds=20. With --runs further runs."),
     ] = None,
     methods: Annotated[
         str, typer.Option(help="Only these rows, or methods by name: a,b,c (default: all rows of the file).")
     ] = "",
     seeds: Annotated[str, typer.Option(help="Instead of the file's: 0,1,2.")] = "",
+    draws: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many federations, each with a training seed of its own: seeds 0, 1, ..."),
+    ] = None,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="Train nothing: the verdict on the finished runs that are given.")
+    ] = False,
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Where runs and tables go (default: runs/compare-<config>).")
+        Path | None,
+        typer.Option("--out", help="Where runs and tables go (default: runs/compare-<config>; with --runs nowhere)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train methods with several seeds, or continue, and put them into one table: the same command goes on where it
-    stopped."""
+    """Train methods with several seeds, or continue, and put them into one table with a verdict: the same command goes
+    on where it stopped."""
+    if runs:
+        if methods or seeds or draws:
+            raise UserError("--runs compares finished runs as they are; leave out --methods, --seeds and --draws")
+        _verdict_on_runs([config, *map(Path, settings or [])], out_dir, as_json)
+        return
+    if draws and seeds:
+        raise UserError(f"--draws {draws} means --seeds {','.join(map(str, range(draws)))}; give one of the two")
     from llm_fed.commands import section
 
     try:
         numbers = [int(seed) for seed in seeds.split(",") if seed]
     except ValueError as error:
         raise UserError(f"--seeds is {seeds!r}; it takes whole numbers with commas between, e.g. 0,1,2") from error
+    numbers = list(range(draws)) if draws else numbers
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    section.read_rows(config, settings or [], names, numbers).check()
+    planned = section.read_rows(config, settings or [], names, numbers)
+    if draws:
+        planned.check_draws()
+    planned.check()
     from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
     from llm_fed.experiment.run import quiet
 
@@ -243,6 +265,20 @@ def compare(
         out.print(f"table.html, table.md, table.csv, table.json, {_count(table.pictures)} and the runs are in {folder}")
     if failed := table.failed:
         raise RunError(f"{failed} failed, see table.md; the same command tries again")
+
+
+def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -> None:
+    from llm_fed.commands import finished
+
+    verdict = finished.compare_runs(folders)
+    written = finished.write(verdict, out_dir) if out_dir else []
+    if as_json:
+        print(json.dumps(verdict.as_json()))
+        return
+    for line in [*verdict.for_terminal(), *verdict.variance]:
+        out.print(line)
+    if written:
+        out.print(f"{' and '.join(written)} are in {out_dir}" if len(written) > 1 else f"verdict.md is in {out_dir}")
 
 
 @app.command()

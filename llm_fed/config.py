@@ -244,10 +244,25 @@ class TrackConfig:
 
 
 @dataclass(frozen=True)
+class SeedsConfig:
+    """Seeds of their own for parts of a run; null: `seed`."""
+
+    # who the clients are and what they hold: a task's draws, task.partition, clients drawn at random, label noise, the
+    # server's examples
+    federation: int | None = None
+    # the start, batches, dropout, who is asked in which round, delays, noise of differential privacy
+    training: int | None = None
+    # which of a client's examples become its test and validation split, where the data does not say it; where it is
+    # given, also which ones eval.limit keeps (null: the first)
+    evaluation: int | None = None
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run. `llm-fed run CONFIG.yaml key=value` resolves to one of these and saves it with the run."""
 
     seed: int = 0
+    seeds: SeedsConfig = field(default_factory=SeedsConfig)
     rounds: PositiveInt = 50
     # share of the clients asked each round, of those that are not at work
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0
@@ -271,6 +286,24 @@ class Config:
     report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
+
+    @property
+    def federation_seed(self) -> int:
+        return self.seed if self.seeds.federation is None else self.seeds.federation
+
+    @property
+    def training_seed(self) -> int:
+        return self.seed if self.seeds.training is None else self.seeds.training
+
+    @property
+    def evaluation_seed(self) -> int:
+        return self.seed if self.seeds.evaluation is None else self.seeds.evaluation
+
+    @property
+    def seed_name(self) -> str:
+        """For the names of folders: `seed0`, or `seed0-federation3` where that has a seed of its own."""
+        own = (f"-{part}{seed}" for part, seed in vars(self.seeds).items() if seed is not None)
+        return f"seed{self.seed}{''.join(own)}"
 
 
 def check(config: Config) -> None:

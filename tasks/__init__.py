@@ -82,7 +82,7 @@ def find(name: str, key: str = "task.name") -> Task:
     return found
 
 
-def load(config: TaskConfig, seed: int) -> TaskData:
+def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData:
     """The task's clients after `config.groups`, partition and `config.clients`, and the server's data if it has any.
 
     Each client has training and test examples. Where no client brings a test split, a seeded TEST_SHARE of each
@@ -90,7 +90,12 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     clients have none, and those that got no training example are left out, with a warning. A client without a
     validation split gives `config.validation` of its training examples. Label noise falls on what is left of these.
     UserError for an unknown task, wrong or missing data, or an empty client.
+
+    Args:
+        seed: of the federation.
+        held_out: the seed of which examples become test and validation splits (default: `seed`).
     """
+    held_out = seed if held_out is None else held_out
     if config.groups == ():
         raise UserError("task.groups is empty, so there is no client; name some, or set null for all")
     row = find(config.name)
@@ -110,18 +115,18 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     asked = config.server
     from_test = asked.test or (asked.name is None and asked.examples != 0)
     if from_test:
-        natural = {client.client: client for client in _with_test(list(natural.values()), seed)}
+        natural = {client.client: client for client in _with_test(list(natural.values()), held_out)}
     if from_test or asked.name is not None:
         natural, data = _with_server(natural, data, config, seed)
-    clients = list(partition(natural, config.partition, seed, tested=not asked.test).values())
+    clients = list(partition(natural, config.partition, seed, tested=not asked.test, held_out=held_out).values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
     if asked.test and (empty := sum(not client.train for client in clients)):
         log.warning("%d of %d clients got no training example and are left out", empty, len(clients))
         clients = [client for client in clients if client.train]
     if not from_test:
-        clients = _with_test(clients, seed)
-    clients = [c if c.validation else _hold_out(c, "validation", config.validation, seed) for c in clients]
+        clients = _with_test(clients, held_out)
+    clients = [c if c.validation else _hold_out(c, "validation", config.validation, held_out) for c in clients]
     _check(clients, tested=not asked.test)
     if config.noise:
         clients = [images.noisy(client, config.noise, len(data.labels), seed) for client in clients]

@@ -23,7 +23,11 @@ OWN = {"classes": "pathological", "sizes": "cluster"}  # settings that one kind 
 
 
 def partition(
-    clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool = True
+    clients: dict[str, ClientData],
+    config: PartitionConfig,
+    seed: int,
+    tested: bool = True,
+    held_out: int | None = None,
 ) -> dict[str, ClientData]:
     """The clients that `config.kind` makes of the natural ones, reproducible by seed.
 
@@ -39,7 +43,8 @@ def partition(
       cluster's: cluster0-client00.
 
     With `config.test` train and test are one pool, and that share of what a client gets, of each label up to one
-    example, becomes its test split (FedMoE, Sec. 6.1: 8 : 2). Validation examples stay what they are.
+    example, becomes its test split (FedMoE, Sec. 6.1: 8 : 2), drawn by the seed `held_out` (default: `seed`).
+    Validation examples stay what they are.
 
     Every example goes to exactly one client. Unless the clients are `tested`, a test split is not needed, and the first
     draw counts, even where it gives a client nothing. UserError if there is too little data for so many clients.
@@ -56,7 +61,8 @@ def partition(
         return make(clients, config, seed, tested)
     pooled = {name: dataclasses.replace(c, train=c.train + c.test, test=()) for name, c in clients.items()}
     made = make(pooled, config, seed, tested)
-    return {name: _with_test(client, config.test, seed) for name, client in made.items()}
+    held_out = seed if held_out is None else held_out
+    return {name: _with_test(client, config.test, held_out) for name, client in made.items()}
 
 
 def kept(clients: Sequence[Item], config: TaskConfig, seed: int) -> list[Item]:

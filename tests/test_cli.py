@@ -29,7 +29,7 @@ FLAGS = {
         "run_dir", "settings", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template",
         "--dtype", "--limit", "--cross", "--json",
     ],
-    "compare": ["config", "settings", "--methods", "--seeds", "--out", "--json"],
+    "compare": ["config", "settings", "--methods", "--seeds", "--draws", "--runs", "--out", "--json"],
     "merge": [
         "method", "--fed", "--local", "--out", "settings", "--task", "--data", "--client", "--base", "--template",
         "--dtype", "--space", "--fisher", "--fisher-data", "--samples", "--damping", "--per-factor", "--grid",

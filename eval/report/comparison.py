@@ -13,6 +13,11 @@ from llm_fed.eval.tables import Table
 
 # By the picture's file: its title, and what it means.
 PICTURES = {
+    "verdict": (
+        "Verdict",
+        "The difference of each pair of rows with its interval. Where the interval does not reach the line at 0, the "
+        "difference is shown; else it is unresolved.",
+    ),
     "score_by_client": (
         "Score by client",
         "Each client's mean score over the seeds under every row, with the standard deviation. The last group is the "
@@ -46,6 +51,11 @@ def write_comparison(table: Table, path: Path) -> Path:
         lines=table.cells(),
         notes=table.all_notes(),
         clients=_clients(table),
+        verdict=[
+            {"title": table.verdict.title(key), "headline": column.headline, "pairs": list(map(str, column.pairs))}
+            for key, column in table.verdict.columns.items()
+        ],
+        method=[*table.verdict.variance, *table.verdict.method],
         pictures=[_picture(picture) for picture in table.pictures],
     )
 

@@ -110,7 +110,8 @@ def _name(folder: Path) -> str:
 
 def _decisive(folder: Path) -> list[Any]:
     config = _config(folder)
-    return [config[key] for key in ("seed", "rounds", "base", "adapter", "task", "local", "eval")]
+    seeds = config.get("seeds")  # earlier versions had none
+    return [seeds, *(config[key] for key in ("seed", "rounds", "base", "adapter", "task", "local", "eval"))]
 
 
 def _config(folder: Path) -> Line:

@@ -11,6 +11,7 @@ from llm_fed.commands.comparison import Job, Plan
 from llm_fed.commands.section import in_row, read_section
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Parameters, count_parameters
+from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Point, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
@@ -142,8 +143,10 @@ def _write(table: Table, out: Path) -> None:
 
 def _draw(table: Table, out: Path) -> list[Path]:
     """Score against bytes up (POTARA, Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few
-    clients also each one's score under every row."""
+    clients also each one's score under every row; from three draws on, the verdict on each pair."""
     drawn = []
+    if judged := table.verdict.judged:
+        drawn.append(plot_verdict(out / "verdict.png", judged[:2]))
     if 1 < len(table.clients) <= MAX_CLIENTS and (scores := table.by_client):
         drawn.append(plot_methods(out / "score_by_client.png", scores, metric=table.metric))
     for name, cost, unit in (

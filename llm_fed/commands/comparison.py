@@ -19,6 +19,7 @@ from llm_fed.config import Config, Dtype, ExportConfig
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Traffic, read_traffic
 from llm_fed.eval.tables import Result
+from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.needed import needed_config
 from llm_fed.method import Method
@@ -72,6 +73,9 @@ class Job:
             worst_half=scores.get("worst_half"),
             base=self.outcome.get("base"),
             traffic=self._traffic(),
+            federation=self.config.federation_seed,
+            training=self.config.training_seed,
+            last=last_round(self.folder, self.config),
         )
 
     def _traffic(self, last_round: int | None = None) -> Traffic:
@@ -130,7 +134,7 @@ class Plan:
         config = replace(config, method=methods.canonical(config.method))
         digest = _digest(configfile.as_dict(config))
         if digest not in self._jobs:
-            folder = folder or self._out / "needs" / f"{short(config.method['name'])}-{digest}-seed{config.seed}"
+            folder = folder or self._out / "needs" / f"{short(config.method['name'])}-{digest}-{config.seed_name}"
             folder = self._begun.get(digest, folder)
             shown = folder.relative_to(self._out).as_posix()
             self._jobs[digest] = Job(config, methods.build(config.method), folder, shown)

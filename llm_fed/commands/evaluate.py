@@ -169,7 +169,10 @@ def evaluate_adapter(
         raise UserError("--base needs --task NAME or --data FILE, whose examples are to be answered")
     if adapter and not named:
         peft_folders.check_text(adapter)
-    loaded = tasks.load(config.task, config.seed) if named else _one_file(config, keys)
+    if named:
+        loaded = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
+    else:
+        loaded = _one_file(config, keys)
     if loaded.labels and adapter is None:
         raise UserError(
             f"task.name={config.task.name}: an image model's head is trained with its adapter, so there is nothing to "

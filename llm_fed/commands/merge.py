@@ -173,7 +173,10 @@ def merge_adapters(
     if not runs and not methods.build(config.method).data_free and not (data.task or data.path):
         raise UserError("the weights come from examples: give --data FILE, or --task NAME with --client")
     of_task = runs or data.task
-    task = tasks.load(config.task, config.seed) if of_task else _one_client(data.path, config.task.columns)
+    if of_task:
+        task = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
+    else:
+        task = _one_client(data.path, config.task.columns)
     loaded = load(replace(config, base=replace(config.base, name=name)), task, choose_device(config.device))
     said = _said(sources, loaded, keys, reporter) if isinstance(loaded, Base) else None
     if isinstance(loaded, Base):

@@ -25,6 +25,20 @@ class Rows:
     seeds: list[int]
     cells: dict[tuple[str, int], Config]  # by label and seed
 
+    def check_draws(self) -> None:
+        """Refuse rows in which draws would share a federation, or its training: --draws makes both anew.
+
+        Raises:
+            UserError: it names the key.
+        """
+        for (label, _), config in self.cells.items():
+            for part in ("federation", "training"):
+                if (seed := getattr(config.seeds, part)) is not None:
+                    raise UserError(
+                        f"row {label!r}: seeds.{part}={seed} is the same in every draw, but --draws makes a new "
+                        "federation and a new training for each; leave it out, or give --seeds"
+                    )
+
     def check(self) -> None:
         """`check` of every row; its errors say in which row they were made."""
         for label in self.rows:

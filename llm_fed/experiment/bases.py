@@ -33,7 +33,8 @@ class Bases:
         key = config.base, config.device, task.name, task.path, task.image_size
         if key != self._key:
             self._key = self._base = None
-            self._base = load(config, tasks.load(task, config.seed), choose_device(config.device))
+            data = tasks.load(task, config.federation_seed, config.evaluation_seed)
+            self._base = load(config, data, choose_device(config.device))
             self.loads += 1
             self._key = key
         return self._base

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from llm_fed import methods, signs, tasks
 from llm_fed.config import Config
 from llm_fed.engine.images import VisionEngine
@@ -78,7 +80,7 @@ class Experiment:
         structure = structure_of(self.config.adapter, self.base.head)
         draw = partial(self.base.draw, structure)
         bare = {id: replace(site, structure=structure, draw=draw) for id, site in self.scored.items()}
-        return bare, draw(generator(self.config.seed, "base"))
+        return bare, draw(generator(self.config.training_seed, "base"))
 
     def shared(self) -> Shared:
         """What all ranks of a launch build alike."""
@@ -116,7 +118,7 @@ def prepare(
     check_trackers(config.track)
     privacy.check(config, method)
     with signs.part(f"reading the data of {config.task.name}"):
-        task = task or tasks.load(config.task, config.seed)
+        task = task or tasks.load(config.task, config.federation_seed, config.evaluation_seed)
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
     check_kinds(config, task, method, metric)
@@ -142,9 +144,11 @@ def prepare(
 def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
     """Who is asked in which round, and how late the answers are."""
     if privacy.central(config.privacy):
-        return Poisson(clients, config.participation, config.seed)
+        return Poisson(clients, config.participation, config.training_seed)
     late = config.delay
-    return Delayed(clients, config.participation, config.seed, sigma=late.sigma, per=late.per, drop_out=late.drop_out)
+    return Delayed(
+        clients, config.participation, config.training_seed, sigma=late.sigma, per=late.per, drop_out=late.drop_out
+    )
 
 
 def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> None:
@@ -217,11 +221,11 @@ def build(
         wrapped: Structure = method.wrap(structure, None)
         data = Data(metric=metric, num_labels=labels, foreign=foreign)
         if given is not None:
-            data = _encoded(id, given, data, encoder, config.eval.limit)
+            data = _encoded(id, given, data, encoder, config)
             if METRICS[metric].scores == "options":
                 check_options(id, data)
         draw = partial(base.draw, wrapped)
-        return Site(id, wrapped, config.local, config.seed, draw, data, rounds=config.rounds)
+        return Site(id, wrapped, config.local, config.training_seed, draw, data, rounds=config.rounds)
 
     clients = {id: site(id, given, len(task.labels)) for id, given in task.clients.items()}
     for number, client in enumerate(clients.values()):
@@ -237,25 +241,29 @@ def build(
     return clients, server
 
 
-def _encoded(id: str, given: ClientData, data: Data, encoder: Encoder | None, limit: int | None) -> Data:
+def _encoded(id: str, given: ClientData, data: Data, encoder: Encoder | None, config: Config) -> Data:
     """The data with a client's examples, as training and evaluation see them.
 
     Args:
         encoder: of text; None: pictures.
-        limit: most examples that are scored.
     """
+
+    def scored(split: str, examples: Sequence[Any]) -> Sequence[Any]:
+        """In the order of which eval.limit keeps the first."""
+        if config.eval.limit is None or config.seeds.evaluation is None:
+            return examples
+        order = torch.randperm(len(examples), generator=generator(config.seeds.evaluation, "evaluation", id, split))
+        return [examples[place] for place in order.tolist()]
+
+    splits = {"validation": scored("validation", given.validation), "test": scored("test", given.test)}
     if encoder is None:
-        queries = {"validation": given.validation, "test": given.test}
-        return replace(data, train=given.train, held_out=given.validation, queries=queries)
+        return replace(data, train=given.train, held_out=given.validation, queries=splits)
     before = encoder.skipped.copy()
     return replace(
         data,
         train=encoder.training(id, "training", given.train),
         held_out=encoder.training(id, "validation", given.validation, required=False),
-        queries={
-            split: encoder.queries(id, split, examples, limit)
-            for split, examples in (("validation", given.validation), ("test", given.test))
-        },
+        queries={split: encoder.queries(id, split, examples, config.eval.limit) for split, examples in splits.items()},
         left_out=encoder.skipped - before,
     )
 

@@ -100,7 +100,7 @@ class LocalClients:
                 failed += 1
                 log_failure(run, progress.round, name, answer)
                 continue
-            content = encoded_upload(answer, run.config, run.config.seed, progress.round, name)
+            content = encoded_upload(answer, run.config, run.config.training_seed, progress.round, name)
             up += len(content)
             expected = uploads.skeleton(method.upload_like(unpack(messages[name])))
             row = run.checkpoints.store.row(content)

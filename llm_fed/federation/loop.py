@@ -86,7 +86,7 @@ def federate(
         record = clients.exchange(method, progress, lr, run, watch)
         uploads = arrivals(run, progress, record)
         if central(config.privacy):
-            seed = config.seed if federation.noise_seed is None else federation.noise_seed
+            seed = config.training_seed if federation.noise_seed is None else federation.noise_seed
             uploads = [released(uploads, expected, config, len(server.clients), seed, round)]
         with watch("server"):
             step = method.server_update(server, progress.state, uploads)

@@ -185,7 +185,7 @@ class RemoteClients:
         if self._central:
             drawn = Poisson(self.names, self._config.participation, self._secret).asks(round)
             return [ask.client for ask in drawn if ask.client in idle]
-        return sample(self._config.seed, round, idle, self.cohort_size)
+        return sample(self._config.training_seed, round, idle, self.cohort_size)
 
     def _idle(self) -> list[str]:
         """The clients that are there and not at work; waits until there is one, or one at work."""

@@ -211,4 +211,4 @@ def _own_data(config: Config) -> TaskData:
     """The task as the server sees it: no client, and its own examples, where the configuration gives it some."""
     if config.task.server.examples == 0 and not config.task.server.test:
         return TaskData(config.task.name, tasks.find(config.task.name).metric, {})
-    return replace(tasks.load(config.task, config.seed), clients={})
+    return replace(tasks.load(config.task, config.federation_seed, config.evaluation_seed), clients={})

@@ -34,7 +34,7 @@ def told_apart(runs: Sequence[Path]) -> dict[str, Path]:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Scored:
     """Some of a client's test pictures, and what its personal model makes of them."""
 
     pictures: Sequence[Picture]
@@ -58,7 +58,7 @@ def whole(run: Path) -> tuple[Experiment, ImageBase, dict[str, State]]:
     return built, built.base, states
 
 
-def tested(run: Path, limit: int | None = None) -> tuple[dict[str, Tested], tuple[str, ...]]:
+def tested(run: Path, limit: int | None = None) -> tuple[dict[str, Scored], tuple[str, ...]]:
     """Everybody who is scored in a finished run of whole image models, and the names of the classes.
 
     Args:
@@ -80,5 +80,5 @@ def tested(run: Path, limit: int | None = None) -> tuple[dict[str, Tested], tupl
             raise outcome
         structure = built.scored[id].structure
         assert isinstance(structure, Full)  # without an adapter
-        found[id] = Tested(pictures[id], outcome, states[id], tuple(name for name, _ in structure.parts))
+        found[id] = Scored(pictures[id], outcome, states[id], tuple(name for name, _ in structure.parts))
     return found, base.labels

@@ -122,7 +122,7 @@ def main() -> None:
         if given.out.suffix not in (".png", ".svg"):
             raise UserError(f"--out {given.out}: pictures are .png or .svg; give such a name")
         config = configfile.load(given.config, given.words)
-        data = tasks.load(config.task, config.seed)
+        data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
         labels, held = count(data)
         names = named(labels, data)
         counts = [

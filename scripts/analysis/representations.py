@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from finished import Tested, tested
+from finished import Scored, tested
 from matplotlib.figure import Figure
 from results import plain_errors, write_rows
 
@@ -28,7 +28,7 @@ from llm_fed.runs.folder import read_config
 MAX_GROUPS = 60  # more groups of a client and class than this are not numbered
 
 
-def features(found: Mapping[str, Tested]) -> np.ndarray:
+def features(found: Mapping[str, Scored]) -> np.ndarray:
     """(pictures of all clients, H).
 
     Raises:

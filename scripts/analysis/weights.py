@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from finished import Tested, tested
+from finished import Scored, tested
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from results import plain_errors, write_rows
@@ -50,7 +50,7 @@ MAX_LABELS = 24  # more classes than this are numbered, not named
 SIDES = LinearSegmentedColormap.from_list("sides", [ORANGE, "#f5f5f5", BLUE])
 
 
-def by_client_and_class(found: Mapping[str, Tested], labels: Sequence[str]) -> list[Row]:
+def by_client_and_class(found: Mapping[str, Scored], labels: Sequence[str]) -> list[Row]:
     """Mean and standard deviation of the gate's weights for each client: over all its pictures, then by class."""
     rows: list[Row] = []
     for client, own in found.items():
@@ -63,7 +63,7 @@ def by_client_and_class(found: Mapping[str, Tested], labels: Sequence[str]) -> l
     return rows
 
 
-def draw_gates(path: Path, found: Mapping[str, Tested], labels: Sequence[str]) -> None:
+def draw_gates(path: Path, found: Mapping[str, Scored], labels: Sequence[str]) -> None:
     """The first model's weight: its spread for each client, and its mean by client and class (white: no picture)."""
     clients, (model, *others) = list(found), next(iter(found.values())).models
     gates = [own.answer.gate[:, 0].numpy() for own in found.values() if own.answer.gate is not None]

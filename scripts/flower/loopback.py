@@ -41,7 +41,7 @@ def main() -> None:
     config = configfile.load(named[0] if named else QUICKSTART, words if named else [*SHORT, *words])
     experiment.quiet()
 
-    clients = list(tasks.load(config.task, config.seed).clients)
+    clients = list(tasks.load(config.task, config.federation_seed, config.evaluation_seed).clients)
     config = replace(
         config, network=replace(config.network, clients=tuple(clients)), eval=replace(config.eval, base=False)
     )

@@ -309,7 +309,7 @@ def result(ada: float, bob: float) -> Result:
 
 
 def by_hand() -> Table:
-    """Ada under `x`: 60, 64: mean 62, std sqrt((4 + 4) / 1) = 2.83; `y|z` ties at 62.001; `late` has no run yet."""
+    """Ada under `x`: 60, 64: mean 62, std sqrt((4 + 4) / 1) = 2.83; `y|z` has one seed; `late` has no run yet."""
     rows = [
         Row("x", ["method=x"], "x", COSTS, {0: result(60, 10), 1: result(64, 20)}),
         Row("y|z", [], "y", replace(COSTS, up=500), {0: result(62.001, 40)}, {1: "no [space]"}),
@@ -322,14 +322,32 @@ def test_markdown_by_hand():
     lines = by_hand().as_markdown().splitlines()
     cells = [[cell.strip() for cell in line.replace("\\|", "/").strip("|").split("|")] for line in lines[:5]]
     assert cells[0][:7] == ["method", "ada", "bob", "average", "worst half", "seeds", "up per round"]
-    assert cells[2][:6] == ["x", "**62.00 ± 2.83**", "15.00 ± 7.07", "38.50 ± 4.95", "15.00 ± 7.07", "2"]
-    assert cells[3][:6] == ["y/z", "**62.00**", "**40.00**", "**51.00**", "**40.00**", "1 of 2"]
+    assert cells[2][:6] == ["x", "62.00 ± 2.83", "15.00 ± 7.07", "38.50 ± 4.95", "15.00 ± 7.07", "2"]
+    assert cells[3][:6] == ["y/z", "62.00", "40.00", "51.00", "40.00", "1 of 2"]
     assert cells[2][6:] == ["1.00 MB", "3.00 MB", "2.00 MB", "4.00 MB", "2.00 k (2×)", "1.00 k (1×)", "1.00 k (1×)"]
     assert cells[3][-2] == "1.00 k (1×), 500 (0.5×)"
     assert cells[4][:6] == ["late", "", "", "", "", "0 of 2"] and cells[4][6:10] == [""] * 4
     assert len({len(line) for line in cells}) == 1
     notes = "\n".join(lines[5:])
     assert "sample standard deviation (divided by n - 1)" in notes and "y|z, seed 1 failed: no [space]" in notes
+    assert "cannot be known from 1 draw" in notes and "**" not in "".join(map("".join, cells))
+
+
+def test_bold_are_those_that_nobody_is_shown_to_beat():
+    """x and y differ by noise of five draws, and both beat z; single clients are never marked."""
+
+    def row(label: str, base: float, turn: int) -> Row:
+        results = {seed: result(base + (seed + turn) % 3, base + 5 + seed % 2) for seed in range(5)}
+        return Row(label, [], "x", COSTS, results)
+
+    table = Table("rouge1", range(5), 1_000, [row("x", 60, 0), row("y", 60, 1), row("z", 40, 2)])
+    lines = [line.split(" | ") for line in table.as_markdown().splitlines()[2:5]]
+    bold = [[cell.startswith("**") for cell in line[1:5]] for line in lines]
+    assert bold == [[False, False, True, True], [False, False, True, True], [False] * 4]
+    text = table.as_markdown()
+    assert "no winner can be named among y and x" in text and "x > z by " in text and "Bold in the columns" in text
+    assert table.as_json()["verdict"]["columns"]["average"]["bold"] == ["y", "x"]
+    assert table.verdict.sentences == table.as_json()["verdict"]["sentences"]
 
 
 def test_csv_and_json_by_hand():
@@ -395,3 +413,35 @@ def test_pictures_of_scores_and_costs(done, tmp_path):
         assert f"<!-- {label} -->" in text
     for name in ("score_by_bytes.png", "score_by_parameters.png", "score_by_client.png"):
         assert (done / "out" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_draws_are_seeds_and_go_on(small, tmp_path, llm_fed, trained):
+    """Three draws after one: what is there is not trained again, and from three on there is a verdict."""
+    config = write(small, tmp_path / "c.yaml", {"a": ["method=local"], "b": ["method=fedit"]}, seeds=[7])
+    out = tmp_path / "out"
+    assert llm_fed("compare", config, "--draws", 1, "--out", out).code == 0
+    assert trained == ["a-seed0", "b-seed0"] and not (out / "verdict.png").exists()
+    assert "cannot be known from 1 draw" in (out / "table.md").read_text()
+    said = llm_fed("compare", config, "--draws", 3, "--out", out)
+    assert said.code == 0 and sorted(trained[2:]) == ["a-seed1", "a-seed2", "b-seed1", "b-seed2"]
+    table = json.loads((out / "table.json").read_text())
+    (pair,) = table["verdict"]["columns"]["average"]["pairs"]
+    assert pair["draws"] == 3 and pair["sentence"] in said.out and pair["sentence"] in (out / "table.md").read_text()
+    cells = [row["seeds"]["2"] for row in table["rows"]]
+    assert [(cell["federation"], cell["training"], cell["last"]["split"]) for cell in cells] == [
+        (2, 2, "validation")
+    ] * 2
+    assert (out / "verdict.png").exists() == (pair["low"] is not None)
+    llm_fed("compare", config, "--draws", 2, "--seeds", "0,1", "--out", out).assert_refused(
+        "--draws 2", "one of the two"
+    )
+    fixed = llm_fed("compare", config, "seeds.federation=1", "--draws", 2, "--out", tmp_path / "other")
+    fixed.assert_refused("row 'a'", "seeds.federation=1 is the same in every draw")
+
+
+def test_one_federation_is_no_draw_of_it(small, tmp_path, llm_fed):
+    """Three seeds of training on one federation are judged for this federation alone, and it says so."""
+    config = write(small, tmp_path / "c.yaml", {"a": ["method=local"], "b": ["method=fedit"]}, seeds=[0, 1, 2])
+    assert llm_fed("compare", config, "seeds.federation=5", "rounds=1", "--out", tmp_path / "out").code == 0
+    assert json.loads((tmp_path / "out/table.json").read_text())["verdict"]["unit"] == "training"
+    assert "holds for this federation alone" in (tmp_path / "out/table.md").read_text()

@@ -307,7 +307,7 @@ def test_features_are_what_the_head_reads(finished, analysis):
 
 def test_models_of_other_widths_do_not_go_together(analysis):
     features = [torch.zeros(2, width) for width in (3, 4)]
-    tested = analysis("finished").Tested
+    tested = analysis("finished").Scored
     found = {str(own.shape[1]): tested((), Answer(own, own), None, ()) for own in features}
     with pytest.raises(UserError, match=r"have \[3, 4\] features"):
         analysis("representations").features(found)

@@ -1,0 +1,131 @@
+"""The verdict on runs that are finished: their folders, grouped by everything but the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_fed.config import Config
+from llm_fed.configfile import as_dict, flat
+from llm_fed.errors import RunError, UserError
+from llm_fed.eval.forest import plot_verdict
+from llm_fed.eval.verdict import Scored, Verdict, last_round
+from llm_fed.files import write_file
+from llm_fed.runs.folder import finished, read_config
+
+# What is no difference between methods: seeds, what is kept of a run, and where it was computed.
+_APART = (
+    "seed", "seeds.federation", "seeds.training", "checkpoint.", "export.", "track.", "network.", "eval.base", "device",
+    "clients_per_pass", "eval.batch_size",
+)  # fmt: skip
+# What must agree for scores to be comparable, beside the metric.
+_ALIKE = ("task.", "eval.limit", "eval.select", "eval.during", "seeds.evaluation")
+
+
+@dataclass(frozen=True)
+class _Run:
+    folder: Path
+    config: Config
+    summary: dict[str, Any]
+
+
+def compare_runs(folders: Sequence[Path]) -> Verdict:
+    """The verdict on finished runs, paired by the federation's and the training's seed.
+
+    Raises:
+        UserError: a folder is no finished run, or runs cannot be compared; it says which.
+    """
+    runs = [_Run(folder, read_config(folder), finished(folder)) for folder in dict.fromkeys(folders)]
+    values = [_values(run.config, _APART) for run in runs]
+    _check(runs, values)
+    groups: dict[str, dict[tuple[int, int], _Run]] = {}
+    for run, label in zip(runs, _labels(values), strict=True):
+        cell = run.config.federation_seed, run.config.training_seed
+        other = groups.setdefault(label, {}).setdefault(cell, run)
+        if other is not run:
+            raise UserError(f"{run.folder} and {other.folder} are the same run, with the same seeds; give one of them")
+    if len(groups) < 2:
+        raise UserError(f"these {len(runs)} runs differ in nothing but seeds; give runs of two methods or settings")
+    return Verdict({label: [_tested(run) for run in found.values()] for label, found in groups.items()})
+
+
+def write(verdict: Verdict, out: Path) -> list[str]:
+    """verdict.md and, where there is an interval, verdict.png in a folder; their names.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_file(out / "verdict.md", verdict.as_markdown().lstrip().encode())
+    except OSError as error:
+        raise RunError(f"cannot write {out / 'verdict.md'}: {error.strerror or error}") from error
+    if not (judged := verdict.judged):
+        return ["verdict.md"]
+    plot_verdict(out / "verdict.png", judged[:2])
+    return ["verdict.md", "verdict.png"]
+
+
+def _values(config: Config, apart: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in flat(as_dict(config)).items() if not _among(key, apart)}
+
+
+def _among(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
+
+
+def _check(runs: Sequence[_Run], values: Sequence[dict[str, Any]]) -> None:
+    first, its = runs[0], values[0]
+    for run, own in zip(runs[1:], values[1:], strict=True):
+        for what in ("metric", *(key for key in {**its, **own} if _among(key, _ALIKE))):
+            pair = [
+                _metric(each) if what == "metric" else found.get(what) for each, found in ((first, its), (run, own))
+            ]
+            if pair[0] != pair[1]:
+                raise UserError(
+                    f"{first.folder} and {run.folder} cannot be compared: {what} is {pair[0]!r} and {pair[1]!r}; give "
+                    "runs with the same data, scored alike"
+                )
+    by_seed: dict[int, _Run] = {}
+    for run in runs:
+        other = by_seed.setdefault(run.config.federation_seed, run)
+        if run.config.evaluation_seed != other.config.evaluation_seed or _clients(run) != _clients(other):
+            raise UserError(
+                f"{other.folder} and {run.folder} have the same federation seed but other clients or other test "
+                "examples; give runs with the same data and seeds.evaluation"
+            )
+
+
+def _clients(run: _Run) -> set[str]:
+    return set(run.summary["scores"].get("clients", ()))
+
+
+def _metric(run: _Run) -> str | None:
+    return run.summary["scores"].get("metric") or run.config.eval.metric
+
+
+def _labels(values: Sequence[dict[str, Any]]) -> list[str]:
+    """Of each run the method's name and in what it differs from others, `fedmerge num_models=4 local.lr=0.1`; a
+    method's settings are compared with those of runs of the same method."""
+
+    def differing(of: Sequence[dict[str, Any]]) -> list[str]:
+        return sorted(key for key in set().union(*of) if len({repr(value.get(key)) for value in of}) > 1)
+
+    everywhere = [key for key in differing(values) if not key.startswith("method.")]
+    labels = []
+    for value in values:
+        own = differing([other for other in values if other["method.name"] == value["method.name"]])
+        settings = [key for key in own if key.startswith("method.")]
+        words = [f"{key.removeprefix('method.')}={value.get(key)}" for key in (*settings, *everywhere)]
+        labels.append(" ".join([str(value["method.name"]), *words]))
+    return labels
+
+
+def _tested(run: _Run) -> Scored:
+    scores = run.summary["scores"]
+    return Scored(
+        run.config.federation_seed, run.config.training_seed, scores.get("clients", {}), scores.get("mean"),
+        scores.get("worst_half"), last_round(run.folder, run.config),
+    )  # fmt: skip
