@@ -19,7 +19,8 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.eval.scores import summarize
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
-from llm_fed.federation.uploads import flaws, skeleton
+from llm_fed.federation.uploads import flaws
+from llm_fed.messages.outline import skeleton
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.local import Local
