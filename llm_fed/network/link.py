@@ -61,12 +61,11 @@ class Reply:
         """
         recipe = self.content.get("recipe")
         try:
-            length = len(json.dumps(recipe, allow_nan=False))
+            if isinstance(recipe, dict) and len(json.dumps(recipe, allow_nan=False)) <= _LONGEST:
+                return _printable(recipe)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"its recipe is none: {type(error).__name__}") from error
-        if not isinstance(recipe, dict) or length > _LONGEST:
-            raise ValueError("its recipe is none, or too long")
-        return _printable(recipe)
+        raise ValueError("its recipe is none, or too long")
 
     def number(self, key: str, least: float, most: float) -> float | None:
         """The number in this place, from `least` to `most`; None where there is none."""

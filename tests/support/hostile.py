@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from llm_fed.eval import merges
 from llm_fed.federation.uploads import flaws
@@ -77,8 +76,8 @@ KINDS = {
 
 _HOSTILE: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 10**9, 2**31, 2**62, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308,
-    math.nan, math.inf, "", "0", "1", "t", "abc", "\ud800", "\x1b[31m\n", "x" * 2000, "float32", "float64", [], {}, [[]],
-    [0], [-1], [2**40, 0], [2**31, 2**31], ["a", 10**9], [1.0, 2.0], [[10**6, 10**6]], {"t": "0"}, {"d": []},
+    math.nan, math.inf, "", "0", "1", "t", "abc", "\ud800", "\x1b[31m\n", "x" * 2000, "float32", "float64", [], {},
+    [[]],    [0], [-1], [2**40, 0], [2**31, 2**31], ["a", 10**9], [1.0, 2.0], [[10**6, 10**6]], {"t": "0"}, {"d": []},
     {"t": 0}, {"s": [[], []]}, {"d": [["a", 1], ["a", 2]]},
 ]  # fmt: skip
 _DTYPES = (
