@@ -46,7 +46,8 @@ class Tabulated:
 def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapping[str, Any] | None:
     """The last merging weights in the lines of a metrics.jsonl up to `round` (None: of all), those that made the models
     of that round: `clients`, and `values` with a row for each. None where nothing was merged with weights."""
-    found = [line["weights"] for line in lines if "weights" in line and (round is None or line["round"] <= round)]
+    told = [line for line in lines if line["kind"] == "server" and "weights" in line]
+    found = [line["weights"] for line in told if round is None or line["round"] <= round]
     return found[-1] if found else None
 
 

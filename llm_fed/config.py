@@ -176,6 +176,7 @@ class NetworkConfig:
     """Clients on other machines (`llm-fed flower`), where time is real."""
 
     # Who takes part: their names, in the order in which they are summed, or how many; their names are then sorted.
+    # A client is at the node that is registered under its name; client@node says another one.
     clients: Annotated[tuple[str, ...], NonEmpty("names")] | PositiveInt = 1
     # after which a round, or an evaluation, ends without those that have not answered
     deadline: Annotated[PositiveFloat, "in seconds"] = 600.0
@@ -183,6 +184,8 @@ class NetworkConfig:
     enough: Annotated[PositiveInt | None, "for all"] = None
     # after which an answer is no longer waited for, and its client is asked again
     patience: Annotated[PositiveFloat, "in seconds"] = 3600.0
+    # examples of one client that count in means, as a multiple of the median over all clients
+    weight_bound: Annotated[float | None, AtLeast(1), "for any number"] = 10.0
 
 
 @dataclass(frozen=True)

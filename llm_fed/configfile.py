@@ -4,6 +4,7 @@ refused."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,29 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from llm_fed.config import Config, check
-from llm_fed.errors import UserError, did_you_mean
+from llm_fed.errors import UserError, did_you_mean, one_line
 from llm_fed.settings import coerce, hints, key_of
 
 Section = TypeVar("Section")
+
+# What YAML and OmegaConf raise for text that is no setting: encodings, thousands of digits, brackets in brackets.
+_UNREADABLE = (YAMLError, OmegaConfBaseException, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+def _variable(name: str, default: str | None = "") -> str | None:
+    """`${oc.env:NAME,default}`: a path from the environment. Other values are refused, since a file of settings may be
+    somebody else's, and what it reads is stored in the run folder: no token is a file or folder that exists."""
+    value = os.environ.get(name)
+    if value is None and default != "":
+        return default
+    if value is None or not Path(value).exists():
+        raise ValueError(f"{name} is no path that exists, and other values are not taken from the environment")
+    return value
+
+
+# The newer name where there is one; OmegaConf 2.3 has the older alone.
+register = getattr(OmegaConf, "register_resolver", None) or OmegaConf.register_new_resolver
+register("oc.env", _variable, replace=True)
 
 
 def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Config:
@@ -48,8 +68,8 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
                 f"{path} leaves {' and '.join(missing)} open; give {' '.join(f'{key}=...' for key in missing)}"
             )
         merged = OmegaConf.to_container(laid, resolve=True)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot lay {list(words)} over {path}: {' '.join(str(error).split())}") from error
+    except _UNREADABLE as error:
+        raise UserError(f"cannot lay {list(words)} over {path}: {one_line(str(error))}") from error
     if not isinstance(merged, dict):
         raise UserError(f"{path} holds {type(merged).__name__}, not a mapping of settings")
     return from_dict({str(key): value for key, value in merged.items()})
@@ -70,8 +90,8 @@ def overlay(config: Config, words: Sequence[str], where: str) -> Config:
         tree: Any = OmegaConf.to_container(
             OmegaConf.merge(OmegaConf.create(as_dict(config)), OmegaConf.from_dotlist(words)), resolve=True
         )
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot use {' '.join(words)}: {' '.join(str(error).split())}") from error
+    except _UNREADABLE as error:
+        raise UserError(f"cannot use {' '.join(words)}: {one_line(str(error))}") from error
     return from_dict(tree)
 
 
@@ -87,8 +107,8 @@ def keys_of(words: Sequence[str], where: str) -> list[str]:
             raise UserError(f"got {word!r} after {where}; settings look like task.template=chat")
     try:
         tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist([_spelled_out(word) for word in words]))
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot use {' '.join(words)}: {' '.join(str(error).split())}") from error
+    except _UNREADABLE as error:
+        raise UserError(f"cannot use {' '.join(words)}: {one_line(str(error))}") from error
     _build(Config, tree, "")
     return list(flat(tree))
 
@@ -103,8 +123,8 @@ def read(path: str | Path) -> DictConfig:
         given = OmegaConf.load(path)
     except FileNotFoundError as error:
         raise UserError(f"there is no configuration file {path}") from error
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    except (OSError, *_UNREADABLE) as error:
+        raise UserError(f"cannot read {path}: {one_line(str(error))}") from error
     if not isinstance(given, DictConfig):
         raise UserError(f"{path} holds a list, not a mapping of settings")
     return given

@@ -22,6 +22,12 @@ class ClientError(Exception):
     """One client's work failed (non-finite loss, no usable example); the round goes on without it."""
 
 
+def one_line(text: str, most: int = 300) -> str:
+    """What another party may have written, as one printable line of at most so many characters."""
+    words = " ".join(text[: 4 * most].split())
+    return "".join(char if char.isprintable() else "?" for char in words)[:most]
+
+
 def install(extra: str) -> str:
     """What to give for an optional dependency; llm_fed itself is on no package index."""
     return f"in the clone of llm_fed give pip install -e '.[{extra}]'"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What is too long for every change (`make long`): slow tests, the quickstart at three seeds, both server-side benchmarks.
+# What is too long for every change (`make long`): slow tests, answers that no honest client gives, the quickstart at three
+# seeds, both server-side benchmarks.
 # With LLM_FED_BASE and LLM_FED_DATA set, also the benchmarks of cohorts, experts and mixing weights on real data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,6 +9,7 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
 "$bin/python" -m pytest -m slow
+PYTHONPATH=tests/support "$bin/python" tests/support/hostile.py --examples 200000 --out "$work/hostile"
 for seed in 0 1 2; do
   "$bin/llm-fed" quickstart --seed "$seed" --out "$work/quickstart-$seed"
 done

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
-from llm_fed.federation import uploads
 from llm_fed.federation.privacy import protected
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Ask, Schedule, most_asked
+from llm_fed.messages.outline import skeleton
 from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.method import Method
 from llm_fed.requests import Runtime
@@ -102,7 +102,7 @@ class LocalClients:
                 continue
             content = encoded_upload(answer, run.config, run.config.training_seed, progress.round, name)
             up += len(content)
-            expected = uploads.skeleton(method.upload_like(unpack(messages[name])))
+            expected = skeleton(method.upload_like(unpack(messages[name])))
             row = run.checkpoints.store.row(content)
             arrival, examples = progress.round + ask.delay, reported_examples(site, run.config)
             progress.in_flight.append(InFlight(name, progress.round, arrival, examples, row, expected))

@@ -12,6 +12,7 @@ from llm_fed.federation.clients import Clients, messages_for
 from llm_fed.federation.privacy import central, check_upload, released, spent
 from llm_fed.federation.progress import Progress, resume, save, scores
 from llm_fed.federation.uploads import arrivals
+from llm_fed.messages.outline import infinite
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.requests import Runtime
@@ -91,6 +92,7 @@ def federate(
         with watch("server"):
             step = method.server_update(server, progress.state, uploads)
             progress.state = _single(federation.runtime, server, round, lr, step)
+            _check_finite(progress.state, run, round)
         work = federation.runtime.take_work()
         if private:
             run.log({"kind": "privacy", "round": round, **spent(config, round, clients.most_asked)})
@@ -133,6 +135,21 @@ def _score(method: Method, run: Run, progress: Progress, scoring: Scoring) -> bo
     line = {"kind": "score", "round": progress.round, "split": split, **summary.as_json()}
     run.log(line)
     return progress.consider(line, run.config)
+
+
+def _check_finite(state: Message, run: Run, round: int) -> None:
+    """Refuse a server's state with a number that is not finite, before anybody is sent it and before it is saved.
+
+    Raises:
+        RunError: where in the state, which checkpoint is the newest without it, and what to do.
+    """
+    if where := infinite(state, "state"):
+        kept = run.checkpoints.rounds()
+        newest = f"the checkpoint of round {kept[-1]} is whole" if kept else "there is no checkpoint yet"
+        raise RunError(
+            f"round {round}: the server's {where} holds NaN or infinite numbers, so the run ends here; {newest}. "
+            "Lower the learning rates (local.lr, and the method's own), then give the command again, with --fresh"
+        )
 
 
 def _single(runtime: Runtime, site: Site, round: int, lr: float, work: Coroutine[Any, Any, Any]) -> Any:

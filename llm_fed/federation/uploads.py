@@ -10,63 +10,47 @@ import torch
 
 from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import Progress
+from llm_fed.messages.outline import Skeleton, difference, skeleton
+from llm_fed.messages.wire import WireError
 from llm_fed.method import Upload
 from llm_fed.runs.folder import Run, log_event
+from llm_fed.runs.rows import Row
 from llm_fed.state import State
-
-FREE_ROUNDS = 2  # rounds in which norms are not compared: those of fresh adapters' updates may differ by more
 
 
 def flaws(contents: list[Any], expected: list[Any], bound: float | None) -> list[str]:
     """Per upload what is wrong with it, in words; empty where nothing is.
 
     Args:
-        contents: the uploads' messages.
+        contents: the uploads' messages, or why there is none.
         expected: the skeleton that each should have.
         bound: the largest norm, as a multiple of the median over those uploads given here that are otherwise without
             flaw; None: norms are not compared. The median is that of one round's arrivals, late ones among them: an
             upload that arrives alone is its own median and is never refused for its norm, and of two one is refused
-            only where `bound` is below 2.
+            only where `bound` is below 2. Norms of 0 are left out of it: where most clients change nothing, who does
+            is compared with the others who do.
     """
-    found = [_flaw(skeleton(content), wanted, "upload") for content, wanted in zip(contents, expected, strict=True)]
-    norms = [_norm(content) for content in contents]
-    usual = [norm for norm, flaw in zip(norms, found, strict=True) if not flaw and math.isfinite(norm)]
+    found = [
+        str(content) if isinstance(content, WireError) else difference(skeleton(content), wanted, "upload")
+        for content, wanted in zip(contents, expected, strict=True)
+    ]
+    norms = {k: _norm(content) for k, content in enumerate(contents) if not found[k]}
+    usual = [norm for norm in norms.values() if 0 < norm < math.inf]
     median = statistics.median(usual) if usual else math.inf
-    for k, norm in enumerate(norms):
-        if not found[k] and not math.isfinite(norm):
+    for k, norm in norms.items():
+        if not math.isfinite(norm):
             found[k] = "it holds NaN or infinite values, or its norm overflows"
-        elif not found[k] and bound is not None and norm > bound * median:
+        elif bound is not None and norm > bound * median:
             found[k] = f"its norm {norm:.3g} is over {bound:g} times the median {median:.3g} of this round (norm_bound)"
     return found
 
 
-def skeleton(message: Any) -> Any:
-    """Names, shapes and dtypes of a message without its values, as plain lists and dicts."""
-    if isinstance(message, State):
-        entries = {name: list(shape) for name, shape in message.layout.shape_of.items()}
-        found: dict[str, Any] = {"dtype": str(message.row.dtype), "entries": entries}
-        return found | ({"extras": skeleton(message.extras)} if message.extras else {})
-    if isinstance(message, torch.Tensor):
-        return {"dtype": str(message.dtype), "shape": list(message.shape)}
-    if isinstance(message, dict):
-        return {key: skeleton(value) for key, value in message.items()}
-    if isinstance(message, list | tuple):
-        return [skeleton(item) for item in message]
-    return type(message).__name__
-
-
-def _flaw(got: Any, wanted: Any, where: str) -> str:
-    """The first place where two skeletons differ; empty where they agree."""
-    if got == wanted:
-        return ""
-    if isinstance(got, dict) and isinstance(wanted, dict):
-        for key in [*wanted, *got]:
-            if key not in got or key not in wanted:
-                return f"{where} has {'no' if key in wanted else 'an unexpected'} {key}"
-            if flaw := _flaw(got[key], wanted[key], f"{where}.{key}"):
-                return flaw
-        return f"{where} has its entries in another order"
-    return f"{where} is {got}, expected {wanted}"
+def _decoded(row: Row, expected: Skeleton) -> Any:
+    """The message; a WireError in its place where it is none, or not as expected."""
+    try:
+        return row.message(expected)
+    except WireError as error:
+        return error
 
 
 def _norm(message: Any) -> float:
@@ -90,10 +74,9 @@ def arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Uploa
         key=lambda item: (item.arrival, item.client),
     )
     progress.in_flight = [item for item in progress.in_flight if item.arrival > progress.round]
-    contents = [item.content.message() for item in due]
+    contents = [_decoded(item.content, item.expected) for item in due]
     # Whether an upload is refused must not depend on the others where their sum is to hide each of them.
-    compared = progress.round > FREE_ROUNDS and not central(run.config.privacy)
-    bound = run.config.norm_bound if compared else None
+    bound = None if central(run.config.privacy) else run.config.norm_bound
     found = flaws(contents, [item.expected for item in due], bound)
     for item, flaw in zip(due, found, strict=True):
         if flaw:

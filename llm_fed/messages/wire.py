@@ -14,12 +14,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, float32
 
+from llm_fed.errors import one_line
 from llm_fed.messages.compression import decode, encode
 from llm_fed.messages.lowrank import LowRank
+from llm_fed.messages.outline import Skeleton, difference, outline
 from llm_fed.state import Layout, State
 
 Message = Any  # a tree as described above
 
+# Decoded bytes by bytes that came, where nobody says what is expected: as much as rank-1 factors of a matrix with 1,024
+# rows and more columns make of themselves.
+EXPANSION = 1024
 _HEADER = "llm_fed"
 
 
@@ -44,18 +49,33 @@ def pack(message: Any, encoding: str | None = None) -> bytes:
     return save(tensors, metadata={_HEADER: header})
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: bytes, expected: Skeleton | None = None) -> Any:
     """The message that `pack` made these bytes from, in fresh memory.
 
+    Args:
+        expected: the `skeleton` that it must have; nothing is decoded if it has another. None: any, of which at most
+            EXPANSION times as many bytes are decoded as came.
+
     Raises:
-        WireError: the bytes are damaged or are no message.
+        WireError: the bytes are damaged, are no message, or are another one than expected; in one line.
     """
     try:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])["__metadata__"][_HEADER]
-        return _restore(json.loads(header), load(data))
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {error}") from error
+        tree, tensors = json.loads(header), load(data)
+        found, size = outline(tree, tensors)
+        flaw = "" if expected is None else difference(found, expected, "upload")
+        if expected is None and size > EXPANSION * len(data):
+            raise ValueError(f"it would take {size:,} bytes, over {EXPANSION:,} times what came")
+        if not flaw:
+            return _restore(tree, tensors)
+    except Exception as error:  # of any kind: another party may have made these bytes
+        raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {one_line(_said(error))}") from error
+    raise WireError(one_line(flaw))
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError | SafetensorError) else f"{type(error).__name__}: {error}"
 
 
 def entries(message: Message) -> int:
@@ -99,6 +119,7 @@ def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None)
 
 
 def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """The message of a tree that `outline` has checked."""
     if isinstance(node, list):
         return [_restore(item, tensors) for item in node]
     if not isinstance(node, dict):

@@ -2,7 +2,7 @@
 
 What a client is ordered to do, as JSON beside a packed message (`node.Node` does it):
 
-    hello                                                             -> clients, base
+    hello                                                             -> clients with their numbers of examples, base
     train      run, client, round, lr, after, kept, ask; message      -> examples, loss, steps; upload
     evaluate   run, client, after, split, ask; message                -> score, loss
     finish     run, client, after, name, given, spent, ask; messages  -> score, loss, recipe
@@ -19,14 +19,15 @@ from typing import Any
 
 from llm_fed.config import Config
 from llm_fed.eval.scores import Summary, summarize
-from llm_fed.federation import uploads
 from llm_fed.federation.clients import broadcast
 from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
+from llm_fed.messages.outline import skeleton
 from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.method import Method
 from llm_fed.network.link import Asked, Link, Reply, flaw_of
+from llm_fed.network.roster import Roster
 from llm_fed.runs.folder import Run, log_event, rounded
 from llm_fed.runs.tracking import Watch
 
@@ -57,26 +58,32 @@ class RemoteClients:
         self.sites: dict[str, Any] = {}  # no client's memory is here
         self._secret, self._central = secret, central(config.privacy)
         self._link, self._config, self._token, self._say = link, config, token, say
-        self.owners: dict[str, int] = {}  # by client, the node that had it first
-        self._node: dict[str, int] = {}  # by client, its node, as far as that is known to be there
-        self._greeted: set[int] = set()
-        self._greetings: dict[str, int] = {}  # hellos on their way, and to which node
-        self._base = ""
+        self.roster = Roster(link, config.network, say)
         self._waiting: dict[str, Asked] = {}
         self._asks = 0
         self._known: dict[str, Any] = {}
         self.names: tuple[str, ...] = ()
 
-    def gather(self, base: str, before: Sequence[str] = (), owners: Mapping[str, int] | None = None) -> None:
+    def gather(
+        self,
+        base: str,
+        before: Sequence[str] = (),
+        owners: Mapping[str, int] | None = None,
+        examples: Mapping[str, int] | None = None,
+    ) -> None:
         """Wait for the clients that the configuration names, or for as many as it says, and fix their order.
 
         Args:
             base: the fingerprint that the base of every node must have.
             before: who took part when this run was begun.
             owners: at which node each client was then; from another one it is not accepted.
+            examples: how many each client said then that it has; with another number it is not accepted.
         """
-        self.owners |= owners or {}
-        self._base, configured = base, self._config.network.clients
+        self.roster.owners |= owners or {}
+        self.roster.examples |= examples or {}
+        self.roster.base, configured = base, self._config.network.clients
+        if not isinstance(configured, int):
+            configured = tuple(self.roster.homes)
         wanted = before or configured
         number = wanted if isinstance(wanted, int) else len(wanted)
         same = configured <= len(before) if isinstance(configured, int) else {*configured} == {*before}
@@ -87,10 +94,12 @@ class RemoteClients:
             )
         told = -1
         while True:
-            self._greet()
-            there = sorted(self._node) if isinstance(wanted, int) else [name for name in wanted if name in self._node]
+            self.roster.greet()
+            known = self.roster.node
+            there = sorted(known) if isinstance(wanted, int) else [name for name in wanted if name in known]
             if len(there) >= number:
                 self.names = tuple(there)
+                self.roster.say_weights(there)
                 return
             if told != len(there):
                 told = len(there)
@@ -125,8 +134,10 @@ class RemoteClients:
                     failed.append((name, "the order could not be sent"))
                     continue
                 like = method.upload_like(unpack(messages[name]))
-                expected, most = uploads.skeleton(like), 2 * len(pack(like)) + _SLACK
-                self._waiting[id] = Asked(name, round, ask, since, len(messages[name]), expected, most)
+                expected, most = skeleton(like), 2 * len(pack(like)) + _SLACK
+                self._waiting[id] = Asked(
+                    name, round, ask, since, len(messages[name]), expected, most, self.roster.examples[name]
+                )
             came = self._wait(round)
         with watch("collect"):
             record = self._collect(run, progress, came, failed)
@@ -191,42 +202,16 @@ class RemoteClients:
         """The clients that are there and not at work; waits until there is one, or one at work."""
         told = False
         while True:
-            self._greet()
-            there = set(self._link.nodes())
+            self.roster.greet()
+            there = self._link.nodes()
             busy = {asked.client for asked in self._waiting.values()}
-            idle = [name for name in self.names if name not in busy and self._node.get(name) in there]
+            idle = [name for name in self.names if name not in busy and self.roster.node.get(name) in there]
             if idle or busy:
                 return idle
             if not told:
                 told = True
                 self._say("no client is there; waiting")
             time.sleep(_PAUSE)
-
-    def _greet(self) -> None:
-        """Ask new nodes, and those that were away, which clients they have; take in what was answered."""
-        there = set(self._link.nodes())
-        self._greeted &= there
-        self._greetings = {id: node for id, node in self._greetings.items() if node in there}
-        new = sorted(there - self._greeted - set(self._greetings.values()))
-        ids = self._link.send([(node, {"kind": "hello"}, b"") for node in new], self._config.network.patience)
-        self._greetings |= {id: node for id, node in zip(ids, new, strict=True) if id is not None}
-        for id, reply in self._link.receive(self._greetings.keys()).items():
-            node = self._greetings.pop(id)
-            self._greeted.add(node)
-            self._node = {name: its_node for name, its_node in self._node.items() if its_node != node}
-            if reply.error:
-                self._say(f"node {node} cannot take part: {reply.error}")
-            elif reply.content.get("base") != self._base:
-                self._say(f"node {node} cannot take part: its base model is not the server's")
-            else:
-                for name in reply.clients:
-                    if self.owners.setdefault(name, node) == node:
-                        self._node[name] = node
-                    else:
-                        self._say(
-                            f"node {node} says that it has client {name}, which is node {self.owners[name]}'s since "
-                            "this run began; if its machine was replaced, take it out of the run folder's network.json"
-                        )
 
     def _send(
         self, orders: Mapping[str, Mapping[str, Any]], contents: Mapping[str, bytes]
@@ -236,7 +221,9 @@ class RemoteClients:
         for name in orders:
             self._asks += 1
             asks[name] = f"{time.time_ns()}-{self._asks}"
-        packed = [(self._node[name], {**order, "ask": asks[name]}, contents[name]) for name, order in orders.items()]
+        packed = [
+            (self.roster.node[name], {**order, "ask": asks[name]}, contents[name]) for name, order in orders.items()
+        ]
         ids, now = self._link.send(packed, self._config.network.patience), time.monotonic()
         return {name: (id, asks[name], now) for name, id in zip(orders, ids, strict=True)}
 
@@ -256,7 +243,7 @@ class RemoteClients:
     ) -> dict[str, Reply]:
         """Replies by client; who cannot be reached, or does not reply by the deadline, has one that says so."""
         there = set(self._link.nodes())
-        reached = {name: order for name, order in orders.items() if self._node.get(name) in there}
+        reached = {name: order for name, order in orders.items() if self.roster.node.get(name) in there}
         common = {"kind": kind, "run": self._token}
         sent = self._send(
             {
@@ -325,17 +312,16 @@ class RemoteClients:
                 refused += 1
                 log_event(run, progress.round, asked.client, "refused upload", flaw)
                 continue
-            examples, loss = reply.content["examples"], reply.content.get("loss")
+            loss = reply.content.get("loss")
             row = run.checkpoints.store.row(reply.answer)
-            progress.in_flight.append(
-                InFlight(asked.client, asked.round, progress.round, examples, row, asked.expected)
-            )
+            weight = self.roster.weight(asked.client, self.names)
+            progress.in_flight.append(InFlight(asked.client, asked.round, progress.round, weight, row, asked.expected))
             self._known["answered"][asked.client] = asked.round
             record: dict[str, Any] = {"kind": "client", "round": asked.round, "client": asked.client}
             if loss is not None:
                 losses.append(loss)
                 record |= {"loss": loss, "steps": reply.content.get("steps")}
-            record |= {"examples": examples, "bytes_up": len(reply.answer), "bytes_down": asked.down}
+            record |= {"examples": asked.examples, "bytes_up": len(reply.answer), "bytes_down": asked.down}
             run.log(record | {"staleness": progress.round - asked.round})
         for name, reason in sorted(failed):
             log_event(run, progress.round, name, "client failed", reason)

@@ -74,8 +74,10 @@ class FlowerLink:
     def __init__(self, grid: Grid):
         self._grid = grid
 
-    def nodes(self) -> Collection[int]:
-        return set(self._grid.get_node_ids())
+    def nodes(self) -> Mapping[int, str]:
+        # The SuperLink's own records: the operator gave the name with the key (`flwr supernode register --name`), and a
+        # node has no say in either. One that registered itself, where keys are not asked for, has no name.
+        return {node.node_id: node.name for node in self._grid.get_nodes()}
 
     def send(self, orders: Sequence[tuple[int, Mapping[str, Any], bytes]], patience: float) -> list[str | None]:
         messages = [
@@ -94,8 +96,12 @@ class FlowerLink:
                     if message.has_error():
                         raise UserError(f"Flower's error {message.error.code}: {message.error.reason}")
                     replies[id] = Reply(*_opened(message.content))
-            except (UserError, ValueError, TypeError, KeyError) as error:
+            except UserError as error:
                 replies[id] = Reply({"error": str(error)})
+            except Exception as error:  # of any kind: whatever one node answers ends that answer alone
+                if isinstance(error, OSError | RuntimeError) and not isinstance(error, RecursionError):
+                    raise  # the SuperLink itself does not answer
+                replies[id] = Reply({"error": f"{type(error).__name__}: {error}"})
         return replies
 
 
@@ -116,7 +122,7 @@ def _opened(record: RecordDict) -> tuple[dict[str, Any], bytes]:
         if not isinstance(order, dict) or array.stype != _STYPE:
             raise ValueError(f"an array of {array.stype}")
         return order, array.data
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise UserError(f"not an order or reply of llm_fed: {error}") from error
 
 

@@ -2,60 +2,101 @@
 
 from __future__ import annotations
 
-import math
-import sys
+import json
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from llm_fed.errors import one_line
+from llm_fed.messages.outline import Skeleton
 from llm_fed.messages.wire import WireError, unpack
+
+_COUNTS = range(2**53)  # whole numbers that every float holds
+_LARGEST = 3.4e38  # that a loss can be: training computes in float32
+_LONGEST = 65536  # characters of a recipe, written as JSON
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for one order; `error` where nothing useful did."""
+    """What came back for one order; `error` where nothing useful did. `content` may hold anything that JSON can, and is
+    to be read through what stands here."""
 
     content: Mapping[str, Any]
     answer: bytes = b""
 
     @property
     def error(self) -> str:
-        return str(self.content.get("error", ""))
+        """In one printable line; empty where there is none."""
+        return self._text("error")
+
+    @property
+    def failed(self) -> str:
+        """Why the client's own work at the end failed; empty where it did not."""
+        return self._text("failed")
 
     @property
     def score(self) -> float | None:
         """From 0 to 100; None where there is none that could be one."""
-        score = self.content.get("score")
-        if self.error or not isinstance(score, int | float) or not 0 <= score <= 100:  # as NaN is not
-            return None
-        return float(score)
+        return self.number("score", 0, 100)
 
     @property
     def loss(self) -> float | None:
         """None where there is none that could be one."""
-        loss = self.content.get("loss")
-        if self.error or not isinstance(loss, int | float) or not 0 <= loss <= sys.float_info.max:
-            return None
-        return float(loss)
+        return self.number("loss", 0, _LARGEST)
 
     @property
-    def clients(self) -> list[str]:
-        """The names in it."""
-        names = self.content.get("clients")
-        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    def clients(self) -> dict[str, int]:
+        """By the name of each client that it says it has, the number of its training examples."""
+        given = self.content.get("clients")
+        clients = given.items() if isinstance(given, dict) else ()
+        return {name: number for name, number in clients if name and one_line(name) == name and _counts(number)}
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What a merging method found out at the client."""
+        """What a merging method found out at the client, its texts in printable lines.
+
+        Raises:
+            ValueError: it cannot be one.
+        """
         recipe = self.content.get("recipe")
-        return recipe if isinstance(recipe, dict) else {}
+        try:
+            if isinstance(recipe, dict) and len(json.dumps(recipe, allow_nan=False)) <= _LONGEST:
+                return _printable(recipe)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"its recipe is none: {type(error).__name__}") from error
+        raise ValueError("its recipe is none, or too long")
+
+    def number(self, key: str, least: float, most: float) -> float | None:
+        """The number in this place, from `least` to `most`; None where there is none."""
+        value = self.content.get(key)
+        if self.error or not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        return float(value) if least <= value <= most else None  # as NaN is not
+
+    def _text(self, key: str) -> str:
+        text = self.content.get(key, "")
+        return one_line(text) if isinstance(text, str) else f"what it says as {key} is no text"
+
+
+def _counts(value: Any) -> bool:
+    """Whether it can be a number of examples."""
+    return type(value) is int and value in _COUNTS and value > 0
+
+
+def _printable(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {one_line(key): _printable(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_printable(item) for item in node]
+    return one_line(node) if isinstance(node, str) else node
 
 
 class Link(Protocol):
     """Carries orders to nodes and brings back their replies."""
 
-    def nodes(self) -> Collection[int]:
-        """Those that are there now."""
+    def nodes(self) -> Mapping[int, str]:
+        """Those that are there now, by their id the name under which the operator registered their key."""
         ...
 
     def send(self, orders: Sequence[tuple[int, Mapping[str, Any], bytes]], patience: float) -> list[str | None]:
@@ -76,26 +117,36 @@ class Asked:
     ask: str
     since: float
     down: int  # bytes
-    expected: Any  # skeleton of the upload
+    expected: Skeleton  # of the upload
     most: int  # bytes that the upload may have
+    examples: int  # that the client said it has when it joined
 
 
 def flaw_of(asked: Asked, reply: Reply) -> str:
-    """What makes an answer unusable before its content is looked at; empty where nothing does."""
+    """What makes an answer unusable, but for its numbers, in one line; empty where nothing does."""
+    try:
+        return one_line(_flaw_of(asked, reply))
+    except Exception as error:  # of any kind: whatever one client answers ends that answer alone
+        return one_line(f"it cannot be read: {type(error).__name__}: {error}")
+
+
+def _flaw_of(asked: Asked, reply: Reply) -> str:
     content = reply.content
     if content.get("ask") != asked.ask:
         return "it answers another order than the last one (an old answer, sent again?)"
     if len(reply.answer) > asked.most:
         return f"it has {len(reply.answer):,} bytes, and at most {asked.most:,} were expected"
-    examples, loss = content.get("examples"), content.get("loss", 0.0)
-    if not isinstance(examples, int) or isinstance(examples, bool) or examples < 1:
-        return f"its number of examples is {examples!r}"
-    if not isinstance(loss, int | float) or not math.isfinite(loss):
-        return f"its loss is {loss!r}"
-    if not isinstance(content.get("steps", 0), int):
-        return f"its number of steps is {content['steps']!r}"
+    examples, steps = content.get("examples"), content.get("steps", 0)
+    if not _counts(examples):
+        return f"its number of examples is {reprlib.repr(examples)}"
+    if examples != asked.examples:
+        return f"its number of examples is {examples}, and was {asked.examples} when it joined"
+    if "loss" in content and reply.number("loss", -_LARGEST, _LARGEST) is None:
+        return f"its loss is {reprlib.repr(content['loss'])}"
+    if type(steps) is not int or steps not in _COUNTS:
+        return f"its number of steps is {reprlib.repr(steps)}"
     try:
-        unpack(reply.answer)
+        unpack(reply.answer, asked.expected)
     except WireError as error:
         return str(error)
     return ""

@@ -23,7 +23,7 @@ from rich.console import Console
 from llm_fed import plugins
 from llm_fed.config import Config, Device, ServerConfig
 from llm_fed.configfile import as_dict, from_dict
-from llm_fed.errors import ClientError, RunError, UserError, lookup
+from llm_fed.errors import ClientError, RunError, UserError, lookup, one_line
 from llm_fed.eval.clients import evaluate
 from llm_fed.eval.scores import Summary
 from llm_fed.experiment import bases, build, finish
@@ -86,7 +86,7 @@ class Node:
             return {"error": f"{error.strerror or error}: {error.filename}" if error.filename else str(error)}, b""
         except Exception as error:
             traceback.print_exc()
-            return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}, b""
+            return {"error": one_line(f"{type(error).__name__}: {error}")}, b""
         return {**reply, "ask": order.get("ask")}, answer
 
     def _carry_out(
@@ -103,7 +103,8 @@ class Node:
     def _hello(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
         built = self._experiment(work.place, work.config)
         model = built.base.model if isinstance(built.base, Base) else None
-        return {"clients": sorted(built.clients), "base": fingerprint((), model)}, b""
+        sizes = {name: reported_examples(site, work.config) for name, site in sorted(built.clients.items())}
+        return {"clients": sizes, "base": fingerprint((), model)}, b""
 
     def _train(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
         built, site, store = self._site(work)

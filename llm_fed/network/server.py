@@ -10,7 +10,8 @@ from typing import Any
 
 from llm_fed import signs, tasks
 from llm_fed.config import Config
-from llm_fed.errors import RunError, UserError
+from llm_fed.errors import RunError, UserError, one_line
+from llm_fed.eval import merges
 from llm_fed.experiment import announce, start
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.environment import same_environment
@@ -76,14 +77,16 @@ def train(
         same_environment(run, built, reporter)
         link = _Marked(link, dtype=config.base.dtype)  # all nodes compute alike
         known = run.recall("network.json") or {"token": secrets.token_hex(8), "clients": [], "nodes": {}}
+        known.setdefault("examples", {})
         secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
         asked = replace(config, eval=replace(config.eval, metric=built.metric))
         clients = RemoteClients(link, asked, known["token"], secret, reporter.note)
         model = built.base.model if isinstance(built.base, Base) else None
         with signs.part("waiting for the clients"):
-            clients.gather(fingerprint((), model), known["clients"], known["nodes"])
+            clients.gather(fingerprint((), model), known["clients"], known["nodes"], known["examples"])
         models.check_names(config.export.clients, clients.names)
-        run.remember("network.json", known | {"clients": list(clients.names), "nodes": clients.owners})
+        told = {"clients": list(clients.names), "nodes": clients.roster.owners, "examples": clients.roster.examples}
+        run.remember("network.json", known | told)
         built.server.clients, built.server.cohort = clients.names, clients.cohort_size
         reporter.announce(announce.run_plan(built, reached=run.reached, names=clients.names).rows())
         name = name or folder.name
@@ -165,11 +168,17 @@ def _finish(
         if reply.error:
             again = "give the same command again, and it gets its personal model"
             log_event(run, round, client, "not finished", f"{reply.error}; {again}")
-        elif "failed" in reply.content:
-            log_event(run, round, client, "client failed", str(reply.content["failed"]))
+        elif reply.failed:
+            log_event(run, round, client, "client failed", reply.failed)
         elif built.method.needs:
-            needed = {"rounds": facts["needs"]}
-            run.log({**reply.recipe, "kind": "merge", "client": client, **needed})
+            try:
+                recipe = reply.recipe
+                merges.tabulate({client: recipe})
+                merges.curves({client: recipe})
+            except Exception as error:  # of any kind: whatever one client answers ends that answer alone
+                log_event(run, round, client, "refused recipe", one_line(f"{type(error).__name__}: {error}"))
+            else:
+                run.log({**recipe, "kind": "merge", "client": client, "rounds": facts["needs"]})
     if len(unfinished) == len(replies):
         raise RunError("no client finished; the same command tries again")
     if summary:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from llm_fed.errors import RunError
 from llm_fed.files import write_file
+from llm_fed.messages.outline import Skeleton
 from llm_fed.messages.wire import Message, WireError, pack, unpack
 
 
@@ -115,12 +116,20 @@ class Row:
     def __del__(self) -> None:
         self._store._forget(self)
 
-    def message(self) -> Message:
-        """The message, in fresh memory; RunError if its file was damaged meanwhile."""
+    def message(self, expected: Skeleton | None = None) -> Message:
+        """The message, in fresh memory.
+
+        Args:
+            expected: see `wire.unpack`.
+
+        Raises:
+            WireError: another party made it, and it is none, or not as expected.
+            RunError: its file was damaged meanwhile.
+        """
         data = self._data
         if data is not None:
             self._store._recent.move_to_end(id(self))
-            return unpack(data)
+            return unpack(data, expected)
         assert self._name is not None  # only what has a file leaves the RAM
         try:
             data = self._store._read(self._name)
@@ -130,7 +139,7 @@ class Row:
                 "Give the same command again: it continues from a checkpoint that is whole."
             ) from error
         self._store._keep(self, data)
-        return unpack(data)
+        return unpack(data, expected)
 
     def file(self) -> str:
         """Write the row's file, where it is not there yet; its name, which is safe once the folder is synced."""

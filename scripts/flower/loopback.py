@@ -42,9 +42,8 @@ def main() -> None:
     experiment.quiet()
 
     clients = list(tasks.load(config.task, config.federation_seed, config.evaluation_seed).clients)
-    config = replace(
-        config, network=replace(config.network, clients=tuple(clients)), eval=replace(config.eval, base=False)
-    )
+    placed = tuple(f"{client}@node-{number % arguments.nodes}" for number, client in enumerate(clients))
+    config = replace(config, network=replace(config.network, clients=placed), eval=replace(config.eval, base=False))
     out = arguments.out.resolve()
     experiment.train(config, out / "here")
     flower_app.write(out / "app", config, "loopback")

@@ -19,11 +19,12 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.eval.scores import summarize
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
-from llm_fed.federation.uploads import flaws, skeleton
+from llm_fed.federation.uploads import flaws
+from llm_fed.messages.outline import skeleton
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.local import Local
-from llm_fed.runs.checkpoint import CheckpointWarning
+from llm_fed.runs.checkpoint import Checkpoints, CheckpointWarning
 from llm_fed.runs.folder import Run
 from llm_fed.state import State
 
@@ -211,7 +212,7 @@ def test_a_wrong_upload_is_refused_and_the_round_goes_on(tmp_path, how, reason):
     assert [line for line in lines if line["kind"] == "round"][2]["refused"] == 1
 
 
-@pytest.mark.parametrize("bound, refused", [(None, 0), (1e9, 0), (10.0, 1), (1.5, 1)])
+@pytest.mark.parametrize("bound, refused", [(None, 0), (1e9, 0), (10.0, 1), (3.0, 1)])
 def test_the_norm_bound_is_the_configurations(tmp_path, bound, refused):
     """c1's update is a million times what it should be; without a bound it is taken, as long as it is finite."""
     config = toy.config(rounds=3, norm_bound=bound)
@@ -270,14 +271,43 @@ def test_running_statistics_are_checked(extras, reason):
     assert others == ["", ""] and bool(found) == bool(reason) and re.match(reason, found)
 
 
-def test_norms_are_not_compared_in_the_first_rounds(tmp_path):
+def test_norms_are_compared_from_the_first_round_on(tmp_path):
     class Early(Poisoned):
         async def client_update(self, client, message):
             client.round += 2
             return await super().client_update(client, message)
 
     *_, lines = go(tmp_path, Early("huge"), rounds=1)
-    assert not [line for line in lines if line["kind"] == "event"]
+    (event,) = (line for line in lines if line["kind"] == "event")
+    assert event["client"] == "c1" and "over 10 times the median" in event["reason"]
+
+
+def test_where_most_change_nothing_those_who_do_are_compared_with_each_other():
+    """Of 0, 0, 0, 1, 2, 100 the median of what is not 0 is 2; of zeros alone nobody is refused."""
+
+    def found(*norms):
+        contents = [State.of({"x": torch.tensor([norm])}) for norm in norms]
+        return [bool(flaw) for flaw in flaws(contents, [skeleton(contents[0])] * len(norms), 10.0)]
+
+    assert found(0.0, 0.0, 0.0, 1.0, 2.0, 100.0) == [False] * 5 + [True]
+    assert found(0.0, 0.0, 0.0) == [False] * 3 and found(0.0, 0.0, 5.0) == [False] * 3
+
+
+@dataclass(frozen=True)
+class Overflowing(FedIT):
+    """In round 3 the server's state overflows, from uploads that are all as they should be."""
+
+    async def server_update(self, server, state, uploads):
+        state = await super().server_update(server, state, uploads)
+        return state * 1e300 * 1e300 if server.round == 3 else state
+
+
+def test_a_servers_state_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_stays(tmp_path):
+    with pytest.raises(RunError, match="round 3: the server's state holds NaN or infinite.*checkpoint of round 2"):
+        go(tmp_path, Overflowing())
+    assert sorted(path.name for path in tmp_path.glob("checkpoints/round-*")) == ["round-0001", "round-0002"]
+    kept = Checkpoints(tmp_path / "checkpoints").latest()
+    assert kept is not None and kept.state["state"].is_finite()
 
 
 def test_two_processes_on_one_folder(tmp_path):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from unlike import LR, Federation, of_classes
 
-from llm_fed.federation.uploads import flaws, skeleton
+from llm_fed.federation.uploads import flaws
 from llm_fed.messages.lowrank import LowRank, truncated
+from llm_fed.messages.outline import skeleton
 from llm_fed.messages.wire import pack, unpack
 from llm_fed.methods.fedkd import FedKD
 from llm_fed.state import State

@@ -13,8 +13,9 @@ from llm_fed.errors import UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.federation import clients
 from llm_fed.federation.loop import Federation, federate
-from llm_fed.federation.uploads import flaws, skeleton
+from llm_fed.federation.uploads import flaws
 from llm_fed.messages.lowrank import truncated
+from llm_fed.messages.outline import skeleton
 from llm_fed.messages.wire import WireError, pack, unpack
 from llm_fed.methods.fedit import FedIT
 from llm_fed.rng import generator

@@ -59,7 +59,7 @@ def test_with_the_operators_leave_it_runs_and_without_it_no_longer(small, evil):
     """What was built while it was allowed is not used afterwards."""
     node, text = Node(), yaml.safe_dump(as_dict(from_dict(small.tree(method={"name": "evil:Half"}))))
     allowed = Place(evil.parent / "home", str(small.data), allow=("evil:Half",))
-    assert node.answer(allowed, text, HELLO, b"")[0]["clients"] == ["ada", "bob", "cyd"]
+    assert node.answer(allowed, text, HELLO, b"")[0]["clients"] == {"ada": 6, "bob": 6, "cyd": 6}
     assert evil.exists()
     refused = Place(allowed.home, allowed.path, allow=("evil:Other",))
     assert "(allowed: evil:Other)" in node.answer(refused, text, HELLO, b"")[0]["error"]
@@ -68,7 +68,7 @@ def test_with_the_operators_leave_it_runs_and_without_it_no_longer(small, evil):
 def test_the_server_says_which_node_refuses(small, evil):
     link = NetworkInProcess(evil.parent, small, tree(small, method={"name": EVIL}))
     said: list[str] = []
-    RemoteClients(link, link.config, "token", 0, said.append)._greet()
+    RemoteClients(link, link.config, "token", 0, said.append).roster.greet()
     assert len(said) == 3 and all("cannot take part: method.name='evil:Method' is not built" in text for text in said)
     assert not evil.exists()
 
@@ -95,7 +95,7 @@ def test_the_operator_says_it_in_node_config(small, evil):
     assert place["allow"] == ["next", EVIL]
     config = yaml.safe_dump(as_dict(from_dict(small.tree(method={"name": EVIL}))))
     reply, _ = worker._answer(Node(), {"place": place, "config": config, "order": {**HELLO, "allow": []}}, b"")
-    assert reply["clients"] == ["ada", "bob", "cyd"] and evil.exists()
+    assert [*reply["clients"]] == ["ada", "bob", "cyd"] and evil.exists()
     with pytest.raises(UserError, match="--node-config has 'alow'; known: home, path, clients, device, idle, allow"):
         Context.node_config = {"home": "h", "alow": "x"}
         flower._place(Context())

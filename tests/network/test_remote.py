@@ -224,11 +224,13 @@ def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp
     link = NetworkInProcess(tmp_path / "two", small, settings)
     link.places[2] = replace(link.places[1], home=tmp_path / "two/another")
     server.train(link.config, tmp_path / "two/run", link)
-    assert "says that it has client ada, which is node 1's since this run began" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "node 2, registered as 'bob', says that it has ada, which network.clients does not place there" in said
     assert not (tmp_path / "two/another").exists()
     known = json.loads((tmp_path / "two/run/network.json").read_text())
     assert known["clients"] == ["ada", "cyd"] and known["nodes"] == {"ada": 1, "cyd": 3}
-    link.online, said = {2}, []  # a restarted server does not believe it either, though ada's own node is away
+    # A name alone is not enough: a restarted server does not believe it either, though ada's own node is away.
+    link.online, link.names[2], said = {2}, "ada", []
 
     def say(text: str) -> None:
         said.append(text)
@@ -251,8 +253,18 @@ def test_what_a_node_says_is_believed_only_where_it_can_be():
     for loss in (None, "1", float("nan"), float("inf"), -1, [3], 10**400):
         assert Reply({"loss": loss}).loss is None
     assert Reply({"loss": 2}).loss == 2.0 and Reply({"loss": 2, "error": "x"}).loss is None
-    assert Reply({"clients": 5}).clients == [] and Reply({"clients": ["a", 5, None]}).clients == ["a"]
-    assert Reply({"recipe": "kind"}).recipe == {} and Reply({"error": {"a": 1}}).error == "{'a': 1}"
+    for given in (5, ["a"], {"a": 0}, {"a": True}, {"a": 10**400}, {"a": "3"}, {"": 3}, {"a\ud800": 3}, {"a\n": 3}):
+        assert Reply({"clients": given}).clients == {}
+    assert Reply({"clients": {"a": 3, "b": -1}}).clients == {"a": 3}
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    for recipe in ("kind", None, {"a": float("nan")}, {"a": "x" * 10**6}, {"a": deep}):
+        with pytest.raises(ValueError, match="its recipe is none"):
+            Reply({"recipe": recipe}).recipe  # noqa: B018
+    assert Reply({"recipe": {"note": "a\x1b[31m\nb\ud800"}}).recipe == {"note": "a?[31m b?"}
+    assert Reply({"error": {"a": 1}}).error == Reply({"error": deep}).error == "what it says as error is no text"
+    assert Reply({"error": "no\x1b[2J\r\nway\ud800" + "!" * 1000}).error == "no?[2J way?" + "!" * 289
 
 
 def test_losses_that_cannot_be_believed_are_absent_and_with_privacy_none_is_told(small, tmp_path):

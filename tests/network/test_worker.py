@@ -66,7 +66,7 @@ def state(small: Small) -> bytes:
 def test_one_worker_serves_all_callers_and_outlives_those_that_are_killed(small, home):
     """A second one gives way. When it dies at work its caller is told, and the next one goes on from the disk."""
     reply, _ = worker.call(home, request(small, home, HELLO), b"")
-    assert reply["clients"] == ["ada"]
+    assert reply["clients"] == {"ada": 6}
     (process,) = workers(home)
     path = worker.address(home)
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o077 == 0

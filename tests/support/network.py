@@ -42,6 +42,7 @@ class NetworkInProcess:
         self._replies: dict[str, Reply] = {}
         self.sent = 0
         self.online = set(range(1, len(CLIENTS) + 1))
+        self.names = dict(enumerate(CLIENTS, 1))  # under which the operator registered the nodes
         for node, client in enumerate(CLIENTS, 1):
             data = folder / f"data-{client}"
             if not data.exists():
@@ -49,8 +50,8 @@ class NetworkInProcess:
             self.places[node] = Place(folder / f"home-{client}", str(data))
         self.workers = {node: Node() for node in self.places}
 
-    def nodes(self) -> Collection[int]:
-        return self.online
+    def nodes(self) -> Mapping[int, str]:
+        return {node: self.names[node] for node in self.online}
 
     def send(self, orders: Sequence[tuple[int, Mapping[str, Any], bytes]], patience: float) -> list[str | None]:
         return [self._carry_out(*order) for order in orders]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from llm_fed.config import LocalConfig
 from llm_fed.engine.images import VisionEngine
-from llm_fed.federation.uploads import flaws, skeleton
+from llm_fed.federation.uploads import flaws
+from llm_fed.messages.outline import skeleton
 from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
 from llm_fed.models.joined import Answer

@@ -1,0 +1,117 @@
+"""Roster: who is there, at which node, and with how many examples. The operator's list decides, not the nodes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from llm_fed.config import NetworkConfig
+from llm_fed.errors import UserError
+from llm_fed.network.link import Link
+
+
+def homes(clients: Sequence[str] | int) -> dict[str, str]:
+    """By client the name of the node that may have it, of `network.clients`: that of the client, or what is after @.
+
+    Raises:
+        UserError: a client comes twice.
+    """
+    found: dict[str, str] = {}
+    for word in () if isinstance(clients, int) else clients:
+        name, at, node = word.rpartition("@")
+        name = name if at else word
+        if name in found:
+            raise UserError(f"network.clients has {name} twice; a client is at one node")
+        found[name] = node
+    return found
+
+
+class Roster:
+    """The clients that nodes have.
+
+    A client is at the node that the operator registered under its name, or that `network.clients` names after an @. It
+    stays at the node, and with the number of examples, that it had when the run began.
+
+    Args:
+        say: is told what an operator wants to know.
+
+    Attributes:
+        homes: by client of `network.clients`, the name of its node; nobody where that is a number.
+        owners: by client, the id of the node that had it first.
+        examples: by client, the number of training examples that it said first.
+        node: by client, the id of its node, as far as that is known to be there.
+    """
+
+    def __init__(self, link: Link, settings: NetworkConfig, say: Callable[[str], None]):
+        self._link, self._settings, self._say = link, settings, say
+        self.homes = homes(settings.clients)
+        self.owners: dict[str, int] = {}
+        self.examples: dict[str, int] = {}
+        self.node: dict[str, int] = {}
+        self.base = ""  # the fingerprint that the base of every node must have
+        self._greeted: set[int] = set()
+        self._greetings: dict[str, int] = {}  # hellos on their way, and to which node
+
+    def greet(self) -> None:
+        """Ask new nodes, and those that were away, which clients they have; take in what was answered."""
+        there = self._link.nodes()
+        self._greeted &= there.keys()
+        self._greetings = {id: node for id, node in self._greetings.items() if node in there}
+        new = sorted(there.keys() - self._greeted - set(self._greetings.values()))
+        ids = self._link.send([(node, {"kind": "hello"}, b"") for node in new], self._settings.patience)
+        self._greetings |= {id: node for id, node in zip(ids, new, strict=True) if id is not None}
+        for id, reply in self._link.receive(self._greetings.keys()).items():
+            node = self._greetings.pop(id)
+            self._greeted.add(node)
+            self.node = {name: its_node for name, its_node in self.node.items() if its_node != node}
+            if reply.error:
+                self._say(f"node {node} cannot take part: {reply.error}")
+            elif reply.content.get("base") != self.base:
+                self._say(f"node {node} cannot take part: its base model is not the server's")
+            else:
+                self._admit(node, there[node], reply.clients)
+
+    def weight(self, name: str, among: Iterable[str]) -> int:
+        """The number of examples with which a client counts in means: its own, but at most `network.weight_bound` times
+        the median over `among`."""
+        bound, own = self._settings.weight_bound, self.examples[name]
+        if bound is None:
+            return own
+        return min(own, int(bound * statistics.median_low(self.examples[other] for other in among)))
+
+    def say_weights(self, among: Sequence[str]) -> None:
+        """Tell the operator whose numbers of examples count as less than they are."""
+        for name in among:
+            if (weight := self.weight(name, among)) < self.examples[name]:
+                self._say(
+                    f"{name} says that it has {self.examples[name]:,} examples; they count as {weight:,}, "
+                    f"{self._settings.weight_bound:g} times the median (network.weight_bound)"
+                )
+
+    def _admit(self, node: int, registered: str, clients: Mapping[str, int]) -> None:
+        """Take those of the clients that a node says it has which it may have.
+
+        Args:
+            registered: the node's name, which the operator gave.
+            clients: by name how many examples it says that they have.
+        """
+        others = [name for name in clients if self.homes.get(name, name) != registered]
+        if others:
+            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+            self._say(
+                f"node {node}, registered as {registered!r}, says that it has {', '.join(others[:3])}{more}, which "
+                f"network.clients does not place there; if it should: {others[0]}@{registered or 'NODE'}"
+            )
+        for name in clients.keys() - set(others):
+            if self.owners.setdefault(name, node) != node:
+                self._say(
+                    f"node {node} says that it has client {name}, which is node {self.owners[name]}'s since this run "
+                    "began; if its machine was replaced, take it out of the run folder's network.json"
+                )
+            elif self.examples.setdefault(name, clients[name]) != clients[name]:
+                self._say(
+                    f"node {node} says that {name} has {clients[name]:,} examples, and had {self.examples[name]:,} "
+                    "when this run began; with other data begin anew (fresh=true)"
+                )
+            else:
+                self.node[name] = node
