@@ -52,7 +52,10 @@ class Reporter:
     def __init__(
         self, console: Console | None = None, interval: float = 30.0, clock: Callable[[], float] = time.monotonic
     ):
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        # Plain lines in a notebook, too, where rich would make a block of HTML of each.
+        self.console = console or Console(
+            stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False, force_jupyter=False
+        )
         self.pace = Pace(clock=clock)
         self._interval, self._clock = interval, clock
         self._lock, self._printed = threading.RLock(), clock()  # when the last line was printed
