@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
+import shlex
 
 import outside
 
+from llm_fed.commands.quickstart import ASSETS
 from llm_fed.testing.federation import ADAPTERS, go
 
 README = (outside.ROOT / "README.md").read_text()
@@ -31,3 +35,24 @@ def test_its_method_is_federated_averaging(tmp_path, here):
         go({"name": name}, ADAPTERS, tmp_path / name.partition(":")[0]) for name in ("printed:FedAvg", "fedavg")
     )
     assert found.state.equal(expected.state) and found.losses() == expected.losses()
+
+
+def test_its_first_ten_minutes(tmp_path, monkeypatch, llm_fed):
+    """A folder with a file per client, `init`, `run` and `chat` as printed, and the lines of Python, on a tiny base."""
+    monkeypatch.chdir(tmp_path)
+    row = json.loads(re.findall(r"```json\n(.*?)```", README, re.DOTALL)[0])
+    for client in ("north", "south"):
+        rows = [{**row, "question": f"{row['question']} {number}"} for number in range(20)]
+        (tmp_path / "clinics").mkdir(exist_ok=True)
+        (tmp_path / f"clinics/{client}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (commands,) = (block for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) if "llm-fed init" in block)
+    for command, *words in (shlex.split(line, comments=True) for line in commands.splitlines()):
+        assert command == "llm-fed"
+        words = [str(ASSETS / "tiny-base") if word.startswith("Qwen/") else word for word in words]
+        monkeypatch.setattr("sys.stdin", io.StringIO("/base\n/client south\n"))
+        shorter = ["rounds=1", "local.steps=1", "eval.max_new_tokens=2"] if words[0] == "run" else []
+        said = llm_fed(*words, *shorter)
+        assert said.code == 0, said.err
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "import llm_fed" in block)
+    code = code.replace('"rounds=20"', '"rounds=1", "local.steps=1", "eval.max_new_tokens=2"')
+    exec(compile(code, "README.md", "exec"), {})
