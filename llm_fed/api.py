@@ -99,9 +99,11 @@ class Result:
         """The base, loaded once for all clients."""
         from llm_fed import tasks
         from llm_fed.experiment import bases
+        from llm_fed.experiment.run import quiet
         from llm_fed.models.loading import load_base
         from llm_fed.runtime.launch import choose_device
 
+        quiet()
         device = choose_device(self._config.device)
         if tasks.find(self._config.task.name).images:
             data = tasks.load(self._config.task, self._config.federation_seed, self._config.evaluation_seed)

@@ -34,7 +34,7 @@ from llm_fed.settings import (
 )
 
 HUGE = 10**400  # no float holds it
-UNBOUNDED = {"seed", "weight_seed"}  # whole numbers of which any will do
+UNBOUNDED = {"seed", "weight_seed", "federation", "training", "evaluation"}
 
 
 @dataclass(frozen=True)

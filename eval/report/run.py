@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from llm_fed.errors import RunError
 from llm_fed.eval import merges
 from llm_fed.eval.report.clients import client_table, curves
 from llm_fed.eval.report.page import write_page
@@ -29,6 +30,15 @@ def write_report(run_dir: str | Path) -> Path:
     RunError: the disk is full, or the folder cannot be written.
     """
     run_dir = Path(run_dir).resolve()
+    path = run_dir / "report.html"
+    try:
+        return write_page(path, "run.html.jinja", **_values(run_dir))
+    except OSError as error:  # of the temporary files in which pictures are drawn, too
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _values(run_dir: Path) -> dict[str, Any]:
+    """What the template shows."""
     facts, config_text = read_config(run_dir / "config.yaml")
     lines, cut = read_lines(run_dir / "metrics.jsonl")
     timing, _ = read_lines(run_dir / "timing.jsonl")
@@ -45,9 +55,7 @@ def write_report(run_dir: str | Path) -> Path:
     references |= {"local": local[during]} if during in local else {}
     drawn, curved = curves(by_kind, curve)
     name = run_dir.name
-    return write_page(
-        run_dir / "report.html",
-        "run.html.jinja",
+    return dict(
         run=name,
         **facts,
         config_text=config_text,

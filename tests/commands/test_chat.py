@@ -65,6 +65,7 @@ def test_clients_and_the_base_answer_for_themselves(small, finished, capsys):
 
 def test_the_first_client_begins_and_commands_say_what_there_is(finished, capsys):
     chat = chatting.of_run(finished, None)
+    capsys.readouterr()
     names = list(chat.adapters)
     chatting.talk(chat, script("/client", "/client nobody", "/sing", "/help", "/quit", "w20"), shows_help=True)
     said = capsys.readouterr()
