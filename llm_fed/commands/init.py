@@ -113,7 +113,7 @@ def draft(given: Given, ask: Ask | None) -> Draft:
     )  # fmt: skip
     small = model is not None and getattr(model, "hidden_size", SMALL) < SMALL
     method = given.method or ("fedmerge" if len(data.clients) > 1 else "local")
-    rounds = min(50, max(5, round(EPOCHS * middle / (STEPS * BATCH))))
+    rounds = min(50, max(10, round(EPOCHS * middle / (STEPS * BATCH))))
     evaluation = {
         "every": math.ceil(rounds / 4),
         "metric": metric,
@@ -122,7 +122,7 @@ def draft(given: Given, ask: Ask | None) -> Draft:
     }
     text = _rendered(
         rounds=rounds,
-        epochs=EPOCHS,
+        passes=round(rounds * STEPS * BATCH / middle),
         base=base,
         known=model is None or model.model_type in WITH_THEM,
         path=given.data,
