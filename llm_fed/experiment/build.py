@@ -131,8 +131,6 @@ def prepare(
     with signs.part(f"loading the base {config.base.name}"):
         base = base or bases.load(config, task, device)
     schedule = schedule_of(config, tuple(task.clients))
-    if task.clients:  # over a network they come later
-        aggregation.check_cohort(config, schedule.cohort_size)
     with signs.part("preparing the clients' examples"):
         clients, server = build(config, task, base, method, metric, schedule.cohort_size, reporter)
     if start.place(config):
