@@ -34,11 +34,14 @@ class FedMerge(Method):
 
     Deviation: the soup's step divides by the weights' column sum (`soup_step: normalized`), as the published code
     does; Eq. 8 and 10 as written (`gradient`) move the merged model only 1/d as far (`test_soup_step_gradient`,
-    docs/results.md).
+    docs/results/fedmerge.md).
     Deviation: `weight_lr` is not the paper's 0.01: with it no weight of eight can pass 0.196 within 50 rounds, because
-    a normalised step of 0.01 moves the logits by at most 0.5 (docs/results.md has the sweep).
+    a normalised step of 0.01 moves the logits by at most 0.5 (docs/results/fedmerge.md has the sweep).
+    Deviation: both steps see the weights and the soup that made the round's models (`order: together`), where Algorithm
+    1 moves the soup first and the published code the weights (`order: published`, `test_the_published_server`).
+    Running statistics (BatchNorm) are averaged as values, as in the published code.
     Deviation: whole models start as one draw, each with noise of its own, where the published code draws each anew: a
-    mean of unlike networks is too small to learn where nothing normalises it (docs/results.md).
+    mean of unlike networks is too small to learn where nothing normalises it (docs/results/fedmerge.md).
     """
 
     paper: ClassVar[str] = "FedMerge (Chen et al. 2026)"

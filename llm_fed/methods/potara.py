@@ -34,7 +34,7 @@ class Potara(Method):
     Deviation: an image model's head, which App. B does not speak of, stays out of the traces: it would rule them
     (docs/results/potara.md). `head` says what becomes of it.
     Deviation: `fisher: empirical` takes the data's labels, where Eq. 19 takes the model's, so that one pass gives
-    Eq. 19 and Eq. 54-57; `sampled` draws them, token by token given the data's prefix (docs/results.md compares).
+    Eq. 19 and Eq. 54-57; `sampled` draws them, token by token given the data's prefix (docs/results/log/potara.md).
     """
 
     paper: ClassVar[str] = "POTARA (Zou et al. 2026)"
