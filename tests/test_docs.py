@@ -13,7 +13,7 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
-LONG = {"CHANGELOG.md", "docs/decisions.md", "docs/performance.md", "docs/methods.md", "docs/guide.md", "docs/network.md",
+LONG = {"CHANGELOG.md", "docs/decisions.md", "docs/performance.md", "docs/methods.md", "docs/long.md", "docs/guide.md", "docs/network.md",
         "SECURITY.md", "docs/reliability.md"}  # fmt: skip
 
 
