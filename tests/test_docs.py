@@ -13,8 +13,10 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
-LONG = {"CHANGELOG.md", "docs/decisions.md", "docs/performance.md", "docs/methods.md", "docs/long.md", "docs/guide.md", "docs/network.md",
-        "SECURITY.md", "docs/reliability.md"}  # fmt: skip
+LONG = {
+    f"docs/{name}.md" for name in ("decisions", "performance", "methods", "long", "guide", "network", "reliability")
+}
+LONG |= {"CHANGELOG.md", "SECURITY.md"}
 
 
 def prose(text: str) -> str:
