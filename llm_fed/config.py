@@ -138,6 +138,8 @@ class LocalConfig:
     weight_decay: NonNegativeFloat = 0.0  # apart from the gradient for adamw, part of it for adam and sgd
     clip: PositiveFloat | None = None  # largest gradient norm per client
     proximal: NonNegativeFloat = 0.0  # lambda of lambda * ||theta - theta_start||^2 in the loss, whatever the method
+    # regular expression of entries that no client trains, e.g. '^classifier' for an image model's head as it was drawn
+    freeze: str | None = None
     # images: crop (each shifted by up to an eighth of its sides), crop-flip (and mirrored)
     augment: Literal["crop", "crop-flip"] | None = None
 

@@ -41,6 +41,7 @@ class Optimizer:
     anchor: State | None = None  # None: where training starts
     correction: State | None = None  # what is added to the gradient of every step
     lr_of: Mapping[str, float] = field(default_factory=dict)  # another lr, by regular expression of entries
+    frozen: str | None = None  # regular expression of entries that stay as they are, whatever a method trains
 
     def __post_init__(self) -> None:
         require("local.optimizer", self.name, _KINDS)
@@ -53,7 +54,9 @@ class Optimizer:
     @classmethod
     def of(cls, local: LocalConfig, lr: float) -> Optimizer:
         """The run's."""
-        return cls(lr, local.optimizer, local.momentum, local.weight_decay, local.clip, local.proximal)
+        return cls(
+            lr, local.optimizer, local.momentum, local.weight_decay, local.clip, local.proximal, frozen=local.freeze
+        )
 
     def over(self, parameters: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
         """Torch's optimizer of groups of parameters, each with its learning rate."""

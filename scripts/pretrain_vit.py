@@ -1,4 +1,8 @@
-"""Makes the base of scripts/runs/potara_vit_cpu.yaml: a small vision transformer, trained on an image task."""
+"""Makes the base of scripts/runs/potara_vit_cpu.yaml: a small vision transformer, trained on an image task.
+
+With --also it learns some classes of a second task too, and the pictures of that task's other classes are written
+beside it, as unseen.npz, for clients to train on (`task.name=images task.path=VIT/unseen.npz`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import argparse
 import math
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
@@ -38,6 +44,29 @@ def stacked(task: TaskData, split: str) -> tuple[Tensor, Tensor]:
     """All clients' pictures (N, C, H, W) uint8 of a split, and their labels (N,)."""
     pictures: list[Picture] = [picture for client in task.clients.values() for picture in getattr(client, split)]
     return torch.stack([picture.pixels for picture in pictures]), torch.tensor([picture.label for picture in pictures])
+
+
+def divided(task: TaskData, seen: int, seed: int) -> tuple[list[int], list[int]]:
+    """The numbers of `seen` classes drawn at random, and of the others."""
+    order = torch.randperm(len(task.labels), generator=torch.Generator().manual_seed(derive(seed, "classes"))).tolist()
+    return sorted(order[:seen]), sorted(order[seen:])
+
+
+def of_classes(task: TaskData, split: str, classes: list[int]) -> tuple[Tensor, Tensor]:
+    """`stacked`, of these classes alone, which are numbered from zero."""
+    pixels, labels = stacked(task, split)
+    number = torch.full((len(task.labels),), -1)
+    number[classes] = torch.arange(len(classes))
+    kept = number[labels] >= 0
+    return pixels[kept], number[labels[kept]]
+
+
+def write(path: Path, task: TaskData, classes: list[int]) -> None:
+    arrays: dict[str, Any] = {}
+    for split in ("train", "test"):
+        pixels, labels = of_classes(task, split, classes)
+        arrays |= {f"x_{split}": pixels.permute(0, 2, 3, 1).numpy(), f"y_{split}": labels.numpy()}
+    np.savez(path, **arrays)
 
 
 def train(base: ImageBase, pixels: Tensor, labels: Tensor, epochs: int, seed: int) -> None:
@@ -78,6 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="cifar10", help="a task of pictures, whose sides 8 divides")
     parser.add_argument("--path", help="where its data lies (default: the Hub)")
+    parser.add_argument("--also", help="a second task, of which it learns --classes")
+    parser.add_argument("--also-path", help="where that task's data lies")
+    parser.add_argument("--classes", type=int, default=50)
     parser.add_argument("--out", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=40)
@@ -85,12 +117,23 @@ def main() -> None:
     torch.set_num_threads(1)  # the number of threads fixes the bits
     torch.manual_seed(derive(arguments.seed, "weights"))
     task = tasks.load(TaskConfig(name=arguments.task, path=arguments.path, validation=0.0), arguments.seed)
-    pixels, labels = stacked(task, "train")
-    model = make_model(task.labels, pixels.shape[-1])
-    base = ImageBase(model, "vit", task.labels, pixels.shape[-1], HALF, HALF, head_of(model), pretrained=False)
+    data = {split: stacked(task, split) for split in ("train", "test")}
+    names = task.labels
+    if arguments.also:
+        second = tasks.load(TaskConfig(name=arguments.also, path=arguments.also_path, validation=0.0), arguments.seed)
+        seen, unseen = divided(second, arguments.classes, arguments.seed)
+        for split, (pixels, labels) in data.items():
+            more_pixels, more_labels = of_classes(second, split, seen)
+            data[split] = torch.cat([pixels, more_pixels]), torch.cat([labels, len(task.labels) + more_labels])
+        names += tuple(second.labels[number] for number in seen)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        write(arguments.out / "unseen.npz", second, unseen)
+    pixels, labels = data["train"]
+    model = make_model(names, pixels.shape[-1])
+    base = ImageBase(model, "vit", names, pixels.shape[-1], HALF, HALF, head_of(model), pretrained=False)
     print(f"{model.num_parameters():,} parameters, {len(labels):,} pictures")
     train(base, pixels, labels, arguments.epochs, arguments.seed)
-    print(f"accuracy {accuracy(base, *stacked(task, 'test')):.2f} on the test split")
+    print(f"accuracy {accuracy(base, *data['test']):.2f} on the test split")
     model.save_pretrained(arguments.out)
 
 

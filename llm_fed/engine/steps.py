@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from llm_fed.errors import UserError
 from llm_fed.requests import Fit
 from llm_fed.state import Layout, State
 
@@ -24,7 +25,7 @@ class Steps:
         layout: of the row.
 
     Raises:
-        UserError: `train`, or a pattern of `lr_of`, matches nothing.
+        UserError: `train`, `frozen` or a pattern of `lr_of` matches nothing, or nothing is left to train.
         ValueError: the optimizer's anchor or correction has other entries than the row.
     """
 
@@ -33,7 +34,10 @@ class Steps:
         self._places: list[slice] = []
         self.segments: list[list[str]] = []
         self.parameters: list[nn.Parameter] = []
-        trained = layout.matching(fit.train)
+        frozen = set() if self._settings.frozen is None else set(layout.matching(self._settings.frozen))
+        trained = [name for name in layout.matching(fit.train) if name not in frozen]
+        if not trained:
+            raise UserError(f"local.freeze={self._settings.frozen!r} leaves nothing to train; make it match less")
         special = {name: pattern for pattern in self._settings.lr_of for name in layout.matching(pattern)}
         groups = []
         for pattern, lr in {"": self._settings.lr, **self._settings.lr_of}.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -242,10 +243,11 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
     config, base, method, server = built.config, built.base, built.method, built.server
     sites = list(built.clients.values())
     layouts = {structure: base.layout(structure) for structure in {s.structure for s in [*sites, server]}}
+    frozen = config.local.freeze
     trained = [
-        sum(layouts[s.structure].slices[name].stop - layouts[s.structure].slices[name].start
-            for name in layouts[s.structure].matching(method.trained))
-        for s in sites or [server]
+        sum(math.prod(layout.shape_of[name]) for name in {*layout.matching(method.trained)}
+            - {*(() if frozen is None else layout.matching(frozen))})
+        for layout in (layouts[s.structure] for s in sites or [server])
     ]  # fmt: skip
     sent = None
     if not method.needs and not reached:

@@ -20,7 +20,7 @@ from llm_fed.export.prompt import read_prompt
 from llm_fed.models.images import ARCHITECTURES, ImageBase, head_of, load_images
 from llm_fed.models.joined import respond
 from llm_fed.models.loading import Base, load_base
-from llm_fed.models.structure import Full
+from llm_fed.models.structure import Full, GateShape
 from llm_fed.settings import check_fields
 from llm_fed.state import State
 
@@ -82,7 +82,8 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
         if "parts" not in settings:
             base, structure = load_images(BaseConfig(name=str(folder), dtype="float32"), labels, device), Full()
         else:
-            structure = Full(tuple((name, own) for name, own in settings["parts"]), settings["answer"])
+            parts = tuple((name, own) for name, own in settings["parts"])
+            structure = Full(parts, settings["answer"], GateShape(**settings.get("gate", {})))
             base = _base(settings, processing, labels, device)
         return ImageModel(base, structure, models.read(folder, structure, base))
 

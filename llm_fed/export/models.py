@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,8 @@ def _settings(structure: Full, base: ImageBase) -> dict[str, Any]:
     unnamed = ("", base.name) if base.pretrained else ()
     parts = [[name, "" if own in unnamed else own or base.name] for name, own in structure.parts]
     settings: dict[str, Any] = {"parts": parts, "answer": structure.answer, "id2label": labels}
+    if structure.answer == "gate":
+        settings["gate"] = asdict(structure.gate)
     return settings | ({"checkpoint": checkpoint} if "" in dict(parts).values() else {})
 
 

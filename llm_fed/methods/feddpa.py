@@ -28,6 +28,7 @@ class FedDPA(Method):
     client's training prompts, times `mix_scale`, clipped to [0, 1]; of a picture x, what the base's head reads.
     An image model's head belongs to the global adapter, with which it is trained and shared: there is one, and local
     training starts from what the others know of the classes.
+    Deviation: the local adapter is trained from the first round on; in the published code from the second.
     Deviation: the published code multiplies the global adapter by alpha, takes the hidden state with the local
     adapter on, and in its default setting sets alpha after generating; the paper's rule is followed
     (`test_feddpa_mixes_by_similarity`).

@@ -1,5 +1,5 @@
-"""FedIT (Zhang et al., ICASSP 2024) is FedAvg (McMahan et al., AISTATS 2017) on LoRA adapters; FedLoRA fine-tunes its
-result."""
+"""FedIT (Zhang et al., ICASSP 2024) is FedAvg (McMahan et al., AISTATS 2017) on LoRA adapters; `fedlora` fine-tunes
+its result."""
 
 from __future__ import annotations
 
@@ -58,10 +58,13 @@ class FedIT(Method):
 
 @dataclass(frozen=True)
 class FedLoRA(Method):
-    """FedIT, and after the last round each client fine-tunes the result on its own data (FedAvg+ in the FedMerge
-    paper)."""
+    """FedIT, and after the last round each client fine-tunes the result on its own data.
 
-    paper: ClassVar[str] = "FedLoRA (Yi et al. 2023), FedAvg+ (Chen et al. 2026)"
+    The FedMerge paper calls this FedAvg+, and FedLoRA on adapters. The FedLoRA of Yi et al. (2023) is another method,
+    for clients whose models differ, and is not built.
+    """
+
+    paper: ClassVar[str] = "FedLoRA, or FedAvg+, in the sense of Chen et al. 2026"
     mean_only: ClassVar[bool] = True
 
     personal_steps: PositiveInt = 20  # optimizer steps of the fine-tuning after the last round

@@ -35,11 +35,14 @@ class FedMerge(Method):
 
     Deviation: the soup's step divides by the weights' column sum (`soup_step: normalized`), as the published code
     does; Eq. 8 and 10 as written (`gradient`) move the merged model only 1/d as far (`test_soup_step_gradient`,
-    docs/results.md).
+    docs/results/fedmerge.md).
     Deviation: `weight_lr` is not the paper's 0.01: with it no weight of eight can pass 0.196 within 50 rounds, because
-    a normalised step of 0.01 moves the logits by at most 0.5 (docs/results.md has the sweep).
+    a normalised step of 0.01 moves the logits by at most 0.5 (docs/results/fedmerge.md has the sweep).
+    Deviation: both steps see the weights and the soup that made the round's models (`order: together`), where Algorithm
+    1 moves the soup first and the published code the weights (`order: published`, `test_the_published_server`).
+    Running statistics (BatchNorm) are averaged as values, as in the published code.
     Deviation: whole models start as one draw, each with noise of its own, where the published code draws each anew: a
-    mean of unlike networks is too small to learn where nothing normalises it (docs/results.md).
+    mean of unlike networks is too small to learn where nothing normalises it (docs/results/fedmerge.md).
     Deviation: with another rule R than the mean (`server.aggregation`), soup model j moves by s_j R(Delta; n_i w_ij),
     the robust mean of the updates, each counted by its share of the model's column; s_j is the column sum of the soup's
     step, 1 if normalized (`test_the_soup_moves_by_robust_means`). The weights' step is each client's own.
@@ -89,9 +92,11 @@ class FedMerge(Method):
 
         if self.order == "published":
             logits = weights_after(state["soup"])
-            soup = move_soup(server, state["soup"], uploads, soup_mixing(logits.softmax(1), sizes, self.soup_step))
+            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
+            soup = move_soup(server, state["soup"], uploads, deltas, mixing)
         else:
-            soup = move_soup(server, state["soup"], uploads, soup_mixing(logits.softmax(1), sizes, self.soup_step))
+            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
+            soup = move_soup(server, state["soup"], uploads, deltas, mixing)
             logits = weights_after(soup if self.order == "algorithm1" else state["soup"])
         rows = {upload.client: row for upload, row in zip(uploads, logits, strict=True)}
         return {"soup": soup, "logits": {**state["logits"], **rows}}
@@ -150,8 +155,9 @@ class FedMergeFixed(Method):
             return state
         weights = torch.stack([self.weights(upload.client) for upload in uploads])
         mixing = soup_mixing(weights, sizes_of(server, uploads), self.soup_step)
+        deltas = stack(upload.content for upload in uploads)
         seen = sorted({*state["seen"], *(upload.client for upload in uploads)})
-        return {"soup": move_soup(server, state["soup"], uploads, mixing), "seen": seen}
+        return {"soup": move_soup(server, state["soup"], uploads, deltas, mixing), "seen": seen}
 
     def report(self, state: Message) -> dict[str, Any]:
         return weights_report({client: self.weights(client) for client in state["seen"]})
@@ -214,11 +220,12 @@ def sizes_of(server: Site, uploads: list[Upload]) -> Tensor:
     return robust.shares(sizes, server.step.liars)
 
 
-def move_soup(server: Site, soup: list[State], uploads: list[Upload], mixing: Tensor) -> list[State]:
-    """The soup after its step with the c_ij (k, d), by the mean or by the rule that `server.aggregation` names."""
-    contents = [upload.content for upload in uploads]
+def move_soup(server: Site, soup: list[State], uploads: list[Upload], deltas: Tensor, mixing: Tensor) -> list[State]:
+    """The soup after its step with the c_ij (k, d), by the rule that `server.aggregation` names; `deltas` (k, P) are the
+    uploads' rows."""
     if server.step.aggregation == "mean":
-        return new_soup(soup, step_soup(stack(soup), stack(contents), mixing), uploads, mixing)
+        return new_soup(soup, step_soup(stack(soup), deltas, mixing), uploads, mixing)
+    contents = [State(u.content.layout, row, u.content.extras) for u, row in zip(uploads, deltas, strict=True)]
     if not soup[0].extras:
         steps = robust.aggregate(contents, mixing.T, server.step)
     else:  # running statistics move from each model's own, as in `new_soup`

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
-from llm_fed.models.structure import Structure
-from llm_fed.settings import PositiveFloat
+from llm_fed.models.structure import GateShape, Structure
+from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
 
 
@@ -30,11 +30,17 @@ class FedMoE(Method):
 
     # eta_phi: the gate's learning rate in the first round, which falls as `local.lr` does; null: `local.lr`
     gate_lr: PositiveFloat | None = None
+    gate: Literal["learned", "even"] = "learned"  # even: both extractors always count one half
+    gate_width: PositiveInt = 32  # m, neurons of the gate's hidden layer; the paper gives no number
+    gate_norm: bool = True  # batch normalisation of the gate's scores before its softmax, as in the paper
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        return structure.beside("own", "small", "gate")
+        wrapped = structure.beside("own", "small", "gate" if self.gate == "learned" else "even")
+        return replace(wrapped, gate=GateShape(self.gate_width, self.gate_norm))
 
     async def client_update(self, client: Site, message: Message) -> Message:
+        if self.gate == "even":
+            return await super().client_update(client, message)
         gate_lr = client.lr if self.gate_lr is None else self.gate_lr * client.lr / client.local.lr
         optimizer = replace(client.optimizer, lr_of={r"^gate\.": gate_lr})
         theta = await client.fit(client.assemble(message), optimizer=optimizer)

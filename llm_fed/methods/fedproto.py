@@ -5,18 +5,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from llm_fed.errors import UserError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods.heads import check_head, class_means, head_shape, own_model
 from llm_fed.models.joined import Answer
 from llm_fed.settings import NonNegativeFloat
 from llm_fed.site import Site
+from llm_fed.state import State
 from llm_fed.tasks.common import labels_of
+
+_NEVER = -1e9  # a class without a prototype is never the nearest
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,9 @@ class FedProto(Method):
     """Each client keeps its model and sends, by class, the mean of its features (prototype); it learns from the labels,
     and its features are held near the mean prototype of their class over the clients.
 
-    Images are classified by the client's own head. A class of which nothing arrives keeps its prototype; without one it
-    adds nothing.
+    A class of which nothing arrives keeps its prototype; without one it adds nothing.
+    Deviation: images are classified by the client's own head; the paper takes the class of the nearest prototype
+    (`classifier: prototypes`).
     Deviation: of the squared distance the mean over the H features is taken, as in the published code; as a sum, which
     Eq. 7 may mean as well, it is that of `regularization: H` (`test_fedproto_is_a_plain_loop`).
     Deviation: prototypes are weighed by their numbers of examples as in Eq. 6, but without its further division by the
@@ -39,6 +44,8 @@ class FedProto(Method):
     any_model: ClassVar[bool] = True
 
     regularization: NonNegativeFloat = 1.0  # lambda of Eq. 7
+    # head: the client's own; prototypes: the nearest of all clients' mean prototypes
+    classifier: Literal["head", "prototypes"] = "head"
 
     def init(self, server: Site) -> Message:
         fresh = server.initial()
@@ -78,4 +85,12 @@ class FedProto(Method):
         }
 
     async def personalize(self, client: Site, message: Message) -> Message:
-        return own_model(client)
+        model = own_model(client)
+        if self.classifier == "head":
+            return model
+        # argmin_c ||f - p_c||^2 = argmax_c <p_c, f> - ||p_c||^2 / 2, which a linear layer computes.
+        prototypes, head = message["prototypes"], model.layout.head
+        if f"{head}.bias" not in model.layout.slices:
+            raise UserError("method.classifier=prototypes needs a head with a bias, and this model's has none")
+        bias = torch.where(message["known"], -prototypes.square().sum(1) / 2, _NEVER)
+        return model.updated(State.of({f"{head}.weight": prototypes, f"{head}.bias": bias.to(prototypes)}))

@@ -10,12 +10,12 @@ from llm_fed.method import Method
 
 @dataclass(frozen=True)
 class FedSA(Method):
-    """A and B are trained; A is averaged, B stays with its client.
+    """A and B are trained; A is averaged, B stays with its client, and so does an image model's head.
 
-    An image model's head is trained and averaged like A: what stays is B alone, as the paper says.
+    The paper speaks of B alone; that the head stays is in the authors' configuration (`local_param`).
     """
 
     paper: ClassVar[str] = "FedSA-LoRA (Guo et al. 2025)"
     mean_only: ClassVar[bool] = True
     adapters_only: ClassVar[bool] = True
-    shared: ClassVar[str] = r"^(?!.*\.lora_B$)"
+    shared: ClassVar[str] = r"\.lora_A$"

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from llm_fed.merge.fisher import fisher_merge
+from llm_fed.merge.mean import mean
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Needed
 from llm_fed.methods.parents import parent, rounded
+from llm_fed.models.lora import HEAD, factor_of
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
 
@@ -17,6 +19,8 @@ from llm_fed.site import Site
 @dataclass(frozen=True)
 class FisherMerging(Method):
     """Every coordinate is the mean of the two adapters, weighted by their Fisher information there.
+
+    An image model's head is merged like the rest, or with `head: mean` it is the plain mean of the two.
 
     Deviation: on the entries of LoRA adapters, where the POTARA paper (App. H) takes all parameters of a ViT.
     Deviation: `damping` where Matena and Raffel raise small values of F to a floor of 1e-6, which knows no scale.
@@ -33,6 +37,7 @@ class FisherMerging(Method):
     damping: NonNegativeFloat = 1e-3  # added to F, relative to the mean of F over both adapters
     fisher: Literal["empirical", "sampled"] = "empirical"  # labels of the data, or drawn from the model
     fisher_data: Literal["train", "held-out"] = "train"  # held-out: the validation examples
+    head: Literal["fisher", "mean"] = "fisher"  # of image models: how it is merged
 
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
@@ -41,7 +46,11 @@ class FisherMerging(Method):
         fed, local = (client.given[name] for name in self.needs)
         examples = client.sample(self.samples, held_out=self.fisher_data == "held-out")
         found = await client.gradient_moments(fed, local, examples, sampled=self.fisher == "sampled")
-        client.memory["merged"] = fisher_merge([fed, local], found.fisher, self.damping)
+        merged = fisher_merge([fed, local], found.fisher, self.damping)
+        head = [name for name in fed if factor_of(name) == HEAD]
+        if head and self.head == "mean":
+            merged = merged.updated(mean([fed.pick(head), local.pick(head)]))
+        client.memory["merged"] = merged
         information = found.fisher.sum(1)
         client.memory["recipe"] = rounded(
             {

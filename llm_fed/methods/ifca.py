@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -32,8 +32,9 @@ class IFCA(Method):
 
     num_models: PositiveInt = 4  # d
     warmup_rounds: NonNegativeInt = 2  # 0, the paper's algorithm, is for whole models: they start different
-    # compare losses on so many training examples, in the paper on all
+    # compare losses on so many examples, in the paper on all
     choice_examples: Annotated[PositiveInt | None, "for all"] = None
+    choice_data: Literal["train", "held-out"] = "train"  # train: the paper; held-out: the validation examples
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         if self.warmup_rounds < 1 < self.num_models and isinstance(structure, Lora):
@@ -82,7 +83,10 @@ class IFCA(Method):
         """The assigned model, or else the one with the lowest loss; ties are broken at random."""
         if message["assigned"] is not None:
             return int(message["assigned"])
-        losses = await client.losses_of(message["models"], client.train[: self.choice_examples])
+        examples = client.train
+        if self.choice_data == "held-out":
+            examples = client.sample(len(client.data.held_out), held_out=True)
+        losses = await client.losses_of(message["models"], examples[: self.choice_examples])
         best = [j for j, loss in enumerate(losses) if loss == min(losses)]
         draws = generator(client.seed, "tie", client.round, client.id)
         return best[int(torch.randint(len(best), (1,), generator=draws))]

@@ -12,7 +12,7 @@ from llm_fed.eval.clients import score_split
 from llm_fed.merge.grid import WEIGHTS
 from llm_fed.merge.mean import mix_factors, mix_products
 from llm_fed.method import Needed
-from llm_fed.models.lora import Lora
+from llm_fed.models.lora import HEAD, Lora, factor_of
 from llm_fed.models.structure import Structure
 from llm_fed.site import Site
 from llm_fed.state import State
@@ -28,12 +28,21 @@ def parent(name: str, fed_round: int | None, local_round: int | None, private_he
     return Needed(local_round)
 
 
-def mixed(fed: State, local: State, weight: float | Mapping[str, float], space: Space) -> State:
-    """`weight * fed + (1 - weight) * local` in the space asked for; a weight per factor in `factors` alone."""
+def mixed(
+    fed: State, local: State, weight: float | Mapping[str, float], space: Space, *, own_head: bool = False
+) -> State:
+    """`weight * fed + (1 - weight) * local` in the space asked for; a weight per factor in `factors` alone.
+
+    Args:
+        own_head: an image model's head is that of `local`.
+    """
     if space == "delta":
         assert not isinstance(weight, Mapping)  # refused with the settings
-        return mix_products(fed, local, weight)
-    return mix_factors(fed, local, weight)
+        merged = mix_products(fed, local, weight)
+    else:
+        merged = mix_factors(fed, local, {HEAD: 0.0, **weight} if isinstance(weight, Mapping) else weight)
+    head = [name for name in local if factor_of(name) == HEAD]
+    return merged.updated(local.pick(head)) if own_head and head else merged
 
 
 def doubled(structure: Structure) -> Lora:
@@ -43,11 +52,12 @@ def doubled(structure: Structure) -> Lora:
     return replace(structure, rank=2 * structure.rank, alpha=2 * structure.alpha)
 
 
-async def curve(client: Site, fed: State, local: State, space: Space) -> dict[str, float]:
+async def curve(client: Site, fed: State, local: State, space: Space, *, own_head: bool = False) -> dict[str, float]:
     """Validation scores (0-100) by lambda_fed."""
     if not client.data.queries.get("validation"):
         raise UserError(f"client {client.id} has no validation example to choose a weight by; set task.validation")
-    return {str(w): rounded(await score_split(client, mixed(fed, local, w, space), "validation")) for w in WEIGHTS}
+    models = {weight: mixed(fed, local, weight, space, own_head=own_head) for weight in WEIGHTS}
+    return {str(weight): rounded(await score_split(client, model, "validation")) for weight, model in models.items()}
 
 
 def rounded(value: Any) -> Any:

@@ -7,6 +7,7 @@ merged posterior's variance (Lemma 3.7), in closed form, from the gradients of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -16,10 +17,11 @@ from llm_fed.merge.potara import sweep, traces
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Needed
 from llm_fed.methods.parents import Space, curve, doubled, mixed, parent, rounded
-from llm_fed.models.lora import Lora, factor_of
+from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
 from llm_fed.models.structure import Structure
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
+from llm_fed.state import Layout
 
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
 
@@ -29,8 +31,10 @@ class Potara(Method):
     """One FedIT adapter and one local adapter, merged at each client.
 
     Deviation: the inverse Fisher information is damped (`merge.potara.variances`, `test_damping_bounds_the_trace`).
+    Deviation: an image model's head, which App. B does not speak of, stays out of the traces: it would rule them
+    (docs/results/potara.md). `head` says what becomes of it.
     Deviation: `fisher: empirical` takes the data's labels, where Eq. 19 takes the model's, so that one pass gives
-    Eq. 19 and Eq. 54-57; `sampled` draws them, token by token given the data's prefix (docs/results.md compares).
+    Eq. 19 and Eq. 54-57; `sampled` draws them, token by token given the data's prefix (docs/results/log/potara.md).
     """
 
     paper: ClassVar[str] = "POTARA (Zou et al. 2026)"
@@ -45,7 +49,10 @@ class Potara(Method):
     fisher: Literal["empirical", "sampled"] = "empirical"  # labels of the data, or drawn from the model
     fisher_data: Literal["train", "held-out"] = "train"  # train: App. B; held-out: the validation examples
     space: Space = "factors"  # factors: App. B; delta: Eq. 3
-    per_factor: bool = False  # one weight for all A, one for all B, and one for a head, each from its own traces
+    per_factor: bool = False  # one weight for all A, one for all B, each from its own traces
+    # An image model's. mixed: by the adapter's weight (`per_factor`: by the mean of the two); own: the local adapter's;
+    # traced: it counts in the traces, and has a weight of its own under `per_factor`
+    head: Literal["mixed", "own", "traced"] = "mixed"
     grid: bool = False  # also score the weights 0, 0.1, ..., 1 on the validation examples (App. E)
 
     def __post_init__(self) -> None:
@@ -66,36 +73,40 @@ class Potara(Method):
         if isinstance(plain, Lora) and self.space == "delta":
             plain = replace(plain, rank=plain.rank // 2, alpha=plain.alpha / 2)
         found = await client.gradient_moments(fed, local, examples, sampled=self.fisher == "sampled", structure=plain)
-        names: dict[str, list[str]] = {}
-        for name in fed:
-            names.setdefault(factor_of(name), []).append(name)
-        recipe = self._weigh(found, {factor: fed.layout.joined(own) for factor, own in names.items()})
-        recipe |= {"samples": len(examples), "losses": rounded(found.losses)}
+        counted = [name for name in fed if self.head == "traced" or factor_of(name) != HEAD]
+        recipe = self._weigh(found, fed.layout, counted) | {"samples": len(examples), "losses": rounded(found.losses)}
         if (self.fisher, self.fisher_data) == ("empirical", "train") and found.losses[1] < OVERFITTED:
             recipe["note"] = (
                 f"the local adapter's loss on the {len(examples)} examples is {found.losses[1]:.2g} nats per target: "
                 "it knows them by heart, its gradients nearly vanish, and POTARA takes it for very uncertain; try "
                 "method.fisher_data=held-out"
             )
-        client.memory["merged"] = mixed(fed, local, recipe["lambda_fed"], self.space)
+        weight = recipe["lambda_fed"]
+        if self.per_factor and self.head == "mixed":
+            weight = {**weight, HEAD: sum(weight[factor] for factor in FACTORS) / len(FACTORS)}
+        client.memory["merged"] = mixed(fed, local, weight, self.space, own_head=self.head == "own")
         if self.grid:
-            recipe["grid"] = await curve(client, fed, local, self.space)
+            recipe["grid"] = await curve(client, fed, local, self.space, own_head=self.head == "own")
         client.memory["recipe"] = recipe
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory["merged"]
 
-    def _weigh(self, found: Evidence, places: dict[str, list[slice]]) -> dict[str, Any]:
+    def _weigh(self, found: Evidence, layout: Layout, counted: Sequence[str]) -> dict[str, Any]:
         """lambda_fed, the traces and the weights for other dampings: one of each, or one for each factor."""
 
-        def weigh(where: list[slice] | None) -> dict[str, Any]:
+        def weigh(names: Sequence[str]) -> dict[str, Any]:
+            where = layout.joined(names)
             of = traces(found.moments, found.fisher, self.damping, where)
             values = {"lambda_fed": of.weight, "a": of.a, "b": of.b, "c": of.c}
             return rounded(values) | {"sweep": rounded(sweep(found.moments, found.fisher, where))}
 
         if not self.per_factor:
-            return weigh(None)
-        weighed = {factor: weigh(where) for factor, where in places.items()}
+            return weigh(counted)
+        names: dict[str, list[str]] = {}
+        for name in counted:
+            names.setdefault(factor_of(name), []).append(name)
+        weighed = {factor: weigh(own) for factor, own in names.items()}
         return {
             key: {factor: values[key] for factor, values in weighed.items()} for key in next(iter(weighed.values()))
         }

@@ -87,15 +87,17 @@ class Gate(nn.Module):
         hidden: m, neurons of the first linear layer. The paper gives no number, only that the gate is lightweight; with
             32 and images of 32x32 pixels it has 104,584 parameters, a sixth of CNN-5.
         experts: E.
+        last_norm: whether the scores are normalised before the softmax, as in the paper. Over a batch they then have a
+            variance of one, whatever they say.
     """
 
-    def __init__(self, pixels: int, hidden: int = 32, experts: int = 2):
+    def __init__(self, pixels: int, hidden: int = 32, experts: int = 2, *, last_norm: bool = True):
         super().__init__()
         self.norm = SwitchNorm(pixels)
         self.fc1 = nn.Linear(pixels, hidden, bias=False)
         self.norm1 = BatchNorm(hidden)
         self.fc2 = nn.Linear(hidden, experts, bias=False)
-        self.norm2 = BatchNorm(experts)
+        self.norm2 = BatchNorm(experts) if last_norm else nn.Identity()
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Weights (N, E), each row summing to one, of images (N, 3, H, W)."""

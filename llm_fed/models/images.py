@@ -64,7 +64,7 @@ class ImageBase:
             else:
                 heads = {name: head_of(model) for name, model in models.items()}
                 models = {name: copy.deepcopy(model) for name, model in models.items()}  # one may stand there twice
-                joined = Joined(models, heads, structure.answer, 3 * self.size**2)
+                joined = Joined(models, heads, structure.answer, 3 * self.size**2, structure.gate)
                 self._made[structure] = joined.to(self.device, next(self.model.parameters()).dtype).eval()
         return self._made[structure]
 

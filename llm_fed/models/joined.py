@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from llm_fed.errors import UserError, require
 from llm_fed.models.gate import Gate
+from llm_fed.models.structure import GateShape
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Answer:
     logits: Tensor  # (N, C)
     features: Tensor  # (N, H), what the head reads
     parts: Mapping[str, Answer] = field(default_factory=dict)  # by name of a model, where there are several
-    gate: Tensor | None = None  # (N, E): the weight that the gate gives each model for each image
+    gate: Tensor | None = None  # (N, E): the weight that each model's features have for each image
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Answer:
         """Every tensor changed."""
@@ -57,6 +58,7 @@ class Joined(nn.Module):
     - first: the first model answers for all;
     - gate: the first model's head reads `sum_e g_e(x) features_e(x)`, where the others are extractors without a head,
       and the gate's weights g depend on the image (FedMoE, Yi et al. 2024, Eq. 3-6);
+    - even: the same without a gate, g = 1 / E;
     - logits: `sum_e w_e logits_e(x)`;
     - probabilities: `sum_e w_e softmax(logits_e(x))`, whose logarithm stands for the logits.
 
@@ -65,27 +67,37 @@ class Joined(nn.Module):
     Args:
         heads: by model the name of its last linear layer.
         pixels: numbers of one image, 3 * height * width, for the gate.
+        gate: its shape.
 
     Raises:
         UserError: models whose features a gate cannot add, as they differ in number.
     """
 
-    def __init__(self, models: Mapping[str, nn.Module], heads: Mapping[str, str], answer: str, pixels: int):
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        heads: Mapping[str, str],
+        answer: str,
+        pixels: int,
+        gate: GateShape | None = None,
+    ):
         super().__init__()
-        require("answer", answer, ("first", "gate", "logits", "probabilities"))
+        require("answer", answer, ("first", "gate", "even", "logits", "probabilities"))
         self.names, self.heads, self.answer = tuple(models), dict(heads), answer
         widths = {name: model.get_submodule(heads[name]).in_features for name, model in models.items()}
-        if answer == "gate" and len(set(widths.values())) > 1:
+        added = answer in ("gate", "even")
+        if added and len(set(widths.values())) > 1:
             raise UserError(
                 f"the extractors give {' and '.join(f'{width} ({name})' for name, width in widths.items())} features, "
-                "which a gate cannot add; choose base.name and base.clients with as many"
+                "which cannot be added; choose base.name and base.clients with as many"
             )
         for name, model in models.items():
-            if answer == "gate" and name != self.names[0]:
+            if added and name != self.names[0]:
                 model.set_submodule(heads[name], nn.Identity())
             self.add_module(name, model)
         if answer == "gate":
-            self.gate = Gate(pixels, experts=len(models))
+            gate = gate or GateShape()
+            self.gate = Gate(pixels, gate.hidden, len(models), last_norm=gate.last_norm)
         if answer in ("logits", "probabilities"):
             self.weights = nn.Parameter(torch.full((len(models),), 1 / len(models)))
 
@@ -95,9 +107,10 @@ class Joined(nn.Module):
         first = parts[self.names[0]]
         if self.answer == "first":
             return Answer(first.logits, first.features, parts)
-        if self.answer == "gate":
-            weights = self.gate(pixel_values)
+        if self.answer in ("gate", "even"):
             extracted = torch.stack([part.features for part in parts.values()], -1)
+            even = extracted.new_full((len(extracted), len(parts)), 1 / len(parts))
+            weights = self.gate(pixel_values) if self.answer == "gate" else even
             features = (extracted * weights[:, None]).sum(-1)
             head = self.get_submodule(f"{self.names[0]}.{self.heads[self.names[0]]}")
             return Answer(head(features), features, parts, weights)

@@ -11,6 +11,14 @@ from llm_fed.models.lora import Lora
 
 
 @dataclass(frozen=True)
+class GateShape:
+    """What may vary of a gate (`models.gate`)."""
+
+    hidden: int = 32  # m, neurons of its first linear layer
+    last_norm: bool = True  # whether batch normalisation is its last step before the softmax
+
+
+@dataclass(frozen=True)
 class Full:
     """Every parameter is an entry of the state; floating buffers are its extras.
 
@@ -21,6 +29,7 @@ class Full:
     parts: tuple[tuple[str, str], ...] = (("", ""),)  # (name, architecture): no name where it is alone, and the run's
     # base where there is no architecture
     answer: str = ""
+    gate: GateShape = GateShape()  # where the answer is `gate`
 
     @property
     def plain(self) -> bool:
@@ -30,7 +39,7 @@ class Full:
     def beside(self, own: str, shared: str, answer: str) -> Full:
         """This model under the name `own`, and the run's base, which all clients know, under the name `shared`."""
         ((_, architecture),) = self.parts
-        return Full(((own, architecture), (shared, "")), answer)
+        return Full(((own, architecture), (shared, "")), answer, self.gate)
 
     def several(self, *names: str, answer: str) -> Full:
         """So many models like this one."""

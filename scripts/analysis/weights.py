@@ -1,7 +1,8 @@
 """What a run weighs for each client: a server's models when it merges them, or a client's models side by side.
 
 - merging weights, those of the round that was scored last, in a finished run the tested one (FedMerge, Figure 4):
-  weights.csv and .png;
+  weights.csv and .png; with --rounds those after several rounds beside each other, weights_by_round.csv and .png
+  (FedMerge, Figure 7);
 - mixture weights that a client's models have for all pictures alike (FedEM): the same;
 - gates, which weigh for each picture anew: their weights on each client's test pictures, by client and by class
   (FedMoE, Figures 9 and 10). gates.csv has the mean and the population's standard deviation for each model, client and
@@ -11,6 +12,7 @@
 Dashed lines part the clusters of `task.partition.kind: cluster`. The files lie in RUN/analysis.
 
     python scripts/analysis/weights.py RUN
+    python scripts/analysis/weights.py RUN --rounds 1,5,20
 """
 
 from __future__ import annotations
@@ -109,12 +111,67 @@ def draw_gates(path: Path, found: Mapping[str, Scored], labels: Sequence[str]) -
     save(figure, path)
 
 
+def draw_rounds(path: Path, found: Mapping[int, Mapping[str, Any]]) -> None:
+    """A heat map of merging weights per round, a row per client, on one scale of colours."""
+    clients = list(found[max(found)]["clients"])  # a client has weights from its first answer on
+    shown = {}
+    for round, weights in found.items():
+        rows = dict(zip(weights["clients"], weights["values"], strict=True))
+        shown[round] = np.array([rows.get(client, np.full(len(weights["values"][0]), np.nan)) for client in clients])
+    top = max(float(np.nanmax(values)) for values in shown.values())
+    height = 1.6 + (0.27 * len(clients) if len(clients) <= MAX_NAMES else 6.0)
+    figure = Figure(figsize=(1.4 + 1.9 * len(shown), height), layout="constrained", facecolor=PAGE[False])
+    groups, drawn = clusters(clients) or [""] * len(clients), []
+    for place, (round, values) in enumerate(shown.items(), 1):
+        axes = plain_axes(figure, (1, len(shown), place))
+        image = axes.imshow(values, cmap="cividis", vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+        axes.grid(False)
+        axes.tick_params(length=0)
+        axes.set(title=f"after round {round}", xlabel="soup model")
+        axes.set_yticks([])
+        for row in range(1, len(clients)):
+            if groups[row] != groups[row - 1]:
+                axes.axhline(row - 0.5, color="#ffffff", linestyle=(0, (4, 3)), linewidth=1)
+        drawn.append(axes)
+    if len(clients) <= MAX_NAMES:
+        name_rows(drawn[0], range(len(clients)), clients)
+    else:
+        drawn[0].set(ylabel="client")
+    figure.colorbar(image, ax=drawn, aspect=30, pad=0.02).set_label("merging weight", color=INK[False])
+    save(figure, path)
+
+
+def by_round(run: Path, lines: Sequence[Mapping[str, Any]], rounds: Sequence[int]) -> None:
+    """weights_by_round.csv and .png of these rounds."""
+    found = {}
+    for round in rounds:
+        if not any(line["kind"] == "server" and "weights" in line and line["round"] == round for line in lines):
+            raise UserError(f"--rounds {round}: {run} has no merging weights after this round")
+        found[round] = weights_after(lines, round) or {}
+    rows = [
+        (round, client, *row)
+        for round, weights in found.items()
+        for client, row in zip(weights["clients"], weights["values"], strict=True)
+    ]
+    header = ("round", "client", *map(str, range(len(rows[0]) - 2)))
+    draw_rounds(write_rows(run / "analysis" / "weights_by_round.csv", header, rows) / "weights_by_round.png", found)
+
+
+def numbers(words: str) -> list[int]:
+    return sorted({int(word) for word in words.split(",")})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    run = parser.parse_args().run
+    parser.add_argument("--rounds", type=numbers, help="of merging weights, e.g. 1,5,20")
+    given = parser.parse_args()
+    run = given.run
     with plain_errors(parser):
         lines = read_records(run / "metrics.jsonl")
+        if given.rounds:
+            by_round(run, lines, given.rounds)
+            return
         scored = [line["round"] for line in lines if line["kind"] == "score"]
         merging = weights_after(lines, scored[-1] if scored else None)
         if merging:

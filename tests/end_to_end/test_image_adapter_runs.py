@@ -24,7 +24,7 @@ from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
 from llm_fed.commands.merge import Parents, merge_adapters
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
-from llm_fed.experiment import build, finish
+from llm_fed.experiment import announce, build, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export import models, peft_folders
 from llm_fed.models.lora import ANCHORS, SCALE
@@ -52,7 +52,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "potara": {"samples": 4, "grid": True},
     "potara per factor": {"samples": 4, "per_factor": True, "fisher": "sampled"},
     "potara delta": {"samples": 4, "space": "delta"},
+    "potara traced": {"samples": 4, "head": "traced", "per_factor": True},
+    "potara with own heads": {"samples": 4, "head": "own", "space": "delta", "grid": True},
     "fisher-merging": {"samples": 4},
+    "fisher-merging of heads by mean": {"samples": 4, "head": "mean"},
     "mean": {"space": "delta"},
     "grid": {},
 }
@@ -133,7 +136,7 @@ def test_a_killed_run_continues_bit_identically(files, tmp_path, monkeypatch):
     [
         ("fedit", True),
         ("fedit with heads of their own", False),
-        ("fedsa", True),
+        ("fedsa", False),
         ("feddpa", True),
         ("fedem", True),
         ("pfedmoe", False),
@@ -166,6 +169,69 @@ def test_what_merges_can_start_from_heads_of_their_own(files, tmp_path, monkeypa
     assert saved_config(tmp_path / "needs/local")["method"] == {"name": "local"}
     one, other = (load_file(tmp_path / f"needs/fedit/adapters/client{k}/adapter_model.safetensors") for k in (0, 1))
     assert {key for key in one if not torch.equal(one[key], other[key])} == {key for key in one if "classifier" in key}
+
+
+@pytest.mark.parametrize("head", ["mixed", "own", "traced"])
+def test_the_head_in_potaras_traces(files, parents, tmp_path, monkeypatch, head):
+    """App. B speaks of A and B: the weight is that of their traces, unless the head is to count as well."""
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    tree = configured(files, "potara")
+    config = from_dict({**tree, "method": {**tree["method"], "head": head, "grid": False}})
+    experiment.train(config, tmp_path, needed={need: parents / need for need in ("fedit", "local")})
+    built = build.prepare(config, Reporter())
+    recipes = {line["client"]: line for line in read_records(tmp_path / "metrics.jsonl") if line["kind"] == "merge"}
+    for id, site in built.clients.items():
+        fed, local, merged = (
+            models.read(folder / "adapters" / id, site.structure, built.base)
+            for folder in (parents / "fedit", parents / "local", tmp_path)
+        )
+        found = built.runtime.run({id: site.gradient_moments(fed, local, site.sample(4))})[id]
+        kept = torch.cat([torch.full((fed[n].numel(),), head == "traced" or ".lora_" in n) for n in fed])
+        f = found.fisher[:, kept]
+        sigma = 1 / (f + 1e-3 * f.mean(1, keepdim=True))
+        m = found.moments
+        rho = (m.covariance / m.variance.prod(0).sqrt()).nan_to_num(0.0)[kept].clamp(0, 1)
+        bound = (sigma[0] / sigma[1]).sqrt()
+        c = float((torch.minimum(rho, torch.minimum(bound, 1 / bound)) * sigma.prod(0).sqrt()).sum())
+        a, b = sigma.sum(1).tolist()
+        weight = (b - c) / (a + b - 2 * c)
+        assert recipes[id]["lambda_fed"] == pytest.approx(weight, rel=1e-4) and 0 < weight < 1
+        own = 0.0 if head == "own" else weight
+        for name, share in {next(n for n in fed if ".lora_" in n): weight, "classifier.weight": own}.items():
+            torch.testing.assert_close(merged[name], share * fed[name] + (1 - share) * local[name], rtol=0, atol=1e-5)
+
+
+def test_fisher_mergings_head_by_mean(files, parents, tmp_path, monkeypatch):
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    config = from_dict(configured(files, "fisher-merging of heads by mean"))
+    experiment.train(config, tmp_path, needed={need: parents / need for need in ("fedit", "local")})
+    for id in build.prepare(config, Reporter()).clients:
+        fed, local, merged = (
+            load_file(folder / "adapters" / id / "adapter_model.safetensors")
+            for folder in (parents / "fedit", parents / "local", tmp_path)
+        )
+        for name, value in merged.items():
+            plain = torch.allclose(value, (fed[name] + local[name]) / 2, rtol=0, atol=1e-6)
+            assert plain == ("classifier" in name)
+
+
+def test_a_frozen_head_stays_as_it_was_drawn(files, tmp_path, monkeypatch):
+    """The same at all clients; the adapters are trained."""
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    tree = configured(files, "local")
+    config = from_dict({**tree, "local": {**tree["local"], "freeze": "^classifier"}})
+    plan = announce.run_plan(build.prepare(config, Reporter()))
+    whole = announce.run_plan(build.prepare(from_dict(tree), Reporter()))
+    assert whole.parameters.most - plan.parameters.most == 100  # 24 features and a bias for each of four classes
+    experiment.train(config, tmp_path / "run")
+    built = build.prepare(config, Reporter())
+    for id, site in built.clients.items():
+        one, start = models.read(tmp_path / "run/adapters" / id, site.structure, built.base), site.initial()
+        for name in one:
+            assert torch.equal(one[name], start[name]) == name.startswith("classifier"), name
+    for wrong, said in (("nothing", "'nothing' matches none of"), (".", "leaves nothing to train")):
+        with pytest.raises(UserError, match=said):
+            experiment.train(from_dict({**tree, "local": {**tree["local"], "freeze": wrong}}), tmp_path / said[1:8])
 
 
 def test_a_comparison_counts_the_head_apart(files, tmp_path, monkeypatch):

@@ -31,6 +31,8 @@ from llm_fed.state import State
 
 FORMS: dict[str, tuple[Method, str, str]] = {  # method, base, own architecture of the client
     "a gate over unlike models": (FedMoE(), "cnn", "resnet-9"),
+    "a gate of another shape": (FedMoE(gate_width=5, gate_norm=False), "cnn", ""),
+    "features added evenly": (FedMoE(gate="even"), "cnn", ""),
     "mixed probabilities": (FedEM(num_models=2), "resnet-9", ""),
     "one model": (FedIT(), "resnet-9", ""),
     "one model that is not the base": (methods.build({"name": "local"}), "cnn", "resnet-9"),

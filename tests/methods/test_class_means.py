@@ -109,6 +109,21 @@ def test_fedproto_sends_the_mean_features_of_the_trained_model():
             torch.testing.assert_close(upload.content["prototypes"][label], wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("known", [(True, True, True, True), (True, False, True, True)])
+def test_fedproto_can_classify_by_the_nearest_prototype(known):
+    run = Federation(FedProto(classifier="prototypes"), *PARTS, architectures=ARCHITECTURES)
+    run.round(1)
+    run.state["known"] = torch.tensor(known)
+    prototypes, found = run.state["prototypes"], set()
+    for name in run.clients:
+        answers = run.answers(name, run.personal(name), [picture for part in PARTS for picture in part])
+        away = (answers.features[:, None] - prototypes).square().sum(2)
+        away[:, ~torch.tensor(known)] = torch.inf
+        assert torch.equal(answers.logits.argmax(1), away.argmin(1))
+        found |= set(away.argmin(1).tolist())
+    assert len(found) > 1
+
+
 def test_fedproto_weighs_by_examples():
     """Class 1: three examples of c0, two of c1; class 3, of c2 alone, stays when c2 is not asked."""
     run = Federation(FedProto(), *PARTS, architectures=ARCHITECTURES)

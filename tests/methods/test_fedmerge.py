@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
+import numpy as np
 import pytest
 import torch
 import toy
@@ -113,7 +114,7 @@ def test_the_soup_moves_by_robust_means():
     sizes = sizes_of(server, uploads)
     assert sizes.tolist() == pytest.approx([0.2, 0.4, 0.4])
     for how, factors in (("normalized", (1.0, 1.0)), ("gradient", (0.3, 0.4))):
-        moved = move_soup(server, soup, uploads, soup_mixing(weights, sizes, how))
+        moved = move_soup(server, soup, uploads, tensor(*deltas).float(), soup_mixing(weights, sizes, how))
         assert moved[0].row.tolist() == pytest.approx([2 * factors[0], 8 * factors[0]])
         assert moved[1].row.tolist() == pytest.approx([1 + 4 * factors[1], 1 + 4.5 * factors[1]])
 
@@ -126,7 +127,9 @@ def test_running_statistics_under_a_robust_rule():
         return State.of({"a": torch.zeros(2)}, {"mean": torch.tensor([float(mean)]), "count": torch.tensor(3)})
 
     uploads = [Upload(f"c{i}", 1, 0, state(mean)) for i, mean in enumerate([14, 28, 1e9])]
-    moved = move_soup(server, [state(20)], uploads, soup_mixing(tensor([1], [1], [1]), torch.ones(3), "normalized"))
+    moved = move_soup(
+        server, [state(20)], uploads, torch.zeros(3, 2), soup_mixing(tensor([1], [1], [1]), torch.ones(3), "normalized")
+    )
     assert moved[0].extras["mean"].item() == pytest.approx(28) and moved[0].extras["count"] == 3
 
 
@@ -316,3 +319,51 @@ def test_settings_are_checked(settings, message):
         FedMerge(**settings)
     with pytest.raises(UserError, match="models_per_client is 9; it must be 1 to num_models"):
         FedMergeFixed(models_per_client=9)
+
+
+def test_the_published_server():
+    """Ten rounds of the server of the published code, written down in numpy: the weights first, on the old soup and by
+    the head alone, along the gradient over its L1 norm in inner steps until a logit has moved by 0.01 or more; then the
+    soup, by columns of the new weights. With its last overshoot granted (`max_step`) ours does the same."""
+    d, m, inner_step = 3, 5, 0.004
+    rng = np.random.default_rng(0)
+    shapes = {"body.weight": (4, 3), "body.bias": (4,), "head.weight": (2, 4), "head.bias": (2,)}
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+    head = slice(int(ends[1]), int(ends[-1]))
+    sizes = np.array([1, 7, 2, 4, 30])
+    soup, logits = rng.normal(size=(d, ends[-1])), np.zeros((m, d))
+
+    def state(row: np.ndarray) -> State:
+        parts = np.split(row, ends[:-1])
+        return State.of(
+            {name: torch.tensor(part.reshape(shapes[name])) for name, part in zip(shapes, parts, strict=True)}
+        )
+
+    ours = {"soup": [state(row) for row in soup], "logits": {}}
+    for _ in range(10):
+        deltas = rng.normal(size=(m, ends[-1]))
+        exp = np.exp(logits)
+        weights = exp / exp.sum(1, keepdims=True)
+        gradient = np.zeros((m, d))
+        for i in range(m):
+            merged = weights[i] @ soup
+            for j in range(d):
+                inner = (soup[j] - merged)[head] @ deltas[i][head]
+                gradient[i, j] = sizes[i] / sizes.sum() * weights[i, j] * inner
+        gradient, before = gradient / np.abs(gradient).sum(), logits
+        while np.abs(logits - before).max() < 0.01:
+            logits = logits + inner_step * gradient
+        exp = np.exp(logits)
+        mixing = sizes[:, None] * exp / exp.sum(1, keepdims=True)
+        soup = soup + (mixing / mixing.sum(0)).T @ deltas
+
+        reached = float(np.abs(logits - before).max())
+        assert 0.01 <= reached < 0.01 + inner_step
+        method = FedMerge(
+            num_models=d, order="published", inner_product="head", weight_step="fixed-magnitude", max_step=reached
+        )
+        ours = step(method, ours["soup"], [Upload(f"c{i}", int(sizes[i]), 0, state(deltas[i])) for i in range(m)],
+                    ours["logits"])  # fmt: skip
+        for i in range(m):
+            np.testing.assert_allclose(ours["logits"][f"c{i}"], logits[i], rtol=0, atol=1e-13)
+        np.testing.assert_allclose(stack(ours["soup"]), soup, rtol=0, atol=1e-13)

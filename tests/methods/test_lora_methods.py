@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -233,6 +234,18 @@ def test_ifca_clients_choose_the_lowest_loss(tmp_path):
     assert {upload.client: upload.content["model"] for upload in run.uploads()} == {
         name: found.index(min(found)) for name, found in losses.items()
     }
+
+
+def test_ifca_can_choose_by_held_out_examples(tmp_path):
+    run = go("ifca", tmp_path, settings={"num_models": 2, "warmup_rounds": 1})
+    message, method = {"models": run.state["models"], "assigned": None}, IFCA(num_models=2, choice_data="held-out")
+    for name, site in run.clients.items():
+        (refused,) = run.runtime.run({name: method._choice(site, message)}).values()
+        assert "has no held-out example" in str(refused)
+        site.data = replace(site.data, held_out=site.train[:2])
+        (losses,) = run.runtime.run({name: site.losses_of(message["models"], site.train[:2])}).values()
+        (chosen,) = run.runtime.run({name: method._choice(site, message)}).values()
+        assert chosen == losses.index(min(losses))
 
 
 def test_ifca_breaks_ties_at_random(tmp_path):

@@ -41,12 +41,15 @@ def values_of(**modules: nn.Module) -> dict[str, Tensor]:
 class PlainMoE:
     """Eq. 3-8 of the FedMoE paper as a plain loop over three modules."""
 
-    def __init__(self, start: State, own: str, small: str):
+    def __init__(self, start: State, own: str, small: str, method: FedMoE):
         self.model, self.small = module_of(own, start, "own."), ARCHITECTURES[small](CLASSES).double()
         self.small.head = nn.Identity()
         self.features: list[Tensor] = []  # what the header reads
         self.model.head.register_forward_pre_hook(lambda header, inputs: self.features.append(inputs[0]))
-        self.gate = Gate(3 * 32 * 32).double()
+        self.even = method.gate == "even"
+        self.gate = Gate(3 * 32 * 32, method.gate_width).double()
+        if not method.gate_norm:
+            self.gate.norm2 = nn.Identity()
         weights = {name.removeprefix("gate."): value for name, value in start.tensors().items() if "gate." in name}
         self.gate.load_state_dict(weights, strict=False)
 
@@ -59,7 +62,7 @@ class PlainMoE:
         for inputs, labels, _ in batches:
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            alpha = self.gate(inputs)
+            alpha = torch.full((len(inputs), 2), 0.5) if self.even else self.gate(inputs)
             self.model(inputs)
             mixed = alpha[:, :1] * self.features.pop() + alpha[:, 1:] * self.small(inputs)
             nn.functional.cross_entropy(
@@ -73,16 +76,27 @@ class PlainMoE:
 # FedMoE and pFedMoE
 
 
-@pytest.mark.parametrize("small, own", [("cnn", ("resnet-9", "cnn")), ("resnet-9", ("cnn",))])
-def test_fedmoe_is_a_plain_loop(small, own):
+@pytest.mark.parametrize(
+    "small, own, settings",
+    [
+        ("cnn", ("resnet-9", "cnn"), {}),
+        ("resnet-9", ("cnn",), {}),
+        ("cnn", ("cnn",), {"gate_width": 5, "gate_norm": False}),
+        ("cnn", ("cnn",), {"gate": "even"}),
+    ],
+)
+def test_fedmoe_is_a_plain_loop(small, own, settings):
     """Two clients, two rounds: models with and without BatchNorm, the gate at a learning rate of its own that falls
     with the others', a last batch of one picture, and the small extractors averaged by numbers of examples."""
-    base, method = base_of(small), FedMoE(gate_lr=0.2)
+    base, method = base_of(small), FedMoE(gate_lr=0.2, **settings)
     clients = sites(base, method, own)
     first = method.init(server_of(base, method, clients))
     assert set(first.layout.names) == {n for n in first.layout.names if n.startswith("small.") and "head" not in n}
     shared = {name.removeprefix("small."): v for name, v in {**first.tensors(), **first.extras}.items()}
-    plain = {name: PlainMoE(site.initial(), own[k % len(own)], small) for k, (name, site) in enumerate(clients.items())}
+    plain = {
+        name: PlainMoE(site.initial(), own[k % len(own)], small, method)
+        for k, (name, site) in enumerate(clients.items())
+    }
     for round, lr in enumerate(LRS, 1):
         found = {}
         for name, site in clients.items():
@@ -92,10 +106,11 @@ def test_fedmoe_is_a_plain_loop(small, own):
     state = federate(base, method, clients, state=first)
     assert_state(state, {f"small.{key}": value for key, value in shared.items()})
     for name, site in clients.items():
-        expected = values_of(own=plain[name].model, gate=plain[name].gate, small=plain[name].small)
+        gate = {} if method.gate == "even" else {"gate": plain[name].gate}
+        expected = values_of(own=plain[name].model, small=plain[name].small, **gate)
         expected |= {f"small.{key}": value for key, value in shared.items()}
         assert_state(personal(base, method, site, state), expected)
-        assert float(plain[name].gate.norm.running_mean.abs().max()) > 1e-3
+        assert method.gate == "even" or float(plain[name].gate.norm.running_mean.abs().max()) > 1e-3
 
 
 def test_without_a_rate_of_its_own_the_gate_has_that_of_the_others():

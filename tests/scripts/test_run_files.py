@@ -60,8 +60,9 @@ def test_a_row_resolves_to_what_its_label_says(name, label, words):
     if number.startswith("r="):
         assert config.adapter is not None
         assert (config.adapter.rank, config.adapter.alpha) == (int(number[2:]), 2 * int(number[2:]))
-    elif number.startswith("d="):
-        assert config.method["num_models"] == int(number[2:])
+    elif match := re.fullmatch(r"d=(\d+)( lr=(.+))?", number):
+        assert config.method["num_models"] == int(match[1])
+        assert config.method.get("weight_lr", 0.1) == float(match[3] or 0.1)
     elif number.startswith("resnet-"):
         assert config.base.name == number
     elif match := re.fullmatch(r"(\d+)/15", number):  # of 15 models
@@ -80,8 +81,8 @@ def test_a_row_resolves_to_what_its_label_says(name, label, words):
 @pytest.mark.parametrize(
     "name, runs",
     [
-        ("flan.yaml", 36),  # 5 single-model methods x 4 ranks, 4 + 6 + 6 numbers of models
-        ("rolebench.yaml", 37),  # 20, and 6 + 5 + 6
+        ("flan.yaml", 37),  # 5 single-model methods x 4 ranks, 4 + 6 + 6 numbers of models, one step
+        ("rolebench.yaml", 38),  # 20, and 6 + 5 + 6 + 1
         ("commonsense.yaml", 8),  # 7 rows, and 300 rounds of FedIT for POTARA, which shares the local run
         ("commonsense_rounds.yaml", 19),  # 18 rows, and one local run; FedIT's run is a row
         ("potara_table2.yaml", 9),  # rows; what they merge are rows, too

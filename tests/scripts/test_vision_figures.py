@@ -210,6 +210,19 @@ def test_merging_weights_are_drawn_with_the_lines_of_clusters(finished, analysis
     (run / "report.html").unlink()
 
 
+def test_merging_weights_of_several_rounds_are_one_picture(finished, analysis, figures, refused):
+    run = finished("fedmerge")
+    analysis("weights", run, "--rounds", "2,1")
+    lines = {line["round"]: line["weights"] for line in read_records(run / "metrics.jsonl") if line["kind"] == "server"}
+    rows = rows_of(run / "analysis" / "weights_by_round.csv")
+    assert [(int(row["round"]), row["client"]) for row in rows] == [(k, name) for k in (1, 2) for name in CLIENTS]
+    assert [[float(row[str(j)]) for j in range(3)] for row in rows] == [*lines[1]["values"], *lines[2]["values"]]
+    maps = [axes for axes in figures[-1].axes if axes.images]
+    assert [axes.get_title() for axes in maps] == ["after round 1", "after round 2"]
+    assert [axes.images[0].get_array().tolist() for axes in maps] == [lines[1]["values"], lines[2]["values"]]
+    refused("has no merging weights after this round", "weights", run, "--rounds", "99")
+
+
 def test_only_ids_that_name_a_cluster_do():
     assert clusters(CLIENTS) == ["cluster0", "cluster0", "cluster1"]
     assert clusters(["client0", "client1"]) is None and clusters(["snli-0", "snli-1", "art-0"]) is None
