@@ -174,6 +174,19 @@ class PrivacyConfig:
 
 
 @dataclass(frozen=True)
+class ServerStepConfig:
+    """How the server takes means of what clients send: see `merge/robust.py` and docs/robust.md."""
+
+    aggregation: Literal[
+        "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
+    ] = "mean"
+    # Not of the mean: the share of the uploads that may be lies, and the most that one client counts for.
+    liars: Annotated[float, Above(0), Below(0.5)] = 0.2
+    # of centered-clipping: how far from the centre an upload counts in full
+    radius: Annotated[PositiveFloat | None, "for the median norm of the uploads"] = None
+
+
+@dataclass(frozen=True)
 class NetworkConfig:
     """Clients on other machines (`llm-fed flower`), where time is real."""
 
@@ -285,6 +298,7 @@ class Config:
     delay: DelayConfig = field(default_factory=DelayConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    server: ServerStepConfig = field(default_factory=ServerStepConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
@@ -341,6 +355,8 @@ def check(config: Config) -> None:
     require(not config.local.momentum or config.local.optimizer == "sgd", "local.momentum",
             "0 unless local.optimizer is sgd")  # fmt: skip
     require(config.privacy.clip is not None or not config.privacy.noise, "privacy.clip", "a number with privacy.noise")
+    require(config.server.radius is None or config.server.aggregation == "centered-clipping", "server.radius",
+            "null unless server.aggregation is centered-clipping")  # fmt: skip
     network = config.network
     require(network.deadline <= network.patience, "network.patience",
             "at least network.deadline and finite, in seconds")  # fmt: skip

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
 from llm_fed.rng import derive
 from llm_fed.settings import check_fields
@@ -80,6 +79,9 @@ class Method:
     one_model: ClassVar[bool] = False
     # The server's step needs nothing of the uploads but their mean, if all count alike (`privacy.where=server`).
     mean_only: ClassVar[bool] = False
+    # A server's step of its own takes its means by `server.average`, so that `server.aggregation` decides how; the step
+    # that is inherited from here does.
+    robust: ClassVar[bool] = False
     # What it does in a round depends on how many rounds there are (`site.rounds`), so that an extended run is unlike a
     # longer one.
     by_rounds: ClassVar[bool] = False
@@ -117,7 +119,7 @@ class Method:
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         """The server's step on what arrived this round (perhaps nothing), sorted by (arrival, client)."""
-        return averaged(state, uploads)
+        return averaged(server, state, uploads)
 
     # Steps after the last round; clients are also scored, by `personalize`, in rounds before it.
 
@@ -149,11 +151,11 @@ class Method:
         return client.memory.get("recipe", {})
 
 
-def averaged(state: State, uploads: list[Upload]) -> State:
+def averaged(server: Site, state: State, uploads: list[Upload]) -> State:
     """FedAvg's step: the state plus the mean of the updates, weighed by numbers of examples; without any the state."""
     if not uploads:
         return state
-    return state + mean([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
+    return state + server.average([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
 
 
 def by_arrival(server: Site, uploads: list[Upload]) -> list[Upload]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from llm_fed.config import LocalConfig
+from llm_fed.config import LocalConfig, ServerStepConfig
 from llm_fed.errors import ClientError, UserError
+from llm_fed.merge import mean, robust
 from llm_fed.merge.moments import Evidence
 from llm_fed.messages.wire import Message
 from llm_fed.models.joined import Answer
@@ -74,6 +75,8 @@ class Site:
     lr: float = 0.0  # of this round
     losses: list[float] = field(default_factory=list)  # of this round's local steps, for the metrics
     fits: int = 0  # in this round: each draws its own batches and dropout
+    step: ServerStepConfig = ServerStepConfig()  # at the server: how it takes means
+    unmoved: list[str] = field(default_factory=list)  # at the server: why a mean of this round was none
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
 
     @property
@@ -88,7 +91,7 @@ class Site:
 
     def begin(self, round: int, lr: float) -> None:
         """Called by the loop before this site works in a round: random draws depend on (seed, round, site) alone."""
-        self.round, self.lr, self.losses, self.fits = round, lr, [], 0
+        self.round, self.lr, self.losses, self.fits, self.unmoved = round, lr, [], 0, []
 
     def initial(self, *labels: str | int) -> State:
         """A fresh state, the same at every site; other `labels` give other draws (a soup's members, say). With a
@@ -125,6 +128,27 @@ class Site:
     def optimizer(self) -> Optimizer:
         """The run's, at this round's learning rate."""
         return Optimizer.of(self.local, self.lr)
+
+    def average(self, updates: Sequence[State], weights: Sequence[float] | None = None) -> State:
+        """At the server: the mean of clients' updates as `server.aggregation` takes it; one of zeros, of which the
+        round's lines tell, where there are too few for it.
+
+        Args:
+            weights: of the updates (default: all alike).
+        """
+        if self.step.aggregation == "mean":
+            return mean(updates, weights)
+        if not self.enough(len(updates)):
+            return 0.0 * updates[0]
+        share = robust.shares([1.0] * len(updates) if weights is None else weights, self.step.liars)
+        return robust.aggregate(updates, share[None], self.step)[0]
+
+    def enough(self, uploads: int) -> bool:
+        """At the server: whether so many uploads make a mean as `server.aggregation` takes it; if not, the round's
+        lines tell of it."""
+        if why := robust.lacking(uploads, self.step):
+            self.unmoved.append(why)
+        return not why
 
     async def fit(
         self,

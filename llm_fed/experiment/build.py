@@ -20,7 +20,7 @@ from llm_fed.experiment import bases, start
 from llm_fed.experiment.encoding import Encoder
 from llm_fed.experiment.needed import check_rounds
 from llm_fed.experiment.placement import place
-from llm_fed.federation import privacy
+from llm_fed.federation import aggregation, privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
@@ -117,6 +117,7 @@ def prepare(
     check_rounds(method, config)
     check_trackers(config.track)
     privacy.check(config, method)
+    aggregation.check(config, method)
     with signs.part(f"reading the data of {config.task.name}"):
         task = task or tasks.load(config.task, config.federation_seed, config.evaluation_seed)
     metric = config.eval.metric or task.metric
@@ -233,7 +234,7 @@ def build(
         client.structure = method.wrap(structure_of(config.adapter, base.head, own), client)
         client.draw = partial(base.draw, client.structure)
     server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
-    server.clients, server.cohort = tuple(clients), cohort
+    server.clients, server.cohort, server.step = tuple(clients), cohort, config.server
     if encoder and (note := encoder.note()):
         reporter.note(note)
     for warning in notes_without_credit([*clients.values(), server], metric):

@@ -22,6 +22,7 @@ from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import deliver, finish_and_deliver
 from llm_fed.experiment.needed import needed_config, states_of_run
 from llm_fed.export import models
+from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.messages.wire import Message
@@ -73,6 +74,7 @@ def train(
             reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
         _check_place(run.config, folder)
         experiment = prepare(run.config, reporter, base=base)
+        check_cohort(config, experiment.schedule.cohort_size)
         run.config = config = experiment.config
         if fresh or not holds_results(folder):  # what was begun before this was checked goes on as it is
             check_names(experiment.base.model, config.adapter)
@@ -121,6 +123,7 @@ def dry_run(
     with reporter.working():
         reached, complete = look(folder, config, fresh)
         built = prepare(config, reporter, base=base)
+        check_cohort(config, built.schedule.cohort_size)
         parents = [
             dry_run(
                 needed_config(config, need), folder / "needs" / need, fresh=fresh, reporter=reporter, base=built.base

@@ -17,7 +17,7 @@ from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.requests import Runtime
 from llm_fed.runs import extend
-from llm_fed.runs.folder import Run, rounded
+from llm_fed.runs.folder import Run, log_event, rounded
 from llm_fed.runs.tracking import Watch
 from llm_fed.site import Site
 
@@ -94,6 +94,8 @@ def federate(
             progress.state = _single(federation.runtime, server, round, lr, step)
             _check_finite(progress.state, run, round)
         work = federation.runtime.take_work()
+        for why in server.unmoved:
+            log_event(run, round, server.id, "no mean", why)
         if private:
             run.log({"kind": "privacy", "round": round, **spent(config, round, clients.most_asked)})
         run.log({"kind": "round", "round": round, "lr": lr, **record, "padding": rounded(work.padding)})

@@ -5,23 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from llm_fed.errors import UserError
+from llm_fed.merge.robust import lacking
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 from llm_fed.site import Site
+from llm_fed.state import State
 
 
 @dataclass(frozen=True)
 class FedBuff(Method):
     """One adapter for all, which moves by the mean of every `buffer` updates, whenever these were begun.
 
-    Numbers of examples do not count. What is in the buffer survives the round as its sum.
+    Numbers of examples do not count. What is in the buffer survives the round as its sum; with another rule than the
+    mean (`server.aggregation`), which needs each update, as a list.
     Deviation: staleness is counted in rounds of virtual time, not in server steps, so that it means the same for every
     method (`test_fedbuff_weighs_late_updates_down`).
     """
 
     paper: ClassVar[str] = "FedBuff (Nguyen et al. 2022)"
     one_model: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
 
     buffer: PositiveInt = 10  # M: updates per server step
     server_lr: PositiveFloat = 1.0  # eta_g
@@ -30,20 +35,37 @@ class FedBuff(Method):
 
     def init(self, server: Site) -> Message:
         model = server.initial()
-        return {"model": model, "sum": 0.0 * model, "buffered": 0}
+        if server.step.aggregation == "mean":
+            return {"model": model, "sum": 0.0 * model, "buffered": 0}
+        if why := lacking(self.buffer, server.step):
+            raise UserError(f"{why} in the buffer; set method.buffer")
+        return {"model": model, "updates": [], "buffered": 0}
 
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if "updates" in state:
+            return self._robust(server, state, uploads)
         model, total, buffered = state["model"], state["sum"], state["buffered"]
         for upload in by_arrival(server, uploads):
-            total = total + (1 + upload.staleness) ** -self.staleness_exponent * upload.content
+            total = total + self._discounted(upload)
             buffered += 1
             if buffered == self.buffer:
                 model = model + self.server_lr / self.buffer * total  # omega <- omega + (eta_g / M) sum_i Delta_i
                 total, buffered = 0.0 * total, 0
         return {"model": model, "sum": total, "buffered": buffered}
+
+    def _robust(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        model, updates = state["model"], list(state["updates"])
+        for upload in by_arrival(server, uploads):
+            updates.append(self._discounted(upload))
+            if len(updates) == self.buffer:
+                model, updates = model + self.server_lr * server.average(updates), []
+        return {"model": model, "updates": updates, "buffered": len(updates)}
+
+    def _discounted(self, upload: Upload) -> State:
+        return (1 + upload.staleness) ** -self.staleness_exponent * upload.content
 
     def report(self, state: Message) -> dict[str, Any]:
         return {"buffered": state["buffered"]}

@@ -26,12 +26,15 @@ class Feddle(Method):
     each anchor on its data, from where FedBuff would stand (the fallback), and may well find negative ones. With data
     of another domain an image model is judged under a head of its own for their labels (Eq. 8, 9), and coefficients are
     held near the fallback. A language model's head speaks the same vocabulary in every domain, so it is kept.
+    With another rule than the mean (`server.aggregation`) the fallback is the robust mean of the same updates, which
+    need not be a combination of anchors: the search begins with the model there and all coefficients at zero.
     Deviation: the paper leaves open what the fallback averages; see `fallback_over`.
     Running statistics (BatchNorm) take no part in the search: they move by the mean of the arrivals.
     """
 
     paper: ClassVar[str] = "Feddle (Zhu et al. 2025)"
     one_model: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
 
     atlas_size: PositiveInt | None = None  # M: most anchors; null: twice the clients asked per round
     search_epochs: NonNegativeInt = 1  # passes over the server's examples in each round's search; 0: FedBuff
@@ -52,6 +55,9 @@ class Feddle(Method):
                 "feddle searches on the server's own examples, and the server has none; set task.server.examples, "
                 "or method.search_epochs=0"
             )
+        if server.step.aggregation != "mean" and not self.fallback_start:
+            raise UserError("method.fallback_start=false searches from no step at all, so that no mean is taken; set "
+                            "server.aggregation=mean")  # fmt: skip
         model = server.initial()
         head = server.new_head(model) if server.data.foreign and server.data.num_labels else None
         return {"model": model, "anchors": [], "importance": [], "head": head, "search": {}}
@@ -70,7 +76,13 @@ class Feddle(Method):
         # FedBuff's step, in terms of the normalised anchors.
         fallback = counted / counted.sum().clamp(min=1) * self.server_lr / scales
         fallback = torch.where(scales > 0, fallback, scales)
-        if arrivals:
+        if server.step.aggregation != "mean":
+            updates = anchors if self.fallback_over == "atlas" else arrivals
+            if updates:
+                step = server.average(updates)
+                model = State(model.layout, model.row + self.server_lr * step.row, (model + step).extras)
+            fallback = torch.zeros_like(fallback)  # from there
+        elif arrivals:
             model = State(model.layout, model.row, (model + mean(arrivals)).extras)
         if head is not None and self.search_epochs:
             start = model.like(model.row + fallback @ atlas)

@@ -24,6 +24,7 @@ class FedIT(Method):
     """
 
     paper: ClassVar[str] = "FedIT (Zhang et al. 2024), FedAvg (McMahan et al. 2017)"
+    robust: ClassVar[bool] = True
 
     wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
     wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from llm_fed.errors import UserError
 from llm_fed.losses import divergence
-from llm_fed.merge import mean
 from llm_fed.messages.lowrank import truncated
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
@@ -42,6 +41,7 @@ class FedKD(Method):
     paper: ClassVar[str] = "FedKD (Wu et al. 2022)"
     whole_models: ClassVar[bool] = True
     any_model: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."
 
     energy: Energy = 0.95  # T_start: the share of the squared singular values that is kept in the beginning
@@ -88,7 +88,7 @@ class FedKD(Method):
         if not uploads:
             return state
         updates = [upload.content["update"] for upload in uploads]
-        step = truncated(mean(updates, [upload.num_examples for upload in uploads]), self._energy(server))
+        step = truncated(server.average(updates, [upload.num_examples for upload in uploads]), self._energy(server))
         holds = {**state["holds"], **{upload.client: upload.content["version"] for upload in uploads}}
         return {
             "model": state["model"] + step, "version": state["version"] + 1, "step": step,

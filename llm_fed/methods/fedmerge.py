@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from llm_fed.errors import UserError
+from llm_fed.merge import robust
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.models.structure import Full
@@ -42,9 +43,13 @@ class FedMerge(Method):
     Running statistics (BatchNorm) are averaged as values, as in the published code.
     Deviation: whole models start as one draw, each with noise of its own, where the published code draws each anew: a
     mean of unlike networks is too small to learn where nothing normalises it (docs/results/fedmerge.md).
+    Deviation: with another rule R than the mean (`server.aggregation`), soup model j moves by s_j R(Delta; n_i w_ij),
+    the robust mean of the updates, each counted by its share of the model's column; s_j is the column sum of the soup's
+    step, 1 if normalized (`test_the_soup_moves_by_robust_means`). The weights' step is each client's own.
     """
 
     paper: ClassVar[str] = "FedMerge (Chen et al. 2026)"
+    robust: ClassVar[bool] = True
 
     num_models: PositiveInt = 8  # d; the paper tries 2 to 12
     # normalized: App. B, and null for adapters; fixed-magnitude: earlier draft, and null for whole models; plain: Eq. 9
@@ -62,6 +67,7 @@ class FedMerge(Method):
     order: Literal["together", "algorithm1", "published"] = "together"
 
     def init(self, server: Site) -> Message:
+        refuse_krum(server)
         soup = draw_soup(server, self.num_models, self.soup_init, self.init_noise)
         return {"soup": soup, "logits": {}}  # logits a_i by client, zeros until its first upload
 
@@ -72,29 +78,26 @@ class FedMerge(Method):
         return await trained(client, message)
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        if not uploads:
+        if not uploads or not server.enough(len(uploads)):
             return state
-        soup, deltas = stack(state["soup"]), stack(upload.content for upload in uploads)  # (d, P), (k, P)
-        sizes = torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64)
+        deltas, sizes = stack(upload.content for upload in uploads), sizes_of(server, uploads)  # (k, P), (k,)
         logits = torch.stack([logit_row(state, upload.client) for upload in uploads])  # (k, d)
         inner_product = self.inner_product or by_form(server, adapters="last-layers", whole="head")
         where = coordinates(state["soup"][0].layout, inner_product, self.last_layers)
         weight_step = self.weight_step or by_form(server, adapters="normalized", whole="fixed-magnitude")
 
-        def weights_after(soup: Tensor) -> Tensor:
-            gradient = logit_gradient(soup, deltas, logits.softmax(1), where)
+        def weights_after(soup: list[State]) -> Tensor:
+            gradient = logit_gradient(stack(soup), deltas, logits.softmax(1), where)
             return logits + self._logit_step(weight_step, gradient, sizes / sizes.sum())
 
         if self.order == "published":
-            logits = weights_after(soup)
-            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
-            moved = step_soup(soup, deltas, mixing)
+            logits = weights_after(state["soup"])
+            soup = move_soup(server, state["soup"], uploads, soup_mixing(logits.softmax(1), sizes, self.soup_step))
         else:
-            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
-            moved = step_soup(soup, deltas, mixing)
-            logits = weights_after(moved if self.order == "algorithm1" else soup)
+            soup = move_soup(server, state["soup"], uploads, soup_mixing(logits.softmax(1), sizes, self.soup_step))
+            logits = weights_after(soup if self.order == "algorithm1" else state["soup"])
         rows = {upload.client: row for upload, row in zip(uploads, logits, strict=True)}
-        return {"soup": new_soup(state["soup"], moved, uploads, mixing), "logits": {**state["logits"], **rows}}
+        return {"soup": soup, "logits": {**state["logits"], **rows}}
 
     def _logit_step(self, how: str, gradient: Tensor, share: Tensor) -> Tensor:
         if how == "normalized":  # App. B: every client's row has the same length
@@ -113,6 +116,7 @@ class FedMergeFixed(Method):
     """FedMerge with frozen weights: each client draws some soup models once and merges them evenly (Table 2)."""
 
     paper: ClassVar[str] = "FedMerge with fixed weights (Chen et al. 2026, Table 2)"
+    robust: ClassVar[bool] = True
 
     num_models: PositiveInt = 8  # d
     models_per_client: PositiveInt = 4  # of them
@@ -129,6 +133,7 @@ class FedMergeFixed(Method):
             )
 
     def init(self, server: Site) -> Message:
+        refuse_krum(server)
         return {"soup": draw_soup(server, self.num_models, self.soup_init, self.init_noise), "seen": []}
 
     def weights(self, client: str) -> Tensor:
@@ -144,15 +149,12 @@ class FedMergeFixed(Method):
         return await trained(client, message)
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        if not uploads:
+        if not uploads or not server.enough(len(uploads)):
             return state
         weights = torch.stack([self.weights(upload.client) for upload in uploads])
-        sizes = torch.tensor([upload.num_examples for upload in uploads], dtype=torch.float64)
-        deltas = stack(upload.content for upload in uploads)
-        mixing = soup_mixing(weights, sizes, self.soup_step)
-        moved = step_soup(stack(state["soup"]), deltas, mixing)
+        mixing = soup_mixing(weights, sizes_of(server, uploads), self.soup_step)
         seen = sorted({*state["seen"], *(upload.client for upload in uploads)})
-        return {"soup": new_soup(state["soup"], moved, uploads, mixing), "seen": seen}
+        return {"soup": move_soup(server, state["soup"], uploads, mixing), "seen": seen}
 
     def report(self, state: Message) -> dict[str, Any]:
         return weights_report({client: self.weights(client) for client in state["seen"]})
@@ -205,6 +207,38 @@ def soup_mixing(weights: Tensor, sizes: Tensor, how: str) -> Tensor:
     mixing = sizes[:, None] * weights
     total = sizes.sum() if how == "gradient" else mixing.sum(0)
     return torch.where(mixing > 0, mixing / total, 0.0)
+
+
+def sizes_of(server: Site, uploads: list[Upload]) -> Tensor:
+    """n_i (k,), float64; under a robust rule the shares that they give."""
+    sizes = [float(upload.num_examples) for upload in uploads]
+    if server.step.aggregation == "mean":
+        return torch.tensor(sizes, dtype=torch.float64)
+    return robust.shares(sizes, server.step.liars)
+
+
+def move_soup(server: Site, soup: list[State], uploads: list[Upload], mixing: Tensor) -> list[State]:
+    """The soup after its step with the c_ij (k, d), by the mean or by the rule that `server.aggregation` names."""
+    contents = [upload.content for upload in uploads]
+    if server.step.aggregation == "mean":
+        return new_soup(soup, step_soup(stack(soup), stack(contents), mixing), uploads, mixing)
+    if not soup[0].extras:
+        steps = robust.aggregate(contents, mixing.T, server.step)
+    else:  # running statistics move from each model's own, as in `new_soup`
+        steps = []
+        for model, column in zip(soup, mixing.T, strict=True):
+            apart = [State(c.layout, c.row, (statistics(c) - statistics(model)).extras) for c in contents]
+            steps += robust.aggregate(apart, column[None], server.step)
+    return [model + total * step for model, total, step in zip(soup, mixing.sum(0).tolist(), steps, strict=True)]
+
+
+def refuse_krum(server: Site) -> None:
+    """Raises: UserError."""
+    if server.step.aggregation == "krum":
+        raise UserError(
+            "server.aggregation=krum keeps one update, by which all models of the soup would move alike; use "
+            "multi-krum, or another rule"
+        )
 
 
 def step_soup(soup: Tensor, deltas: Tensor, mixing: Tensor) -> Tensor:

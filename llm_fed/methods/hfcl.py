@@ -25,6 +25,7 @@ class HFCL(Method):
 
     paper: ClassVar[str] = "HFCL (Elbir et al. 2021)"
     one_model: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
 
     wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
     wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from llm_fed.errors import UserError
-from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.models.lora import Lora
@@ -29,6 +28,7 @@ class IFCA(Method):
     """
 
     paper: ClassVar[str] = "IFCA (Ghosh et al. 2020)"
+    robust: ClassVar[bool] = True
 
     num_models: PositiveInt = 4  # d
     warmup_rounds: NonNegativeInt = 2  # 0, the paper's algorithm, is for whole models: they start different
@@ -69,7 +69,7 @@ class IFCA(Method):
             joined = [upload for upload in uploads if upload.content["model"] == j]
             if joined:
                 deltas = [upload.content["delta"] for upload in joined]
-                models[j] = model + mean(deltas, [upload.num_examples for upload in joined])
+                models[j] = model + server.average(deltas, [upload.num_examples for upload in joined])
         chosen = {**state["chosen"], **{upload.client: upload.content["model"] for upload in uploads}}
         return {**state, "models": models, "round": state["round"] + 1, "chosen": dict(sorted(chosen.items()))}
 

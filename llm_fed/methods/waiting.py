@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llm_fed.merge import mean
 from llm_fed.messages.wire import Message
 from llm_fed.method import Upload, averaged, by_arrival
 from llm_fed.site import Site
@@ -41,9 +40,9 @@ def step(server: Site, state: Message, uploads: list[Upload], wait: Wait, wait_f
         wait_for: first_n: so many answers; None: as many as clients are asked in a round.
     """
     if wait == "none":
-        return averaged(state, uploads)
+        return averaged(server, state, uploads)
     if wait == "deadline":
-        return averaged(state, [upload for upload in uploads if upload.staleness == 0])
+        return averaged(server, state, [upload for upload in uploads if upload.staleness == 0])
     needed = server.cohort if wait_for is None else wait_for
     for upload in by_arrival(server, uploads):
         # The current model was first sent in round `since`: who was asked before answers an older one.
@@ -53,7 +52,7 @@ def step(server: Site, state: Message, uploads: list[Upload], wait: Wait, wait_f
     if len(state["deltas"]) < needed:
         return state
     deltas, sizes = list(state["deltas"].values()), list(state["sizes"].values())
-    return _afresh(state["model"] + mean(deltas, sizes), server.round + 1)
+    return _afresh(state["model"] + server.average(deltas, sizes), server.round + 1)
 
 
 def counted(state: Message, upload: Upload) -> Message:

@@ -18,6 +18,7 @@ from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
 from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
+from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.progress import Progress, restore
@@ -88,6 +89,7 @@ def train(
         told = {"clients": list(clients.names), "nodes": clients.roster.owners, "examples": clients.roster.examples}
         run.remember("network.json", known | told)
         built.server.clients, built.server.cohort = clients.names, clients.cohort_size
+        aggregation.check_cohort(config, clients.cohort_size)
         reporter.announce(announce.run_plan(built, reached=run.reached, names=clients.names).rows())
         name = name or folder.name
         if built.method.needs:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import toy
 
+from llm_fed.config import LocalConfig, ServerStepConfig
 from llm_fed.errors import UserError
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
@@ -22,12 +23,15 @@ from llm_fed.methods.fedmerge import (
     coordinates,
     draw_soup,
     logit_gradient,
+    move_soup,
     new_soup,
+    sizes_of,
     softmax_row,
     soup_mixing,
     step_soup,
 )
 from llm_fed.runs.folder import Run
+from llm_fed.site import Site
 from llm_fed.state import Layout, State, stack
 
 TARGETS = {"c0": 1.0, "c1": 2.0, "c2": 4.0, "c3": -3.0}
@@ -95,6 +99,36 @@ def test_soup_step_gradient():
         soup_mixing(tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), "gradient"),
     )
     assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(2), pytest.approx(1)]]
+
+
+def test_the_soup_moves_by_robust_means():
+    """Columns (1/2, 1/4, 1/4) and (0, 1/2, 1/2) of weights, 1, 2 and 2 examples, at most 0.4 of them from anybody: so
+    shares 0.2, 0.4, 0.4, and of model 1 (1/10, 1/10, 1/10) and of model 2 (0, 1/5, 1/5).
+    Normalised, model 1 moves by the median of all three updates, model 2 by that of the last two, which is their mean.
+    As Eq. 8 is written by 0.3 and 0.4 times these."""
+    server = Site("server", "toy", LocalConfig(), 0, lambda draws: None, step=ServerStepConfig("median", 0.4))  # type: ignore[arg-type, return-value]
+    soup = [State.of({"a": torch.tensor([0.0, 0.0])}), State.of({"a": torch.tensor([1.0, 1.0])})]
+    deltas = [[1.0, 9.0], [2.0, 8.0], [6.0, 1.0]]
+    uploads = [Upload(f"c{i}", n, 0, State.of({"a": torch.tensor(deltas[i])})) for i, n in enumerate([1, 2, 2])]
+    weights = tensor([0.5, 0.0], [0.25, 0.5], [0.25, 0.5]).double()
+    sizes = sizes_of(server, uploads)
+    assert sizes.tolist() == pytest.approx([0.2, 0.4, 0.4])
+    for how, factors in (("normalized", (1.0, 1.0)), ("gradient", (0.3, 0.4))):
+        moved = move_soup(server, soup, uploads, soup_mixing(weights, sizes, how))
+        assert moved[0].row.tolist() == pytest.approx([2 * factors[0], 8 * factors[0]])
+        assert moved[1].row.tolist() == pytest.approx([1 + 4 * factors[1], 1 + 4.5 * factors[1]])
+
+
+def test_running_statistics_under_a_robust_rule():
+    """The model's own mean is 20; three clients that weigh it alike found 14, 28 and a lie: their median is 28."""
+    server = Site("server", "toy", LocalConfig(), 0, lambda draws: None, step=ServerStepConfig("median", 0.4))  # type: ignore[arg-type, return-value]
+
+    def state(mean: float) -> State:
+        return State.of({"a": torch.zeros(2)}, {"mean": torch.tensor([float(mean)]), "count": torch.tensor(3)})
+
+    uploads = [Upload(f"c{i}", 1, 0, state(mean)) for i, mean in enumerate([14, 28, 1e9])]
+    moved = move_soup(server, [state(20)], uploads, soup_mixing(tensor([1], [1], [1]), torch.ones(3), "normalized"))
+    assert moved[0].extras["mean"].item() == pytest.approx(28) and moved[0].extras["count"] == 3
 
 
 def test_running_statistics_are_mixed_by_convex_weights():

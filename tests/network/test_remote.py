@@ -16,7 +16,7 @@ from small_run import CLIENTS
 from torch.testing import assert_close
 
 from llm_fed.configfile import as_dict, from_dict
-from llm_fed.errors import RunError
+from llm_fed.errors import RunError, UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.network import clients, server
 from llm_fed.network.link import Reply
@@ -58,6 +58,25 @@ def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
         assert mine.keys() == theirs.keys() and mine
         for name in mine:
             assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_robust_mean_too(small, tmp_path):
+    settings = tree(small, rounds=2, server={"aggregation": "geometric-median", "liars": 0.4})
+    here = experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
+    plain = experiment.train(from_dict(tree(small, rounds=2)), tmp_path / "run-plain" / "run")
+    assert here["scores"]["losses"] != plain["scores"]["losses"]
+    federate(tmp_path / "there", small, settings)
+    for client in CLIENTS:
+        mine = adapters(tmp_path / "run-here/run/adapters" / client)
+        theirs = adapters(tmp_path / f"there/home-{client}/adapters/run" / client)
+        assert mine.keys() == theirs.keys() and mine
+        for name in mine:
+            assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
+    too_few = tree(small, server={"aggregation": "krum"})
+    with pytest.raises(UserError, match="needs at least 7 uploads for a mean, and there are 3, at most"):
+        federate(tmp_path / "few", small, too_few)
+    with pytest.raises(UserError, match="needs at least 7 uploads"):
+        experiment.train(from_dict(too_few), tmp_path / "few-here")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ def go(
 ):
     """One federation over three clients of 1, 2 and 3 examples; `stop_after` dies after that many rounds."""
     clients, server, method = toy.clients(3), toy.server(), method or FedIT()
-    server.clients, server.cohort = tuple(clients), 3
+    config = config or toy.config(rounds=rounds)
+    server.clients, server.cohort, server.step = tuple(clients), 3, config.server
     runtime = runtime or toy.ToyRuntime(TARGETS)
     resumed = []
     lines = []
@@ -36,7 +37,7 @@ def go(
         if stop_after and record["round"] > stop_after:
             raise KeyboardInterrupt
 
-    with Run(folder, config or toy.config(rounds=rounds), fresh, listen) as run:
+    with Run(folder, config, fresh, listen) as run:
         run.begin()
         federation = Federation(
             method, LocalClients(clients, schedule or toy.everyone(clients), runtime), server, runtime

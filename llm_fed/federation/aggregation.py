@@ -1,0 +1,45 @@
+"""Which runs a rule of `server.aggregation` is for; the rules themselves are in `merge/robust.py`."""
+
+from __future__ import annotations
+
+from llm_fed.config import Config
+from llm_fed.errors import UserError
+from llm_fed.federation.privacy import central
+from llm_fed.merge.robust import lacking
+from llm_fed.method import Method
+
+
+def averages(method: Method) -> bool:
+    """Whether a method takes its means by `server.aggregation`: in a step of its own, or in that of `Method`."""
+    return not method.needs and (method.robust or type(method).server_update is Method.server_update)
+
+
+def check(config: Config, method: Method) -> None:
+    """Refuse a run whose server would take no mean by the rule that it names.
+
+    Raises:
+        UserError: what does not go together.
+    """
+    rule, name = config.server.aggregation, config.method["name"]
+    if rule == "mean":
+        return
+    if not averages(method):
+        raise UserError(
+            f"server.aggregation={rule} is for methods whose server moves by a mean of updates; {name} is none of "
+            "them: set it to mean"
+        )
+    if central(config.privacy):
+        raise UserError(
+            f"server.aggregation={rule} looks at single uploads, and privacy.where=server shows the server their noisy "
+            "mean alone; use mean, or privacy.where=client"
+        )
+
+
+def check_cohort(config: Config, cohort: int) -> None:
+    """Refuse a rule for which even the largest cohort is too small.
+
+    Raises:
+        UserError: how many it needs.
+    """
+    if why := lacking(cohort, config.server):
+        raise UserError(f"{why}, at most, in a round; have more clients, lower server.liars, or choose another rule")

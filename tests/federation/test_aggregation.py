@@ -1,0 +1,189 @@
+"""`server.aggregation` in rounds: which methods take it, what a liar does to each, and too few answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import toy
+from toy_rounds import go
+
+from llm_fed import methods
+from llm_fed.config import ServerStepConfig
+from llm_fed.configfile import from_dict
+from llm_fed.errors import UserError
+from llm_fed.federation.aggregation import averages, check, check_cohort
+from llm_fed.method import Method, Upload
+from llm_fed.methods.fedbuff import FedBuff
+from llm_fed.methods.feddle import Feddle
+from llm_fed.methods.fedmerge import FedMerge
+from llm_fed.site import Data, Site
+from llm_fed.state import State
+
+RULES = ["median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"]
+NAMES = tuple("abcdefg")  # seven clients, of whom the last one lies
+OWN_STEP: dict[str, dict[str, Any]] = {  # methods whose server step is their own
+    "fedit": {"name": "fedit"},
+    "fedit of first answers": {"name": "fedit", "wait": "first_n"},
+    "fed+ft": {"name": "fed+ft"},
+    "hfcl": {"name": "hfcl"},
+    "ifca": {"name": "ifca", "num_models": 1},
+    "fedbuff": {"name": "fedbuff", "buffer": 7},
+    "feddle": {"name": "feddle", "search_epochs": 0},
+    "feddle over its atlas": {"name": "feddle", "search_epochs": 0, "fallback_over": "atlas"},
+    "fedkd": {"name": "fedkd"},
+    "fedmerge": {"name": "fedmerge", "num_models": 3},
+    "fedmerge by its gradient": {"name": "fedmerge", "num_models": 3, "soup_step": "gradient"},
+    "fedmerge-fixed": {"name": "fedmerge-fixed", "num_models": 3, "models_per_client": 2},
+}
+
+
+def draw(generator: torch.Generator) -> State:
+    entries = {f"small.layers.{k}.lora_A": torch.randn(2, 3, generator=generator).double() for k in range(2)}
+    return State.of(entries, {"small.mean": torch.zeros(4).double(), "small.count": torch.tensor(0)})
+
+
+def server_of(rule: str) -> Site:
+    local = toy.server().local
+    step = ServerStepConfig(rule, 0.2)  # type: ignore[arg-type]
+    return Site("server", "toy", local, 0, draw, Data([0, 0]), clients=NAMES, cohort=7, step=step)  # type: ignore[arg-type]
+
+
+def answer(message: Any, generator: torch.Generator, scale: float) -> Any:
+    """A message like this one, of random numbers."""
+    if isinstance(message, State):
+        numbers = torch.randn(message.layout.size, generator=generator, dtype=torch.float64)
+        extras = {**message.extras, "small.mean": scale * torch.rand(4, generator=generator, dtype=torch.float64)}
+        return State(message.layout, scale * numbers, extras)
+    return {key: answer(v, generator, scale) if isinstance(v, State) else v for key, v in message.items()}
+
+
+def moved(settings: dict[str, Any], rule: str, lie: float) -> float:
+    """The largest number of what anybody is sent after a step in which one of seven answers is `lie` times as large."""
+    method, server = methods.build(settings), server_of(rule)
+    state = method.init(server)
+    server.begin(1, 0.1)
+    generator = torch.Generator().manual_seed(0)
+    uploads = []
+    for name in NAMES:
+        like = method.upload_like(method.broadcast(state, name))
+        uploads.append(Upload(name, 3, 0, answer(like, generator, lie if name == NAMES[-1] else 1.0)))
+    runtime = toy.ToyRuntime({"server": 0.0})
+    (state,) = runtime.run({"server": method.server_update(server, state, uploads)}).values()
+    assert not isinstance(state, Exception) and not server.unmoved, state
+    sent = method.broadcast(state, "a")
+    if isinstance(sent, dict):
+        sent = sent["models"][0] if "models" in sent else sent["model"]
+    assert sent.extras["small.count"] == 0
+    return max(float(values.abs().max()) for values in (sent.row, sent.extras["small.mean"]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", OWN_STEP)
+def test_a_liar_moves_the_mean_of_every_method_and_none_of_its_robust_means(name, rule):
+    settings = OWN_STEP[name]
+    assert averages(methods.build(settings))
+    assert moved(settings, "mean", 1e6) > 1e3
+    if rule == "krum" and "fedmerge" in name:
+        with pytest.raises(UserError, match="all models of the soup would move alike"):
+            moved(settings, rule, 1e6)
+        return
+    honest = moved(settings, rule, 1.0)
+    assert moved(settings, rule, 1e6) < 30 and honest > 0.1
+
+
+def test_which_methods_those_are():
+    """The others have a step of their own that is none of these, or start from finished runs."""
+    found = {name: averages(methods.build({"name": name})) for name in methods.METHODS}
+    inherited = {name for name in found if found[name] and not methods.METHODS[name].robust}
+    assert inherited == {
+        "fedlora", "fedprox", "ffa", "fedsa", "feddpa", "fedbn", "fedmoe", "lg-fedavg", "fml", "fedapen", "pfedmoe",
+        "fedem",
+    }  # fmt: skip
+    assert {name for name, takes in found.items() if not takes} == {
+        "local", "scaffold", "fedalt", "fd", "fedproto", "fedasync", "ca2fl", "center", "feddf", "potara",
+        "fisher-merging", "mean", "grid",
+    }  # fmt: skip
+    assert {settings["name"] for settings in OWN_STEP.values()} == {n for n in found if methods.METHODS[n].robust}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": {"name": "scaffold"}}, "moves by a mean of updates; scaffold is none of them: set it to mean"),
+        ({"method": {"name": "potara"}}, "potara is none of them"),
+        ({"method": {"name": "fedit"}, "privacy": {"clip": 1.0}}, "privacy.where=server shows the server their noisy"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, message):
+    config = from_dict({**settings, "server": {"aggregation": "median"}})
+    with pytest.raises(UserError, match=message):
+        check(config, methods.build(config.method))
+    check(from_dict(settings), methods.build(config.method))
+
+
+def test_a_cohort_that_is_never_enough_is_refused_at_the_start():
+    config = from_dict({"server": {"aggregation": "krum", "liars": 0.25}})
+    with pytest.raises(UserError, match=r"needs at least 7 uploads for a mean, and there are 6, at most, in a round"):
+        check_cohort(config, 6)
+    check_cohort(config, 7)
+    check_cohort(from_dict({}), 1)
+
+
+def test_so_are_a_buffer_and_a_search_that_take_no_mean():
+    with pytest.raises(UserError, match=r"and there are 4 in the buffer; set method\.buffer"):
+        FedBuff(buffer=4).init(server_of("median"))
+    with pytest.raises(UserError, match="searches from no step at all"):
+        Feddle(search_epochs=0, fallback_start=False).init(server_of("median"))
+
+
+def test_the_radius_is_of_clipping_alone():
+    with pytest.raises(UserError, match=r"server\.radius is 1\.0; it must be null unless server\.aggregation is"):
+        from_dict({"server": {"aggregation": "median", "radius": 1.0}})
+
+
+THIRDS = {"server": {"aggregation": "median", "liars": 0.4}}  # three uploads are enough, two are not
+
+
+def test_the_median_of_a_whole_run(tmp_path):
+    """Targets 1, 2, 4, each client goes 3/4 of the way: the median is at 2 * (1 - 1/4^2) after two rounds. Client c2
+    has 3 of 6 examples, which count as 0.4."""
+    found, *_, lines = go(tmp_path, rounds=2, config=toy.config(rounds=2, **THIRDS))
+    assert found.state["model.layers.1.q.lora_B"].flatten().tolist() == pytest.approx([1.875] * 6)
+    assert not [line for line in lines if line["kind"] == "event"]
+
+
+def test_a_round_with_too_few_answers_moves_nothing_and_says_so(tmp_path):
+    """Client ci answers i rounds late, so that each round has one answer."""
+    found, *_, lines = go(
+        tmp_path, rounds=2, schedule=toy.LateSchedule(("c0", "c1", "c2")), config=toy.config(rounds=2, **THIRDS)
+    )
+    assert found.state.equal(toy.server().initial())
+    events = [line for line in lines if line["kind"] == "event"]
+    assert [(line["round"], line["client"], line["event"]) for line in events] == [
+        (1, "server", "no mean"), (2, "server", "no mean"),
+    ]  # fmt: skip
+    assert events[0]["reason"].endswith("needs at least 3 uploads for a mean, and there are 1")
+
+
+def test_fedmerge_does_not_move_either():
+    method, server = FedMerge(num_models=2), server_of("median")
+    state = method.init(server)
+    server.begin(1, 0.1)
+    uploads = [Upload("a", 1, 0, answer(method.broadcast(state, "a"), torch.Generator(), 1.0))]
+    (after,) = toy.ToyRuntime({}).run({"server": method.server_update(server, state, uploads)}).values()
+    assert after is state and len(server.unmoved) == 1
+    server.begin(2, 0.1)
+    assert not server.unmoved
+
+
+@pytest.mark.parametrize("method", [FedBuff(buffer=3), FedMerge(num_models=2)], ids=["fedbuff", "fedmerge"])
+def test_continued_is_uninterrupted(tmp_path, method: Method):
+    """A buffer that is half full is in the checkpoint."""
+    options = {"rounds": 5, "config": toy.config(rounds=5, participation=0.7, **THIRDS)}
+    whole, *_ = go(tmp_path / "whole", method, **options)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "cut", method, stop_after=2, **options)
+    go(tmp_path / "cut", method, **options)
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
