@@ -283,13 +283,13 @@ def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -
 
 @app.command()
 def merge(
-    method: Annotated[str, typer.Argument(help="potara, fisher-merging, mean or grid, see llm-fed methods.")],
+    method: Annotated[str, typer.Argument(help="potara, fisher-merging, mean, grid, ties, dare, ..., see llm-fed methods.")],
     fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, or a PEFT folder.")],
     local: Annotated[str, typer.Option(help="The local adapter, likewise.")],
     out_dir: Annotated[Path, typer.Option("--out", help="Where the PEFT folders go, one per client.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="key=value words laid over the configuration, e.g. task.columns.prompt=question."),
+        typer.Argument(help="key=value words laid over the configuration, e.g. method.density=0.3 (of ties)."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="For PEFT folders: a task by name, with --client.")] = None,
     data: Annotated[

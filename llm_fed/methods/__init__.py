@@ -12,6 +12,7 @@ from llm_fed.configfile import check_keys
 from llm_fed.errors import UserError
 from llm_fed.method import Method
 from llm_fed.methods.ca2fl import CA2FL
+from llm_fed.methods.dare import Dare
 from llm_fed.methods.ditto import Ditto
 from llm_fed.methods.fd import FD
 from llm_fed.methods.fedalt import FedALT
@@ -46,6 +47,9 @@ from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.potara import Potara
 from llm_fed.methods.scaffold import Scaffold
+from llm_fed.methods.slerp import Slerp
+from llm_fed.methods.task_arithmetic import TaskArithmetic
+from llm_fed.methods.ties import Ties
 from llm_fed.settings import coerce, range_of
 
 METHODS: dict[str, type[Method]] = {
@@ -90,6 +94,10 @@ METHODS: dict[str, type[Method]] = {
     "fisher-merging": FisherMerging,
     "mean": Mean,
     "grid": Grid,
+    "task-arithmetic": TaskArithmetic,
+    "ties": Ties,
+    "dare": Dare,
+    "slerp": Slerp,
 }
 
 ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora", "fisher": "fisher-merging"}
