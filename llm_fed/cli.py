@@ -283,7 +283,7 @@ def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -
 
 @app.command()
 def merge(
-    method: Annotated[str, typer.Argument(help="potara, fisher-merging, mean, grid, ties, dare, ..., see llm-fed methods.")],
+    method: Annotated[str, typer.Argument(help="potara, ties, slerp, ...: those of llm-fed methods that merge.")],
     fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, or a PEFT folder.")],
     local: Annotated[str, typer.Option(help="The local adapter, likewise.")],
     out_dir: Annotated[Path, typer.Option("--out", help="Where the PEFT folders go, one per client.")],
