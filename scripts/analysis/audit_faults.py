@@ -15,7 +15,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,10 +99,8 @@ def train(family: str, config: Config, folder: Path) -> Path:
     quiet = Reporter(Console(quiet=True))
     if family == "resumed":
         stop = _Stop(Console(quiet=True))
-        try:
+        with suppress(KeyboardInterrupt):
             run.train(config, folder, reporter=stop, base=_BASES.of(config))
-        except KeyboardInterrupt:
-            pass
     run.train(config, folder, reporter=quiet, base=_BASES.of(config))
     return folder
 
@@ -135,7 +133,7 @@ def inject(kind: str, family: str, config: Config, clean: Path, folder: Path, dr
 
 @contextmanager
 def _wrong_message(kind: str, round: int, made: list[Fault], draw: random.Random) -> Iterator[None]:
-    """A client trains on what is sent in an earlier round: from `round` on on that of the first, or once on the last."""
+    """A client trains on an earlier message: on that of the first round, from `round` on, or once on the last one."""
     real_exchange, real_ask, states, chosen = LocalClients.exchange, LocalClients._ask, {}, []
 
     def exchange(self: Any, method: Any, progress: Any, lr: float, run: Any, watch: Any) -> Any:
