@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from llm_fed.audit.audit import audit
 from llm_fed.errors import UserError
-from llm_fed.experiment.audit import audit
 from llm_fed.experiment.run import quiet
 
 

@@ -19,7 +19,7 @@ LIBRARIES = ("llm_fed", "transformers", "peft")
 
 def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
     """Record it in environment.json; a continued run takes over what it can, and says what has changed."""
-    now = environment(experiment)
+    now = environment(experiment.base.device, experiment.config.base.dtype, experiment.runtime.clients_per_pass)
     before = run.recall("environment.json")
     if before is None:
         run.remember("environment.json", now)
@@ -33,16 +33,15 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
         reporter.note(f"this run began elsewhere ({'; '.join(changed)}): results may differ in the last bits")
 
 
-def environment(experiment: Experiment) -> dict[str, Any]:
+def environment(device: torch.device, dtype: str, clients_per_pass: int) -> dict[str, Any]:
     """The device with its name, the processes and threads, and the versions of the libraries."""
-    device = experiment.base.device
     return {
-        "clients_per_pass": experiment.runtime.clients_per_pass,
+        "clients_per_pass": clients_per_pass,
         "threads": torch.get_num_threads(),
         "processes": PartialState().num_processes,
         "device": str(device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
-        "dtype": experiment.config.base.dtype,
+        "dtype": dtype,
         "torch": torch.__version__,
         "machine": platform.machine(),
         "python": platform.python_version(),

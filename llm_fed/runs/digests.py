@@ -146,14 +146,14 @@ class Chain:
 
 
 def read(folder: Path, *, finished: bool) -> Chain:
-    """The chain of a run folder, checked against itself and metrics.jsonl.
+    """The chain of a run folder, checked against itself and metrics.jsonl; without lines where there is none.
 
     Raises:
-        UserError: there is none, or it is no JSON.
+        UserError: it is no JSON.
     """
     path, metrics = folder / FILE, folder / "metrics.jsonl"
     if not path.exists():
-        raise UserError(f"{folder} has no {FILE}, from which a run is audited: it was made by an earlier version")
+        return Chain([], [])
     try:
         lines = _lines(path)
     except ValueError as error:

@@ -2,6 +2,9 @@
 
     PYTHONPATH=tests/support python scripts/analysis/audit_faults.py --faults 300 --out DIR
 
+With --elsewhere the audit believes that it is in another environment than the run's, and computes with another packing
+of clients into passes. It prints how far clean runs are then from what they have kept.
+
 A fault is made either in the round loop while a run goes on, or in the files of a run that is finished. It counts as
 found if the audit finds anything, and as named if a finding has its round, its client and its kind. Draws that change
 nothing (a stale message that is the same as the new one, say) are drawn again.
@@ -15,47 +18,25 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import small_run
-import tiny_images
 import torch
-from rich.console import Console
+from audit_runs import FAMILIES, audited, configured, train
 from safetensors.torch import load_file, save_file
 
-from llm_fed import configfile
+from llm_fed.audit.findings import Audit
 from llm_fed.config import Config
-from llm_fed.experiment import run
-from llm_fed.experiment.audit import Audit, audit
-from llm_fed.experiment.bases import Bases
 from llm_fed.federation import loop
 from llm_fed.federation.clients import LocalClients, broadcast
 from llm_fed.messages.wire import pack, unpack
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
-from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State
 
 KINDS = ("no broadcast", "stale message", "swapped clients", "changed weight", "edited metric", "skipped validation")
-SGD = {"optimizer": "sgd", "momentum": 0.0}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "fedit": {},
-    "fedmerge": {"method": {"name": "fedmerge", "num_models": 2}},
-    "local": {"method": {"name": "local"}},
-    "scaffold": {"method": {"name": "scaffold"}, "local": SGD},
-    "feddle, late answers": {
-        "method": {"name": "feddle"},
-        "delay": {"sigma": 1.0},
-        "task": {"server": {"examples": 2}},
-    },
-    "image model": {"images": True},
-    "half of the clients": {"participation": 0.5, "rounds": 4},
-    "resumed": {},
-}
-_BASES = Bases()
 
 
 @dataclass(frozen=True)
@@ -78,43 +59,6 @@ class Fault:
         )
 
 
-def configured(family: str, data: Path) -> Config:
-    """The configuration of a family; `data` is a folder for what it reads, which is made if need be."""
-    changes = dict(FAMILIES[family])
-    if changes.pop("images", False):
-        pictures = data / "pictures.npz"
-        if not pictures.exists():
-            data.mkdir(parents=True, exist_ok=True)
-            tiny_images.npz(pictures)
-        return configfile.load(tiny_images.tree(pictures))
-    if not (data / "text").exists():
-        small_run.make(data / "text")
-        small_run.write_data(data / "more", {"train": 6, "validation": 2, "test": 6})
-    small = small_run.Small(data / "text" / "base", data / "more")
-    return configfile.load(small.tree(**changes))
-
-
-def train(family: str, config: Config, folder: Path) -> Path:
-    """A run of a family, which is interrupted in its second round if the family is `resumed`."""
-    quiet = Reporter(Console(quiet=True))
-    if family == "resumed":
-        stop = _Stop(Console(quiet=True))
-        with suppress(KeyboardInterrupt):
-            run.train(config, folder, reporter=stop, base=_BASES.of(config))
-    run.train(config, folder, reporter=quiet, base=_BASES.of(config))
-    return folder
-
-
-def audited(folder: Path, config: Config) -> Audit:
-    return audit(folder, every=True, reporter=Reporter(Console(quiet=True)), base=_BASES.of(config))
-
-
-class _Stop(Reporter):
-    def record(self, record: Any) -> None:
-        if (record["kind"], record["round"]) == ("round", 2):
-            raise KeyboardInterrupt
-
-
 def inject(kind: str, family: str, config: Config, clean: Path, folder: Path, draw: random.Random) -> Fault | None:
     """A run with a fault in `folder`; None where the draw changed nothing."""
     place = draw.choice(("loop", "loop", "checkpoint", "adapter")) if kind == "changed weight" else "loop"
@@ -134,7 +78,7 @@ def inject(kind: str, family: str, config: Config, clean: Path, folder: Path, dr
 @contextmanager
 def _wrong_message(kind: str, round: int, made: list[Fault], draw: random.Random) -> Iterator[None]:
     """A client trains on an earlier message: on that of the first round, from `round` on, or once on the last one."""
-    real_exchange, real_ask, states, chosen = LocalClients.exchange, LocalClients._ask, {}, []
+    real_exchange, real_ask, states, chosen = LocalClients.exchange, LocalClients._ask, {}, []  # type: ignore[var-annotated]
 
     def exchange(self: Any, method: Any, progress: Any, lr: float, run: Any, watch: Any) -> Any:
         states[progress.round] = unpack(pack(progress.state))
@@ -214,7 +158,7 @@ def _first(node: Any) -> State | None:
 @contextmanager
 def _skipped(kind: str, round: int, made: list[Fault], draw: random.Random) -> Iterator[None]:
     """A round's validation is left out, or its line says again what the last one said."""
-    real, how, last = loop._score, draw.choice(("left out", "said again")), []
+    real, how, last = loop._score, draw.choice(("left out", "said again")), []  # type: ignore[var-annotated]
 
     def score(method: Any, run: Any, progress: Any, scoring: Any) -> bool:
         if progress.round != round:
@@ -270,19 +214,36 @@ def _edit_file(folder: Path, place: str, draw: random.Random) -> Fault | None:
     return Fault(round, "server", ("checkpoint",))
 
 
+def elsewhere(folder: Path) -> None:
+    """Let a run and those that it merges say that they were made with another torch and another packing."""
+    for path in folder.rglob("environment.json"):
+        said = json.loads(path.read_text())
+        packing = said["clients_per_pass"] if said["torch"] == "another" else 3 if said["clients_per_pass"] == 1 else 1
+        path.write_text(json.dumps({**said, "torch": "another", "clients_per_pass": packing}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--elsewhere", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     draw = random.Random(given.seed)
     configs = {family: configured(family, given.out / "data") for family in FAMILIES}
-    clean = {family: train(family, config, given.out / family) for family, config in configs.items()}
+    clean, drift = {family: given.out / family for family in FAMILIES}, [0.0]
     for family, folder in clean.items():
-        assert not (found := audited(folder, configs[family])).findings, (family, found.findings)
-    print(f"{len(clean)} clean runs: no finding", flush=True)
+        if not (folder / "summary.json").exists():  # of an earlier call
+            train(family, configs[family], folder)
+        if given.elsewhere:
+            elsewhere(folder)
+        assert not (result := audited(folder, configs[family])).findings, (family, result.findings)
+        drift += result.drift.values()
+    print(
+        f"{len(clean)} clean runs: no finding" + (f", {max(drift):.2g} of the way" if given.elsewhere else ""),
+        flush=True,
+    )
     made: Counter[str] = Counter()
     found, named = made.copy(), made.copy()
     folder, number = given.out / "faulty", 0
@@ -293,6 +254,8 @@ def main() -> None:
         if fault is None:
             continue
         number += 1
+        if given.elsewhere:
+            elsewhere(folder)
         result = audited(folder, configs[family])
         made[kind] += 1
         found[kind] += bool(result.findings)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import audit_runs
 import pytest
 
 from llm_fed.runs import digests
@@ -26,14 +27,14 @@ def faults() -> Any:
 
 
 @pytest.fixture(scope="module")
-def runs(faults, tmp_path_factory) -> dict[str, tuple[Any, Path]]:
+def runs(tmp_path_factory) -> dict[str, tuple[Any, Path]]:
     """Configuration and folder of a clean run of each family, made when it is asked for; not to be changed."""
     place = tmp_path_factory.mktemp("runs")
 
     class Made(dict[str, tuple[Any, Path]]):
         def __missing__(self, family: str) -> tuple[Any, Path]:
-            config = faults.configured(family, place / "data")
-            self[family] = config, faults.train(family, config, place / family)
+            config = audit_runs.configured(family, place / "data")
+            self[family] = config, audit_runs.train(family, config, place / family)
             return self[family]
 
     return Made()
@@ -44,13 +45,13 @@ def runs(faults, tmp_path_factory) -> dict[str, tuple[Any, Path]]:
     [
         "fedmerge",
         "feddle, late answers",
-        "image model",
+        "fedproto, image models",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedit", "local", "scaffold", "half of the clients")),
     ],
 )
 def test_a_clean_run_gives_no_finding(faults, runs, family):
     config, folder = runs[family]
-    found = faults.audited(folder, config)
+    found = audit_runs.audited(folder, config)
     assert (found.findings, found.unchecked) == ([], [])
     rounds = ", ".join(str(round + 1) for round in range(config.rounds))
     assert f"rounds {rounds}, trained again" in found.checked
@@ -59,18 +60,18 @@ def test_a_clean_run_gives_no_finding(faults, runs, family):
 def test_a_resumed_run_has_the_same_digests_and_no_finding(faults, runs):
     (_, whole), (config, resumed) = runs["fedit"], runs["resumed"]
     assert (resumed / digests.FILE).read_bytes() == (whole / digests.FILE).read_bytes()
-    assert not faults.audited(resumed, config).findings
+    assert not audit_runs.audited(resumed, config).findings
 
 
 @pytest.mark.parametrize("number", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 20))])
 def test_an_injected_fault_is_found_and_named(faults, runs, tmp_path, number):
-    kind, family = faults.KINDS[number % 6], ("fedit", "fedmerge", "image model", "scaffold")[number % 4]
+    kind, family = faults.KINDS[number % 6], ("fedit", "fedmerge", "fedproto, image models", "scaffold")[number % 4]
     config, clean = runs[family]
     draw, fault = random.Random(number), None
     while fault is None:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         fault = faults.inject(kind, family, config, clean, tmp_path / "run", draw)
-    found = faults.audited(tmp_path / "run", config)
+    found = audit_runs.audited(tmp_path / "run", config)
     assert fault.named(found), (kind, family, fault, found.findings)
 
 
@@ -78,7 +79,7 @@ def test_one_clients_fault_is_no_finding_about_another(faults, runs, tmp_path):
     """Nor are the rounds that follow from it: they cannot be made again, which is said."""
     config, clean = runs["fedit"]
     fault = faults.inject("stale message", "fedit", config, clean, tmp_path / "run", random.Random(1))
-    found = faults.audited(tmp_path / "run", config)
+    found = audit_runs.audited(tmp_path / "run", config)
     assert {(item.round, item.client) for item in found.findings} == {(fault.round, fault.client)}
     assert any("the server's step of round" in line for line in found.unchecked)
 
@@ -90,18 +91,44 @@ def test_a_line_of_the_chain_cannot_be_changed_alone(faults, runs, tmp_path):
     line = json.loads(lines[2])
     line["uploads"]["ada"] = line["uploads"]["bob"]
     (folder / digests.FILE).write_text("\n".join([*lines[:2], json.dumps(line), *lines[3:], ""]))
-    kinds = {(item.round, item.client, item.kind) for item in faults.audited(folder, config).findings}
+    kinds = {(item.round, item.client, item.kind) for item in audit_runs.audited(folder, config).findings}
     assert {(2, "", "chain"), (2, "ada", "client pass")} <= kinds
 
 
-def test_elsewhere_nothing_is_trained_again(faults, runs, tmp_path):
+@pytest.mark.parametrize("family", ["fedit", "fedsa", pytest.param("feddle, late answers", marks=pytest.mark.slow)])
+def test_elsewhere_a_clean_run_gives_no_finding(faults, runs, tmp_path, family):
+    config, clean = runs[family]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    faults.elsewhere(folder)
+    found = audit_runs.audited(folder, config)
+    assert not found.findings and not any("trained again" in line and "within" not in line for line in found.checked)
+    assert any("another environment" in line and "torch another ->" in line for line in found.unchecked)
+    assert list(found.drift) == ["0-2", "2-3"] and 0 < max(found.drift.values()) < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "family"), [("no broadcast", "fedit"), ("swapped clients", "fedmerge")])
+def test_elsewhere_a_fault_between_kept_checkpoints_is_found(faults, runs, tmp_path, kind, family):
+    config, clean = runs[family]
+    fault = faults.inject(kind, family, config, clean, tmp_path / "run", random.Random(1))
+    faults.elsewhere(tmp_path / "run")
+    found = audit_runs.audited(tmp_path / "run", config)
+    assert fault and ("server", "server step") in {(item.client, item.kind) for item in found.findings}
+
+
+def test_elsewhere_a_score_that_does_not_follow_is_found(faults, runs, tmp_path):
+    """Also where the chain was written anew to match."""
     config, clean = runs["fedit"]
     folder = shutil.copytree(clean, tmp_path / "run")
-    path = folder / "environment.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "torch": "1.0"}))
-    found = faults.audited(folder, config)
-    assert not found.findings and "another environment" in found.unchecked[0] and "torch 1.0" in found.unchecked[0]
-    assert not any("trained again" in line for line in found.checked)
+    faults.elsewhere(folder)
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if (line["kind"], line["round"], line.get("split")) == ("score", 2, "validation"):
+            line["losses"]["ada"] *= 0.98
+            line["mean"] += 60
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = audit_runs.audited(folder, config).findings
+    assert {(item.round, item.client) for item in found if item.kind == "scores"} == {(2, "ada"), (2, "")}
 
 
 def test_the_command(llm_fed, finished, tmp_path):
@@ -117,4 +144,5 @@ def test_the_command(llm_fed, finished, tmp_path):
     llm_fed("audit", finished, "--rounds", "9", "--all").assert_refused("one of --rounds, --sample and --all")
     llm_fed("audit", finished, "--rounds", "x").assert_refused("--rounds x is no list of rounds")
     (folder / digests.FILE).unlink()
-    llm_fed("audit", folder).assert_refused("has no digests.jsonl", "earlier version")
+    said = llm_fed("audit", folder)
+    assert said.code == 1 and "digests.jsonl was there when this checkpoint was written" in said.out

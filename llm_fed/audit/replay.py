@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
+from llm_fed.config import Config
 from llm_fed.errors import RunError
 from llm_fed.eval.scores import Summary
 from llm_fed.experiment.build import Experiment
@@ -29,6 +29,7 @@ from llm_fed.runs.rows import Memory
 class Round:
     """The digests of a round that was trained again, as a line of digests.jsonl has them."""
 
+    round: int
     sent: dict[str, str]
     uploads: dict[str, str]
     memory: dict[str, str]
@@ -104,7 +105,7 @@ class Replay:
             raise RunError(f"round {round}: the server's step failed in the replay: {outcome}") from outcome
         progress.state = outcome
         hashed = {client: digests.digest(data) for client, data in sent.items()}
-        return Round(hashed, uploads, self.memories(sent), self.state)
+        return Round(round, hashed, uploads, self.memories(sent), self.state)
 
     def messages(self) -> dict[str, Message]:
         """What everybody who is scored would be sent now."""
@@ -128,9 +129,8 @@ class Replay:
         run_each(e.clients, work, e.runtime)
 
 
-def lr_of(replay: Replay, round: int, recorded: float | None) -> float | None:
+def lr_of(config: Config, round: int, recorded: float | None) -> float | None:
     """The learning rate of a round, which depends on how many rounds the run had at the time: it may have been
     extended. None: no number of rounds gives the recorded one."""
-    config = replay.experiment.config
-    possible: list[Any] = [config, *(replace(config, rounds=rounds) for rounds in range(round, config.rounds))]
+    possible = [config, *(replace(config, rounds=rounds) for rounds in range(round, config.rounds))]
     return next((lr for each in possible if (lr := extend.lr(each, round)) == recorded), None)
