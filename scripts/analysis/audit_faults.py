@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/support python scripts/analysis/audit_faults.py --faults 300 --out DIR
 
-With --elsewhere the audit believes that it is in another environment than the run's, and computes with another packing
-of clients into passes. It prints how far clean runs are then from what they have kept.
+With --elsewhere the audit is in another environment than the run's: it has other kernels and another packing of clients into
+passes. The script then prints how far clean runs end from what they have kept.
 
 A fault is made either in the round loop while a run goes on, or in the files of a run that is finished. It counts as
 found if the audit finds anything, and as named if a finding has its round, its client and its kind. Draws that change
@@ -214,14 +214,6 @@ def _edit_file(folder: Path, place: str, draw: random.Random) -> Fault | None:
     return Fault(round, "server", ("checkpoint",))
 
 
-def elsewhere(folder: Path) -> None:
-    """Let a run and those that it merges say that they were made with another torch and another packing."""
-    for path in folder.rglob("environment.json"):
-        said = json.loads(path.read_text())
-        packing = said["clients_per_pass"] if said["torch"] == "another" else 3 if said["clients_per_pass"] == 1 else 1
-        path.write_text(json.dumps({**said, "torch": "another", "clients_per_pass": packing}))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=300)
@@ -236,9 +228,10 @@ def main() -> None:
     for family, folder in clean.items():
         if not (folder / "summary.json").exists():  # of an earlier call
             train(family, configs[family], folder)
-        if given.elsewhere:
-            elsewhere(folder)
-        assert not (result := audited(folder, configs[family])).findings, (family, result.findings)
+        assert not (result := audited(folder, configs[family], elsewhere=given.elsewhere)).findings, (
+            family,
+            result.findings,
+        )
         drift += result.drift.values()
     print(
         f"{len(clean)} clean runs: no finding" + (f", {max(drift):.2g} of the way" if given.elsewhere else ""),
@@ -254,9 +247,7 @@ def main() -> None:
         if fault is None:
             continue
         number += 1
-        if given.elsewhere:
-            elsewhere(folder)
-        result = audited(folder, configs[family])
+        result = audited(folder, configs[family], elsewhere=given.elsewhere)
         made[kind] += 1
         found[kind] += bool(result.findings)
         named[kind] += fault.named(result)

@@ -96,11 +96,10 @@ def test_a_line_of_the_chain_cannot_be_changed_alone(faults, runs, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["fedit", "fedsa", pytest.param("feddle, late answers", marks=pytest.mark.slow)])
-def test_elsewhere_a_clean_run_gives_no_finding(faults, runs, tmp_path, family):
+def test_elsewhere_a_clean_run_gives_no_finding(runs, tmp_path, family):
     config, clean = runs[family]
     folder = shutil.copytree(clean, tmp_path / "run")
-    faults.elsewhere(folder)
-    found = audit_runs.audited(folder, config)
+    found = audit_runs.audited(folder, config, elsewhere=True)
     assert not found.findings and not any("trained again" in line and "within" not in line for line in found.checked)
     assert any("another environment" in line and "torch another ->" in line for line in found.unchecked)
     assert list(found.drift) == ["0-2", "2-3"] and 0 < max(found.drift.values()) < 1e-4
@@ -110,16 +109,14 @@ def test_elsewhere_a_clean_run_gives_no_finding(faults, runs, tmp_path, family):
 def test_elsewhere_a_fault_between_kept_checkpoints_is_found(faults, runs, tmp_path, kind, family):
     config, clean = runs[family]
     fault = faults.inject(kind, family, config, clean, tmp_path / "run", random.Random(1))
-    faults.elsewhere(tmp_path / "run")
-    found = audit_runs.audited(tmp_path / "run", config)
+    found = audit_runs.audited(tmp_path / "run", config, elsewhere=True)
     assert fault and ("server", "server step") in {(item.client, item.kind) for item in found.findings}
 
 
-def test_elsewhere_a_score_that_does_not_follow_is_found(faults, runs, tmp_path):
+def test_elsewhere_a_score_that_does_not_follow_is_found(runs, tmp_path):
     """Also where the chain was written anew to match."""
     config, clean = runs["fedit"]
     folder = shutil.copytree(clean, tmp_path / "run")
-    faults.elsewhere(folder)
     path = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
@@ -127,7 +124,7 @@ def test_elsewhere_a_score_that_does_not_follow_is_found(faults, runs, tmp_path)
             line["losses"]["ada"] *= 0.98
             line["mean"] += 60
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = audit_runs.audited(folder, config).findings
+    found = audit_runs.audited(folder, config, elsewhere=True).findings
     assert {(item.round, item.client) for item in found if item.kind == "scores"} == {(2, "ada"), (2, "")}
 
 
