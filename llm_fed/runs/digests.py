@@ -60,7 +60,7 @@ class Digests:
     def __init__(self, folder: Path, write: Write):
         self._path, self._metrics, self._write = folder / FILE, folder / "metrics.jsonl", write
         self._sent: dict[str, str] = {}
-        self._last = _last(self._path)
+        self._last: dict[str, Any] = {}  # the line before, since `rewind`
 
     @property
     def empty(self) -> bool:
@@ -78,14 +78,19 @@ class Digests:
         """Cut the file back to what it held at a checkpoint; 0 where that is of a version that kept none.
 
         Raises:
-            RunError: the file is shorter than it was (somebody else changed it).
+            RunError: the file is shorter than it was, or damaged (somebody else changed it).
         """
+        self._last = {}
         length = self._path.stat().st_size if self._path.exists() else 0
         if length < mark:
             raise RunError(f"{self._path} has {length} bytes but the checkpoint saw {mark}: it was cut. Give --fresh.")
-        if length:
-            os.truncate(self._path, mark)
-            self._last = _last(self._path)
+        if not length:
+            return
+        os.truncate(self._path, mark)
+        try:
+            self._last = next(reversed(_lines(self._path)), {})
+        except ValueError as error:
+            raise RunError(f"{self._path} is damaged: {error}; start again with --fresh") from error
 
     def begin(self, round: int, state: Message) -> None:
         self._append({"kind": "begin", "round": round, "state": of_message(state)})
@@ -187,11 +192,6 @@ def _segment(path: Path, start: int, end: int | None) -> bytes:
     with open(path, "rb") as file:
         file.seek(start)
         return file.read() if end is None else file.read(end - start)
-
-
-def _last(path: Path) -> dict[str, Any]:
-    lines = _lines(path) if path.exists() else []
-    return lines[-1] if lines else {}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/support python scripts/analysis/audit_faults.py --faults 300 --out DIR
 
-With --elsewhere the audit is in another environment than the run's: it has other kernels and another packing of clients into
-passes. The script then prints how far clean runs end from what they have kept.
+With --elsewhere the audit is in another environment than the run's: it has other kernels and another packing of clients
+into passes. The script then prints how far clean runs end from what they have kept.
 
 A fault is made either in the round loop while a run goes on, or in the files of a run that is finished. It counts as
 found if the audit finds anything, and as named if a finding has its round, its client and its kind. Draws that change

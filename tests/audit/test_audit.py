@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import audit_runs
+import older
 import pytest
 
 from llm_fed.runs import digests
@@ -102,7 +104,7 @@ def test_elsewhere_a_clean_run_gives_no_finding(runs, tmp_path, family):
     found = audit_runs.audited(folder, config, elsewhere=True)
     assert not found.findings and not any("trained again" in line and "within" not in line for line in found.checked)
     assert any("another environment" in line and "torch another ->" in line for line in found.unchecked)
-    assert list(found.drift) == ["0-2", "2-3"] and 0 < max(found.drift.values()) < 1e-4
+    assert list(found.drift) == ["run 0-2", "run 2-3"] and 0 < max(found.drift.values()) < 1e-4
 
 
 @pytest.mark.parametrize(("kind", "family"), [("no broadcast", "fedit"), ("swapped clients", "fedmerge")])
@@ -126,6 +128,22 @@ def test_elsewhere_a_score_that_does_not_follow_is_found(runs, tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = audit_runs.audited(folder, config, elsewhere=True).findings
     assert {(item.round, item.client) for item in found if item.kind == "scores"} == {(2, "ada"), (2, "")}
+
+
+def test_a_run_of_an_older_version(runs, tmp_path):
+    """Finished, what it has kept is compared with what follows from it; continued, its chain begins there."""
+    config, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    older.without_digests(folder)
+    found = audit_runs.audited(folder, config)
+    assert not found.findings and found.drift == {"run 0-2": 0.0, "run 2-3": 0.0}
+    assert any("an earlier version made the run" in line for line in found.unchecked)
+
+    longer = replace(config, rounds=config.rounds + 2)
+    audit_runs.train("fedit", longer, folder)
+    found = audit_runs.audited(folder, longer)
+    assert not found.findings and "rounds 4, 5, trained again" in found.checked
+    assert any("rounds 1 to 3, which are from before" in line for line in found.unchecked)
 
 
 def test_the_command(llm_fed, finished, tmp_path):

@@ -91,14 +91,17 @@ def audited(folder: Path, config: Config, *, elsewhere: bool = False) -> Audit:
             if said["torch"] != "another":
                 packing = 3 if said["clients_per_pass"] == 1 else 1
                 path.write_text(json.dumps({**said, "torch": "another", "clients_per_pass": packing}))
-    found = Audit()
-    with torch.backends.mkldnn.flags(enabled=not elsewhere):
+    found, kernels = Audit(), torch.backends.mkldnn
+    kernels.set_flags(_enabled=not elsewhere)
+    try:
         for each in [folder, *sorted(folder.glob("needs/*"))]:
             of_one = audit(each, every=True, reporter=_quiet(), base=_BASES.of(config))
             found.findings += of_one.findings
             found.checked += of_one.checked
             found.unchecked += of_one.unchecked
-            found.drift |= of_one.drift
+            found.drift |= {f"{each.name} {rounds}": share for rounds, share in of_one.drift.items()}
+    finally:
+        kernels.set_flags(_enabled=True)
     return found
 
 
