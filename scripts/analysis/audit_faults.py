@@ -72,7 +72,8 @@ def inject(kind: str, family: str, config: Config, clean: Path, folder: Path, dr
     made: list[Fault] = []
     with faults[kind](kind, draw.randint(2, config.rounds), made, draw):
         train(family, config, folder)
-    return made[0] if made else None
+    same = all(path.read_bytes() == (folder / path.relative_to(clean)).read_bytes() for path in clean.rglob("*s.jsonl"))
+    return made[0] if made and not same else None  # clients that ignore what they are sent: metrics and digests agree
 
 
 @contextmanager
@@ -214,40 +215,42 @@ def _edit_file(folder: Path, place: str, draw: random.Random) -> Fault | None:
     return Fault(round, "server", ("checkpoint",))
 
 
+def _clean(family: str, config: Config, folder: Path, elsewhere: bool) -> tuple[Path, float]:
+    """(a run of a family without a fault, of which the audit must find nothing; how far its replay ends elsewhere)."""
+    if not (folder / "summary.json").exists():  # of an earlier call
+        shutil.rmtree(folder, ignore_errors=True)
+        train(family, config, folder)
+    result = audited(folder, config, elsewhere=elsewhere)
+    assert not result.findings, (family, result.findings)
+    return folder, max([0.0, *result.drift.values()])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--all-clean", action="store_true", help="audit a clean run of every family, drawn or not")
     parser.add_argument("--elsewhere", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     draw = random.Random(given.seed)
     configs = {family: configured(family, given.out / "data") for family in FAMILIES}
-    clean, drift = {family: given.out / family for family in FAMILIES}, [0.0]
-    for family, folder in clean.items():
-        if not (folder / "summary.json").exists():  # of an earlier call
-            train(family, configs[family], folder)
-        assert not (result := audited(folder, configs[family], elsewhere=given.elsewhere)).findings, (
-            family,
-            result.findings,
-        )
-        drift += result.drift.values()
-    print(
-        f"{len(clean)} clean runs: no finding" + (f", {max(drift):.2g} of the way" if given.elsewhere else ""),
-        flush=True,
-    )
+    clean: dict[str, Path] = {}
     made: Counter[str] = Counter()
-    found, named = made.copy(), made.copy()
-    folder, number = given.out / "faulty", 0
+    found, named, drift = made.copy(), made.copy(), 0.0
+    faulty, number = given.out / f"faulty-{given.seed}", 0
     while number < given.faults:
         kind, family = KINDS[number % len(KINDS)], draw.choice(list(FAMILIES))
-        shutil.rmtree(folder, ignore_errors=True)
-        fault = inject(kind, family, configs[family], clean[family], folder, draw)
+        if family not in clean:
+            clean[family], share = _clean(family, configs[family], given.out / family, given.elsewhere)
+            drift = max(drift, share)
+        shutil.rmtree(faulty, ignore_errors=True)
+        fault = inject(kind, family, configs[family], clean[family], faulty, draw)
         if fault is None:
             continue
         number += 1
-        result = audited(folder, configs[family], elsewhere=given.elsewhere)
+        result = audited(faulty, configs[family], elsewhere=given.elsewhere)
         made[kind] += 1
         found[kind] += bool(result.findings)
         named[kind] += fault.named(result)
@@ -255,6 +258,11 @@ def main() -> None:
             print(f"{kind} in {family}: {fault}: {result.findings}", flush=True)
         if number % 6 == 0:
             print(f"{number}: {sum(found.values())} found, {sum(named.values())} named", flush=True)
+    for family in FAMILIES if given.all_clean else ():
+        if family not in clean:
+            clean[family], share = _clean(family, configs[family], given.out / family, given.elsewhere)
+            drift = max(drift, share)
+    print(f"{len(clean)} clean runs: no finding" + (f", {drift:.2g} of the way" if given.elsewhere else ""))
     print("| fault | injected | found | named |\n|---|---|---|---|")
     for kind in KINDS:
         print(f"| {kind} | {made[kind]} | {found[kind]} | {named[kind]} |")
