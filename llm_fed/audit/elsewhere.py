@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,27 @@ from llm_fed.runs.checkpoint import Saved
 from llm_fed.runs.folder import comparable, read_records
 from llm_fed.state import State
 
-LONGEST = 5  # rounds from one checkpoint to the next; differences grow from round to round
-# How far from a kept state, as a share of the way that led to it, is rounding: of adapters, by the dtype in which the
-# run computes; and of whole image models, some of whose entries (a bias before BatchNorm) have a gradient of nothing
-# but rounding, which Adam makes as long as any other.
-WAY = {"float32": 0.01, "bfloat16": 0.1}
-WAY_OF_WHOLE_MODELS = 0.1
-LOSS = {"float32": 0.005, "bfloat16": 0.05}  # by how much a client's loss may differ, as a share of it
+
+@dataclass(frozen=True)
+class Limits:
+    """Up to where a difference is rounding.
+
+    Attributes:
+        way: how far from a kept state, as a share of the way that led to it.
+        rounds: from one checkpoint to the next; differences grow from round to round, and beyond this nothing is said.
+        loss: by how much a client's loss under a kept state may differ, as a share of it.
+    """
+
+    way: float
+    rounds: int
+    loss: float
+
+
+ADAPTERS = Limits(way=0.01, rounds=10, loss=0.005)
+SIXTEEN_BITS = Limits(way=0.1, rounds=10, loss=0.05)  # adapters of a base that computes in bfloat16 or float16
+# Some entries of whole models (a bias before BatchNorm) have a gradient of nothing but rounding, which Adam makes as
+# long as any other.
+WHOLE_MODELS = Limits(way=0.1, rounds=3, loss=0.005)
 # By how many points the mean score may differ, or by one example's worth: texts tip where two words are equally likely.
 POINTS = 2.0
 FLOOR = 1e-6  # what float32 itself leaves open of a state's norm, where the way to it was short
@@ -37,10 +52,13 @@ FLOOR = 1e-6  # what float32 itself leaves open of a state's norm, where the way
 def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], found: Audit) -> None:
     """Train from round 0 and from each kept checkpoint to the next one; score what is kept."""
     lines, config = read_records(folder / "metrics.jsonl"), replay.experiment.config
+    limits = _limits(config)
     recorded = {line["round"]: line["lr"] for line in lines if line["kind"] == "round"}
     for start, end in pairwise(sorted({0, *kept})):
-        if end - start > LONGEST:
-            found.unchecked.append(f"rounds {start + 1} to {end}: the checkpoints lie more than {LONGEST} rounds apart")
+        if end - start > limits.rounds:
+            found.unchecked.append(
+                f"rounds {start + 1} to {end}: the checkpoints lie more than {limits.rounds} rounds apart"
+            )
             continue
         replay.restore(kept[start]) if start else replay.begin()
         before = {name: _numbers(value) for name, value in _held(replay).items()}
@@ -51,7 +69,7 @@ def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], found: Audi
             replay.next(config.local.lr if rate is None else rate)
         after = _held(replay)
         replay.restore(kept[end])
-        worst = _compare_held(before, after, _held(replay), (start, end), _tolerance(config), found)
+        worst = _compare_held(before, after, _held(replay), (start, end), limits.way, found)
         found.drift[f"{start}-{end}"] = worst
         found.checked.append(
             f"rounds {start + 1} to {end}, trained again: they end within {worst:.2g} of the way that the run went"
@@ -63,8 +81,10 @@ def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], found: Audi
             _compare_scores(replay, known, found)
 
 
-def _tolerance(config: Config) -> float:
-    return WAY_OF_WHOLE_MODELS if config.adapter is None else WAY[config.base.dtype]
+def _limits(config: Config) -> Limits:
+    if config.adapter is None:
+        return WHOLE_MODELS
+    return ADAPTERS if config.base.dtype == "float32" else SIXTEEN_BITS
 
 
 def _held(replay: Replay) -> dict[str, Message]:
@@ -112,13 +132,13 @@ def _numbers(message: Any) -> Tensor:
 
 def _compare_scores(replay: Replay, known: Mapping[str, Any], found: Audit) -> None:
     """The scores of a kept checkpoint: the losses of each client, and the mean score."""
-    split, dtype = known["split"], replay.experiment.config.base.dtype
+    split, tolerance = known["split"], _limits(replay.experiment.config).loss
     scores = replay.scores(split)
     if scores is None:
         return
     for client, loss in scores.losses.items():
         then = known["losses"].get(client)
-        if None not in (loss, then) and not math.isclose(loss, then, rel_tol=LOSS[dtype]):  # type: ignore[arg-type]
+        if None not in (loss, then) and not math.isclose(loss, then, rel_tol=tolerance):  # type: ignore[arg-type]
             found.find(replay.round, client, "scores", f"its {split} loss is {then} and should be about {loss:.6g}")
     limit, sites = replay.experiment.config.eval.limit, replay.experiment.scored.values()
     asked = [len(site.data.queries[split][:limit]) for site in sites if site.data.queries.get(split)]
