@@ -121,6 +121,8 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, int, li
     try:
         now = environment(torch.device(choose_device(config.device)), config.base.dtype, packing)
         changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
+        if before.get("continued"):
+            changed.append("it was continued in another one than it began in")
         yield config, packing, changed
     finally:
         torch.set_num_threads(usual)

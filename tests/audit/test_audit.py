@@ -150,6 +150,16 @@ def test_elsewhere_a_score_that_does_not_follow_is_found(runs, tmp_path):
     assert {(item.round, item.client) for item in found if item.kind == "scores"} == {(2, "ada"), (2, "")}
 
 
+def test_a_run_that_was_continued_elsewhere_is_not_expected_to_be_equal_to_the_last_bit(runs, tmp_path):
+    config, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    path = folder / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "continued": [{"torch": "another"}]}))
+    found = audit_runs.audited(folder, config)
+    assert not found.findings and any("was continued in another one" in line for line in found.unchecked)
+    assert list(found.drift) == ["run 0-2", "run 2-3"]
+
+
 def test_a_run_of_an_older_version(runs, tmp_path):
     """Finished, what it has kept is compared with what follows from it; continued, its chain begins there."""
     config, clean = runs["fedit"]
