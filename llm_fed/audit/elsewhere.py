@@ -40,10 +40,10 @@ class Limits:
 
 
 ADAPTERS = Limits(way=0.01, rounds=10, loss=0.005)
-SIXTEEN_BITS = Limits(way=0.1, rounds=10, loss=0.05)  # adapters of a base that computes in bfloat16 or float16
+SIXTEEN_BITS = Limits(way=0.3, rounds=10, loss=0.05)  # adapters of a base that computes in bfloat16 or float16
 # Some entries of whole models (a bias before BatchNorm) have a gradient of nothing but rounding, which Adam makes as
 # long as any other.
-WHOLE_MODELS = Limits(way=0.1, rounds=3, loss=0.005)
+WHOLE_MODELS = Limits(way=0.2, rounds=3, loss=0.005)
 # By how many points the mean score may differ, or by one example's worth: texts tip where two words are equally likely.
 POINTS = 2.0
 FLOOR = 1e-6  # what float32 itself leaves open of a state's norm, where the way to it was short
