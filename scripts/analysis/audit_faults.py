@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/support python scripts/analysis/audit_faults.py --faults 300 --out DIR
 
-With --elsewhere the audit is in another environment than the run's: it has other kernels and another packing of clients
-into passes. The script then prints how far clean runs end from what they have kept.
+With --elsewhere 2 the audit is in another environment than the run's: it has two threads, other kernels and another
+packing of clients into passes. The script then prints how far clean runs end from what they have kept.
 
 A fault is made either in the round loop while a run goes on, or in the files of a run that is finished. It counts as
 found if the audit finds anything, and as named if a finding has its round, its client and its kind. Draws that change
@@ -215,7 +215,7 @@ def _edit_file(folder: Path, place: str, draw: random.Random) -> Fault | None:
     return Fault(round, "server", ("checkpoint",))
 
 
-def _clean(family: str, config: Config, folder: Path, elsewhere: bool) -> tuple[Path, float]:
+def _clean(family: str, config: Config, folder: Path, elsewhere: int) -> tuple[Path, float]:
     """(a run of a family without a fault, of which the audit must find nothing; how far its replay ends elsewhere)."""
     if not (folder / "summary.json").exists():  # of an earlier call
         shutil.rmtree(folder, ignore_errors=True)
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--all-clean", action="store_true", help="audit a clean run of every family, drawn or not")
-    parser.add_argument("--elsewhere", action="store_true")
+    parser.add_argument("--elsewhere", type=int, default=0, metavar="THREADS")
     given = parser.parse_args()
     torch.set_num_threads(1)
     draw = random.Random(given.seed)

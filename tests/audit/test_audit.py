@@ -12,9 +12,12 @@ from typing import Any
 import audit_runs
 import older
 import pytest
+from rich.console import Console
 
+from llm_fed.audit.audit import audit
 from llm_fed.audit.replay import Replay
 from llm_fed.runs import digests
+from llm_fed.runs.tracking import Reporter
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +101,24 @@ def test_a_line_of_the_chain_cannot_be_changed_alone(faults, runs, tmp_path):
     assert {(2, "", "chain"), (2, "ada", "client pass")} <= kinds
 
 
+@pytest.mark.parametrize("round", [2, 3])
+def test_scores_that_are_missing_are_found_without_training(runs, tmp_path, round):
+    """Of a round that was to be scored, and of the last one, which always is."""
+    config, clean = runs["scored every second round"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if f'"round": {round}, "split": "validation"' not in line))
+    found = audit(folder, sample=0, reporter=Reporter(Console(quiet=True))).findings
+    assert (round, "", "scores") in {(item.round, item.client, item.kind) for item in found}
+    assert not [item for item in found if item.kind == "scores" and item.round != round]
+
+
 @pytest.mark.parametrize("family", ["fedit", "fedsa", pytest.param("fedbn, image models", marks=pytest.mark.slow)])
 def test_elsewhere_a_clean_run_gives_no_finding(runs, tmp_path, family):
     config, clean = runs[family]
     folder = shutil.copytree(clean, tmp_path / "run")
-    found = audit_runs.audited(folder, config, elsewhere=True)
+    found = audit_runs.audited(folder, config, elsewhere=1)
     assert not found.findings and not any("trained again" in line and "within" not in line for line in found.checked)
     assert any("another environment" in line and "torch another ->" in line for line in found.unchecked)
     assert list(found.drift) == ["run 0-2", "run 2-3"]
@@ -122,7 +138,7 @@ def test_elsewhere_a_round_that_ends_aside_is_found_from_the_tolerance_on(runs, 
         return said
 
     monkeypatch.setattr(Replay, "next", further)
-    outcome = audit_runs.audited(folder, config, elsewhere=True)
+    outcome = audit_runs.audited(folder, config, elsewhere=1)
     assert outcome.drift["run 2-3"] == pytest.approx(share, rel=1e-3)
     assert [(item.round, item.client) for item in outcome.findings if item.round == 3] == found
 
@@ -131,7 +147,7 @@ def test_elsewhere_a_round_that_ends_aside_is_found_from_the_tolerance_on(runs, 
 def test_elsewhere_a_fault_between_kept_checkpoints_is_found(faults, runs, tmp_path, kind, family):
     config, clean = runs[family]
     fault = faults.inject(kind, family, config, clean, tmp_path / "run", random.Random(1))
-    found = audit_runs.audited(tmp_path / "run", config, elsewhere=True)
+    found = audit_runs.audited(tmp_path / "run", config, elsewhere=1)
     assert fault and ("server", "server step") in {(item.client, item.kind) for item in found.findings}
 
 
@@ -146,7 +162,7 @@ def test_elsewhere_a_score_that_does_not_follow_is_found(runs, tmp_path):
             line["losses"]["ada"] *= 0.98
             line["mean"] += 60
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = audit_runs.audited(folder, config, elsewhere=True).findings
+    found = audit_runs.audited(folder, config, elsewhere=1).findings
     assert {(item.round, item.client) for item in found if item.kind == "scores"} == {(2, "ada"), (2, "")}
 
 

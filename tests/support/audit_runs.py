@@ -78,19 +78,20 @@ def train(family: str, config: Config, folder: Path) -> Path:
     return folder
 
 
-def audited(folder: Path, config: Config, *, elsewhere: bool = False) -> Audit:
+def audited(folder: Path, config: Config, *, elsewhere: int = 0) -> Audit:
     """The audit of all rounds of a run, and of the runs that it merges.
 
     Args:
-        elsewhere: with other kernels and packing than the run had; its environment.json then names another
-            version of torch, so that the audit knows.
+        elsewhere: with so many threads, and other kernels and another packing than the run had; its environment.json
+            then names another version of torch, so that the audit knows. 0: as the run was made.
     """
     if elsewhere:
         for path in folder.rglob("environment.json"):
             said = json.loads(path.read_text())
             if said["torch"] != "another":
                 packing = 3 if said["clients_per_pass"] == 1 else 1
-                path.write_text(json.dumps({**said, "torch": "another", "clients_per_pass": packing}))
+                other = {"torch": "another", "threads": elsewhere, "clients_per_pass": packing}
+                path.write_text(json.dumps({**said, **other}))
     found, kernels = Audit(), torch.backends.mkldnn
     kernels.set_flags(_enabled=not elsewhere)
     try:
