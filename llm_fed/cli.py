@@ -457,6 +457,21 @@ def init(
 
 
 @app.command()
+def audit(
+    run_dir: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
+    rounds: Annotated[str | None, typer.Option(help="Rounds to train again, e.g. 1,5 (default: a sample).")] = None,
+    sample: Annotated[int | None, typer.Option(min=0, help="So many rounds, drawn with the run's seed.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All rounds.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a run against its chain of digests, and train rounds of it again. Exit code 1: something differs."""
+    from llm_fed.commands.audit import show
+
+    if not show(run_dir, rounds, sample, every, as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def chat(
     run_dir: Annotated[Path | None, typer.Argument(help="A finished run folder.")] = None,
     client: Annotated[str | None, typer.Option(help="Begin with this client (default: the run's first).")] = None,
