@@ -283,13 +283,13 @@ def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -
 
 @app.command()
 def merge(
-    method: Annotated[str, typer.Argument(help="potara, fisher-merging, mean or grid, see llm-fed methods.")],
+    method: Annotated[str, typer.Argument(help="potara, ties, slerp, ...: those of llm-fed methods that merge.")],
     fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, or a PEFT folder.")],
     local: Annotated[str, typer.Option(help="The local adapter, likewise.")],
     out_dir: Annotated[Path, typer.Option("--out", help="Where the PEFT folders go, one per client.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="key=value words laid over the configuration, e.g. task.columns.prompt=question."),
+        typer.Argument(help="key=value words laid over the configuration, e.g. method.density=0.3 (of ties)."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="For PEFT folders: a task by name, with --client.")] = None,
     data: Annotated[
@@ -454,6 +454,21 @@ def init(
         f"  {program} run {config} --out {run_dir}\n"
         f"  {program} chat {run_dir}"
     )
+
+
+@app.command()
+def audit(
+    run_dir: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
+    rounds: Annotated[str | None, typer.Option(help="Rounds to train again, e.g. 1,5 (default: a sample).")] = None,
+    sample: Annotated[int | None, typer.Option(min=0, help="So many rounds, drawn with the run's seed.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All rounds.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a run against its chain of digests, and train rounds of it again. Exit code 1: something differs."""
+    from llm_fed.commands.audit import show
+
+    if not show(run_dir, rounds, sample, every, as_json):
+        raise typer.Exit(1)
 
 
 @app.command()

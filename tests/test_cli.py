@@ -39,6 +39,7 @@ FLAGS = {
         "data", "--out", "--base", "--prompt", "--input", "--answer", "--client", "--clients", "--method", "--yes",
         "-y", "--force",
     ],
+    "audit": ["run_dir", "--rounds", "--sample", "--all", "--json"],
     "chat": ["run_dir", "--client", "--base", "--adapter", "--template", "--dtype", "--max-new-tokens"],
     "export": ["run_dir", "out_dir", "--client"],
     "push": ["run_dir", "namespace", "--client", "--private", "--license", "--prefix"],
@@ -73,8 +74,8 @@ def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeyp
     assert "round 1/1: loss" in said.err and "\x1b" not in said.err  # plain lines where there is no terminal
     folder = tmp_path / "runs/mine-local-seed3"
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
-        "adapters", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "report.html", "samples.jsonl",
-        "summary.json", "timing.jsonl",
+        "adapters", "checkpoints", "config.yaml", "digests.jsonl", "environment.json", "metrics.jsonl", "report.html",
+        "samples.jsonl", "summary.json", "timing.jsonl",
     }  # fmt: skip
 
     before = (folder / "metrics.jsonl").read_bytes()

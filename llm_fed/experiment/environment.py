@@ -18,31 +18,33 @@ LIBRARIES = ("llm_fed", "transformers", "peft")
 
 
 def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
-    """Record it in environment.json; a continued run takes over what it can, and says what has changed."""
-    now = environment(experiment)
-    before = run.recall("environment.json")
-    if before is None:
+    """Record it in environment.json; a continued run takes over what it can, and says what has changed.
+
+    The environment with which it is continued is recorded as well, as an item of `continued`.
+    """
+    now = environment(experiment.base.device, experiment.config.base.dtype, experiment.runtime.clients_per_pass)
+    recorded = run.recall("environment.json")
+    if recorded is None:
         run.remember("environment.json", now)
         return
-    experiment.runtime.clients_per_pass = before["clients_per_pass"]
-    before = now | {"processes": 1} | before  # of a run begun before these were recorded
-    changed = [
-        f"{key} {before[key]} -> {now[key]}" for key in now if key != "clients_per_pass" and before[key] != now[key]
-    ]
+    experiment.runtime.clients_per_pass = now["clients_per_pass"] = recorded["clients_per_pass"]
+    before = now | {"processes": 1} | recorded  # of a run begun before these were recorded
+    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
     if changed:
         reporter.note(f"this run began elsewhere ({'; '.join(changed)}): results may differ in the last bits")
+        if now not in (others := recorded.get("continued", [])):
+            run.remember("environment.json", recorded | {"continued": [*others, now]})
 
 
-def environment(experiment: Experiment) -> dict[str, Any]:
+def environment(device: torch.device, dtype: str, clients_per_pass: int) -> dict[str, Any]:
     """The device with its name, the processes and threads, and the versions of the libraries."""
-    device = experiment.base.device
     return {
-        "clients_per_pass": experiment.runtime.clients_per_pass,
+        "clients_per_pass": clients_per_pass,
         "threads": torch.get_num_threads(),
         "processes": PartialState().num_processes,
         "device": str(device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
-        "dtype": experiment.config.base.dtype,
+        "dtype": dtype,
         "torch": torch.__version__,
         "machine": platform.machine(),
         "python": platform.python_version(),

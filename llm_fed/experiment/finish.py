@@ -133,6 +133,8 @@ def write_summary(
     if spent := spent_in(run):
         result["privacy"] = spent
     run.mark()
+    run.digests.end(round, run.folder)
+    run.digests.mark()
     write_report(run.folder)
     run.remember("summary.json", result)  # the last file: a folder that has it is complete
     return result

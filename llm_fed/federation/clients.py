@@ -59,6 +59,7 @@ class LocalClients:
         with watch("broadcast"):
             encoding = run.config.transport.down
             messages = broadcast(method, progress.state, [ask.client for ask in asks], encoding)
+            run.digests.sent(messages)
         with watch("local"):
             answered = {ask.client: messages[ask.client] for ask in asks if ask.delay is not None}
             answers = self._ask(method, answered, progress.round, lr)

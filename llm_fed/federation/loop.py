@@ -10,7 +10,7 @@ from llm_fed.errors import ClientError, RunError
 from llm_fed.eval.scores import Summary
 from llm_fed.federation.clients import Clients, messages_for
 from llm_fed.federation.privacy import central, check_upload, released, spent
-from llm_fed.federation.progress import Progress, resume, save, scores
+from llm_fed.federation.progress import Progress, memories, resume, save, scores
 from llm_fed.federation.uploads import arrivals
 from llm_fed.messages.outline import infinite
 from llm_fed.messages.wire import Message
@@ -61,6 +61,8 @@ def federate(
     """
     method, clients, server, config = federation.method, federation.clients, federation.server, run.config
     progress = resume(run, method, clients.sites, server)
+    if run.digests.empty:
+        run.digests.begin(progress.round, progress.state)
     if progress.round:
         on_resume(min(progress.round + 1, config.rounds))
     elif scoring and scoring.base:
@@ -84,7 +86,9 @@ def federate(
     for round in range(progress.round + 1, config.rounds + 1):
         watch, lr = Watch(round), extend.lr(config, round)
         progress.round = round
+        earlier = len(progress.in_flight)
         record = clients.exchange(method, progress, lr, run, watch)
+        came = {item.client: item.content.digest for item in progress.in_flight[earlier:]}
         uploads = arrivals(run, progress, record)
         if central(config.privacy):
             seed = config.training_seed if federation.noise_seed is None else federation.noise_seed
@@ -105,6 +109,8 @@ def federate(
         if due(round):
             with watch("evaluate"):
                 improved = score()
+        scored = scoring is not None and due(round)
+        run.digests.round(round, came, memories(clients.sites, server), progress.state, due=scored)
         kept, last = config.checkpoint, round == config.rounds
         if improved or last or round % kept.every == 0 or round in kept.keep_rounds:
             with watch("checkpoint"):

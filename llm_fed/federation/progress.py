@@ -86,7 +86,7 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Site) 
         for _, site in _owners(clients, server):
             site.memory = Memory(run.checkpoints.store)
         return Progress(method.init(server))
-    run.rewind(saved.state["metrics"])
+    run.rewind(saved.state["metrics"], saved.state.get("digests", 0))
     now = extend.search(run.config)
     before = saved.state.get("search", now)
     changed = {key: [before[key], now[key]] for key in now if before[key] != now[key]}
@@ -122,7 +122,7 @@ def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: 
         earlier = run.checkpoints.latest()
         assert earlier is not None  # that of `round` at least, or an error
         newest = earlier
-        run.rewind(newest.state["metrics"])
+        run.rewind(newest.state["metrics"], newest.state.get("digests", 0))
     progress = restore(newest, clients, server)
     progress.search_anew([line for line in lines if line["round"] <= newest.round], run.config)
     return progress
@@ -154,6 +154,7 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site
         "in_flight": flying,
         "elsewhere": progress.elsewhere,
         "metrics": run.mark(),
+        "digests": run.digests.mark(),
         "search": extend.search(run.config),
     }
     run.checkpoints.save(progress.round, state, rows)
@@ -176,6 +177,12 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
     # Earlier versions kept no loss.
     best = Best(held["best_round"], held["best_score"], held.get("best_loss", math.inf))
     return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"))
+
+
+def memories(clients: Mapping[str, Site], server: Site) -> dict[str, Memory]:
+    """By name what each site of this process remembers, since `resume`."""
+    sites = {**clients, "server": server}
+    return {id: site.memory for id, site in sites.items() if isinstance(site.memory, Memory)}
 
 
 def _owners(clients: Mapping[str, Site], server: Site | None) -> Iterator[tuple[str, Site]]:

@@ -12,6 +12,8 @@ from llm_fed.configfile import check_keys
 from llm_fed.errors import UserError
 from llm_fed.method import Method
 from llm_fed.methods.ca2fl import CA2FL
+from llm_fed.methods.dare import Dare
+from llm_fed.methods.ditto import Ditto
 from llm_fed.methods.fd import FD
 from llm_fed.methods.fedalt import FedALT
 from llm_fed.methods.fedapen import FedAPEN
@@ -21,12 +23,14 @@ from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddf import FedDF
 from llm_fed.methods.feddle import Feddle
 from llm_fed.methods.feddpa import FedDPA
+from llm_fed.methods.feddyn import FedDyn
 from llm_fed.methods.fedem import FedEM
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.fedit import FedIT, FedLoRA
 from llm_fed.methods.fedkd import FedKD
 from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed
 from llm_fed.methods.fedmoe import FedMoE
+from llm_fed.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from llm_fed.methods.fedproto import FedProto
 from llm_fed.methods.fedprox import FedProx
 from llm_fed.methods.fedsa import FedSA
@@ -39,9 +43,13 @@ from llm_fed.methods.ifca import IFCA
 from llm_fed.methods.interpolation import Grid, Mean
 from llm_fed.methods.lg_fedavg import LGFedAvg
 from llm_fed.methods.local import Local
+from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.potara import Potara
 from llm_fed.methods.scaffold import Scaffold
+from llm_fed.methods.slerp import Slerp
+from llm_fed.methods.task_arithmetic import TaskArithmetic
+from llm_fed.methods.ties import Ties
 from llm_fed.settings import coerce, range_of
 
 METHODS: dict[str, type[Method]] = {
@@ -50,6 +58,13 @@ METHODS: dict[str, type[Method]] = {
     "fedlora": FedLoRA,
     "fedprox": FedProx,
     "scaffold": Scaffold,
+    "feddyn": FedDyn,
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "ditto": Ditto,
+    "pfedme": PFedMe,
     "ffa": FFA,
     "fedsa": FedSA,
     "feddpa": FedDPA,
@@ -79,6 +94,10 @@ METHODS: dict[str, type[Method]] = {
     "fisher-merging": FisherMerging,
     "mean": Mean,
     "grid": Grid,
+    "task-arithmetic": TaskArithmetic,
+    "ties": Ties,
+    "dare": Dare,
+    "slerp": Slerp,
 }
 
 ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora", "fisher": "fisher-merging"}

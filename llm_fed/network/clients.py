@@ -117,6 +117,7 @@ class RemoteClients:
         with watch("broadcast"):
             cohort = self._cohort(round)
             messages = broadcast(method, progress.state, cohort, self._config.transport.down)
+            run.digests.sent(messages)
             for name in cohort:
                 known["asked"][name] = known["asked"].get(name, 0) + 1
             orders = {

@@ -21,7 +21,7 @@ from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
 from llm_fed.errors import RunError, UserError, require
 from llm_fed.files import write_file
-from llm_fed.runs import extend
+from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
@@ -37,7 +37,7 @@ CROSS = "cross.json"  # every personal model on every client's examples, see `co
 # What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
 _WRITTEN = (
     "summary.json", "report.html", SAMPLES, CROSS, "adapters", "trackers", "environment.json", "start.json",
-    "timing.jsonl", "metrics.jsonl", "network.json", "config.yaml", "checkpoints", "needs",
+    "timing.jsonl", digests.FILE, "metrics.jsonl", "network.json", "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
 
 _RESULTS = _WRITTEN[:5]  # what a finished run has handed out
@@ -62,6 +62,7 @@ class Run:
     """
 
     checkpoints: Checkpoints  # from `begin` on
+    digests: digests.Digests  # from `begin` on
     saved: dict[str, Any] | None = None  # the configuration with which the run was begun or continued last
     before: Config | None = None  # the same, where it is continued with another one
     _reopened = False  # a finished run goes on
@@ -132,6 +133,7 @@ class Run:
         self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
         if self.before is not None:
             self._keep_search(self.before)
+        self.digests = digests.Digests(self.folder, self._append)
         self._write("config.yaml", yaml.safe_dump(as_dict(self.config), sort_keys=False).encode())
         if self._timing_file.exists():
             data = self._timing_file.read_bytes()
@@ -219,8 +221,8 @@ class Run:
         except OSError as error:
             raise _unwritable(self.metrics_file, error) from error
 
-    def rewind(self, mark: int) -> None:
-        """Cut metrics.jsonl back to what it held at a checkpoint: later lines are written again.
+    def rewind(self, mark: int, mark_of_digests: int = 0) -> None:
+        """Cut metrics.jsonl and digests.jsonl back to what they held at a checkpoint: later lines are written again.
 
         Raises:
             RunError: the file is shorter than it was (somebody else changed it).
@@ -232,6 +234,7 @@ class Run:
             )
         if length > mark:
             os.truncate(self.metrics_file, mark)
+        self.digests.rewind(mark_of_digests)
 
     def records(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl."""

@@ -106,12 +106,13 @@ class RowStore:
 class Row:
     """One packed message. Its bytes never change; where they lie does."""
 
-    __slots__ = ("_store", "_data", "_name", "__weakref__")
+    __slots__ = ("_store", "_data", "_name", "_digest", "__weakref__")
 
     def __init__(self, store: RowStore):
         self._store = store
         self._data: bytes | None = None  # where it is in RAM
         self._name: str | None = None  # where it has a file
+        self._digest: str | None = None  # once somebody has asked
 
     def __del__(self) -> None:
         self._store._forget(self)
@@ -141,11 +142,18 @@ class Row:
         self._store._keep(self, data)
         return unpack(data, expected)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the packed bytes, in hexadecimal digits; also the stem of the row's file."""
+        if self._digest is None:
+            self._digest = (self._name or _name_of(self._data or b"")).partition(".")[0]
+        return self._digest
+
     def file(self) -> str:
         """Write the row's file, where it is not there yet; its name, which is safe once the folder is synced."""
         if self._name is None:
             assert self._data is not None
-            name = _name_of(self._data)
+            name = f"{self.digest}.safetensors"
             if not (self._store.folder / name).exists():
                 write_file(self._store.folder / name, self._data, sync_name=False)
             self._store._name(self, name)

@@ -58,6 +58,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "fisher-merging of heads by mean": {"samples": 4, "head": "mean"},
     "mean": {"space": "delta"},
     "grid": {},
+    "task-arithmetic": {},
+    "ties": {},
+    "dare": {},
+    "slerp": {},
 }
 
 

@@ -35,7 +35,9 @@ def test_what_is_recorded_and_what_has_changed(small, tmp_path):
     assert {"llm_fed", "torch", "transformers", "peft", "python", "machine", "dtype"} <= found.keys()
     assert "began elsewhere" not in go(small, tmp_path / "run", 2)
     file.write_text(json.dumps(found | {"hardware": "an abacus"}))
-    assert f"began elsewhere (hardware an abacus -> {found['hardware']})" in go(small, tmp_path / "run", 3)
+    for rounds in (3, 4):
+        assert f"began elsewhere (hardware an abacus -> {found['hardware']})" in go(small, tmp_path / "run", rounds)
+    assert json.loads(file.read_text()) == found | {"hardware": "an abacus", "continued": [found]}
 
 
 def test_a_run_of_an_earlier_version_goes_on(small, tmp_path):

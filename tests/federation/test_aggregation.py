@@ -34,10 +34,14 @@ OWN_STEP: dict[str, dict[str, Any]] = {  # methods whose server step is their ow
     "feddle": {"name": "feddle", "search_epochs": 0},
     "feddle over its atlas": {"name": "feddle", "search_epochs": 0, "fallback_over": "atlas"},
     "fedkd": {"name": "fedkd"},
+    "feddyn": {"name": "feddyn"},
+    "pfedme": {"name": "pfedme"},
+    "fedavgm": {"name": "fedavgm"},
     "fedmerge": {"name": "fedmerge", "num_models": 3},
     "fedmerge by its gradient": {"name": "fedmerge", "num_models": 3, "soup_step": "gradient"},
     "fedmerge-fixed": {"name": "fedmerge-fixed", "num_models": 3, "models_per_client": 2},
 }
+ADAPTIVE = {"fedadagrad", "fedadam", "fedyogi"}  # their steps adapt to what arrives
 
 
 def draw(generator: torch.Generator) -> State:
@@ -100,13 +104,32 @@ def test_which_methods_those_are():
     inherited = {name for name in found if found[name] and not methods.METHODS[name].robust}
     assert inherited == {
         "fedlora", "fedprox", "ffa", "fedsa", "feddpa", "fedbn", "fedmoe", "lg-fedavg", "fml", "fedapen", "pfedmoe",
-        "fedem",
+        "fedem", "ditto",
     }  # fmt: skip
     assert {name for name, takes in found.items() if not takes} == {
         "local", "scaffold", "fedalt", "fd", "fedproto", "fedasync", "ca2fl", "center", "feddf", "potara",
-        "fisher-merging", "mean", "grid",
+        "fisher-merging", "mean", "grid", "task-arithmetic", "ties", "dare", "slerp",
     }  # fmt: skip
-    assert {settings["name"] for settings in OWN_STEP.values()} == {n for n in found if methods.METHODS[n].robust}
+    of_their_own = {settings["name"] for settings in OWN_STEP.values()}
+    assert of_their_own | ADAPTIVE == {name for name in found if methods.METHODS[name].robust}
+
+
+@pytest.mark.parametrize("name", sorted(ADAPTIVE))
+def test_a_liar_does_not_rule_what_adaptive_servers_remember(name):
+    """Their steps are bounded whatever arrives, but not their second moments, which set the length of later steps."""
+    assert remembered(name, "mean", 1e6) > 1e6
+    assert remembered(name, "median", 1e6) == pytest.approx(remembered(name, "median", 10.0), rel=3)
+
+
+def remembered(name: str, rule: str, lie: float) -> float:
+    method, server = methods.build({"name": name}), server_of(rule)
+    state, generator = method.init(server), torch.Generator().manual_seed(0)
+    server.begin(1, 0.1)
+    uploads = [
+        Upload(client, 3, 0, answer(state["model"], generator, lie if client == NAMES[-1] else 1.0)) for client in NAMES
+    ]
+    (state,) = toy.ToyRuntime({"server": 0.0}).run({"server": method.server_update(server, state, uploads)}).values()
+    return float(state["second"].max())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""FedProx and SCAFFOLD against their papers' formulas, on adapters of a language model and on whole image models.
+"""FedProx, SCAFFOLD, FedDyn, Ditto, pFedMe and servers with an optimizer against their papers' formulas, on adapters
+of a language model and on whole image models.
 
 The reference asks for plain gradients of batches, and takes every step itself.
 """
@@ -22,7 +23,11 @@ from llm_fed.engine.language import LanguageEngine
 from llm_fed.errors import UserError
 from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
+from llm_fed.methods.ditto import Ditto
+from llm_fed.methods.feddyn import FedDyn
+from llm_fed.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from llm_fed.methods.fedprox import FedProx
+from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.scaffold import Scaffold
 from llm_fed.models.lora import draw
 from llm_fed.models.structure import Full
@@ -59,11 +64,21 @@ class Federation:
             ).values()
         return state
 
-    def descend(self, id: str, round: int, start: State, change: Callable[[State, State], State]) -> State:
-        """The client's steps of a round: theta minus lr times what `change` makes of the gradient and theta."""
+    def descend(
+        self,
+        id: str,
+        round: int,
+        start: State,
+        change: Callable[[State, State], State],
+        *,
+        nth: int = 0,
+        steps: int | None = None,
+    ) -> State:
+        """The client's steps of its nth fit of a round: theta minus lr times what `change` makes of the gradient and
+        theta."""
         site, theta = self.clients[id], start
         site.begin(round, LOCAL.lr)
-        for places in site.places(len(site.train)):
+        for places in site.places(len(site.train), steps, nth):
             batch = [site.train[place] for place in places]
             (found,) = drive({id: site.gradient(theta, batch)}, self.engine.execute).values()
             theta = theta - LOCAL.lr * change(found[1], theta)
@@ -144,9 +159,116 @@ def test_with_one_client_scaffold_is_fedavg(federation):
     assert_close(found, federation.run(methods.build({"name": "fedavg"}), 2, **alone), federation.server.initial())
 
 
+def test_feddyn_by_hand(federation):
+    """theta <- theta - lr (g - g_k + alpha (theta - x)); g_k -= alpha (theta - x); h is the mean of the g_k over all
+    clients, those not asked included; x is the mean of the trained models minus h / alpha."""
+    alpha, x = 0.5, federation.server.initial()
+    h, own, asked = 0 * x, dict.fromkeys(SIZES, 0 * x), {1: ["a", "b"], 2: ["b", "c"], 3: ["a", "c"]}
+    for round, names in asked.items():
+        updates = []
+        for id in names:
+            theta = federation.descend(
+                id, round, x, lambda g, theta, x=x, before=own[id]: g - before + alpha * (theta - x)
+            )
+            updates.append(theta - x)
+            own[id] = own[id] - alpha * (theta - x)
+        h = h - alpha / len(SIZES) * sum(updates, 0 * x)
+        x = x + sum(updates, 0 * x) * (1 / len(names)) - (1 / alpha) * h
+        torch.testing.assert_close(h.row, sum(own.values(), 0 * x).row / len(SIZES), rtol=0, atol=1e-12)
+    state = federation.run(FedDyn(alpha=alpha), 3, asked.__getitem__)
+    assert_close(state["model"], x, federation.server.initial())
+    torch.testing.assert_close(state["h"].row, h.row, rtol=0, atol=1e-10)
+    assert h.norm() > 1e-3
+
+
+def test_ditto_by_hand(federation):
+    """w as in FedAvg; v <- v - lr (g + lambda (v - w)), from v of the round before, on batches of its own."""
+    strength, w, total = 2.0, federation.server.initial(), sum(SIZES.values())
+    own = dict.fromkeys(SIZES, w)
+    for round in (1, 2):
+        trained = {id: federation.descend(id, round, w, lambda g, theta: g) for id in SIZES}
+        own = {
+            id: federation.descend(id, round, v, lambda g, v, w=w: g + strength * (v - w), nth=1)
+            for id, v in own.items()
+        }
+        w = sum((size / total * trained[id] for id, size in SIZES.items()), 0 * w)
+    assert_close(federation.run(Ditto(strength=strength), 2), w, federation.server.initial())
+    for id, site in federation.clients.items():
+        assert_close(site.memory["personal"], own[id], federation.server.initial())
+        assert (own[id] - w).norm() > 1e-3
+
+
+def test_pfedme_by_hand(federation):
+    """theta <- theta - lr (g + lambda (theta - w)) for K steps, w <- w + eta lambda (theta - w), R times; then
+    w <- (1 - beta) w + beta mean."""
+    method = PFedMe(strength=2.0, local_rounds=2, inner_steps=3, outer_lr=0.2, mixing=0.5)
+    start = x = federation.server.initial()
+    own, total = {}, sum(SIZES.values())
+    for round in (1, 2):
+        sent = {}
+        for id in SIZES:
+            w = theta = x
+            for nth in range(2):
+                theta = federation.descend(
+                    id, round, theta, lambda g, theta, w=w: g + 2.0 * (theta - w), nth=nth, steps=3
+                )
+                w = w + 0.4 * (theta - w)
+            sent[id], own[id] = w, theta
+        mean = sum((size / total * sent[id] for id, size in SIZES.items()), 0 * x)
+        x = 0.5 * x + 0.5 * mean
+    assert_close(federation.run(method, 2), x, start)
+    for id, site in federation.clients.items():
+        assert_close(site.memory["personal"], own[id], start)
+    with pytest.raises(UserError, match="method.outer_lr [*] method.strength is 3, beyond 1"):
+        PFedMe(strength=15.0, outer_lr=0.2).init(federation.server)
+
+
+@pytest.mark.parametrize(
+    ("method", "v", "beta1"),
+    [
+        (FedAdagrad(server_lr=0.5, beta1=0.25, tau=0.1), lambda v, d: v + d**2, 0.25),
+        (FedAdam(server_lr=0.5, tau=0.1), lambda v, d: 0.99 * v + 0.01 * d**2, 0.9),
+        (FedYogi(server_lr=0.5, tau=0.1), lambda v, d: v - 0.01 * d**2 * torch.sign(v - d**2), 0.9),
+    ],
+    ids=["adagrad", "adam", "yogi"],
+)
+def test_server_optimizers_by_hand(federation, method, v, beta1):
+    """Algorithm 2 of Reddi et al.: v begins at tau^2, m at 0; Delta is the mean update by numbers of examples."""
+    start = x = federation.server.initial()
+    m, second = 0 * x.row, 0 * x.row + 0.01
+    for round in (1, 2, 3):
+        d = mean_update(federation, round, x)
+        m, second = beta1 * m + (1 - beta1) * d, v(second, d)
+        x = x.like(x.row + 0.5 * m / (second.sqrt() + 0.1))
+    state = federation.run(method, 3)
+    assert_close(state["model"], x, start)
+    torch.testing.assert_close(state["second"], second, rtol=0, atol=1e-10)
+    assert (second - 0.01).abs().max() > 1e-5
+
+
+def test_server_momentum_by_hand(federation):
+    start = x = federation.server.initial()
+    velocity = 0 * x.row
+    for round in (1, 2, 3):
+        velocity = 0.8 * velocity + mean_update(federation, round, x)
+        x = x.like(x.row + 0.5 * velocity)
+    assert_close(federation.run(FedAvgM(server_lr=0.5, beta=0.8), 3)["model"], x, start)
+    federation.server.begin(1, LOCAL.lr)
+    plain, none = (federation.run(m, 2) for m in (methods.build({"name": "fedavg"}), FedAvgM(beta=0.0)))
+    assert torch.allclose(plain.row, none["model"].row, atol=1e-12)
+
+
+def mean_update(federation: Federation, round: int, x: State) -> torch.Tensor:
+    trained = {id: federation.descend(id, round, x, lambda g, theta: g) for id in SIZES}
+    return sum((size / sum(SIZES.values()) * (trained[id] - x).row for id, size in SIZES.items()), 0 * x.row)
+
+
 @pytest.mark.parametrize(
     "method, changes, said",
     [
+        (FedDyn(), {"proximal": 0.1}, "of strength method.alpha; leave local.proximal out"),
+        (Ditto(), {"proximal": 0.1}, "of strength method.strength; leave local.proximal out"),
+        (PFedMe(), {"proximal": 0.1}, "of strength method.strength; leave local.proximal out"),
         (Scaffold(), {"optimizer": "adamw"}, "scaffold reads mean gradients .* set local.optimizer=sgd"),
         (Scaffold(), {"momentum": 0.9}, "local.momentum=0"),
         (Scaffold(), {"lr_end": 0.0}, "local.lr_end above 0"),

@@ -1,0 +1,166 @@
+"""Trains rounds of a run again where this machine computes as the run's did, and compares all digests and scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from llm_fed.audit.findings import Audit, words
+from llm_fed.audit.replay import Replay, Round, lr_of
+from llm_fed.export import models
+from llm_fed.runs import digests
+from llm_fed.runs.checkpoint import Saved
+from llm_fed.runs.folder import comparable, read_records
+
+
+def compare(
+    replay: Replay,
+    folder: Path,
+    chain: digests.Chain,
+    kept: Mapping[int, Saved],
+    wanted: Collection[int],
+    found: Audit,
+) -> None:
+    """Train the wanted rounds again, each from the nearest state before it that is known, and the end of the run.
+
+    Args:
+        kept: whole checkpoints, by round.
+        wanted: rounds that the chain has, in their order.
+    """
+    checked: list[int] = []
+    broken = 0  # the last round that differs: what follows from it is known again from the next checkpoint on
+    at: int | None = None  # the round whose end the replay stands at; None: it has gone another way than the run
+    for target in wanted:
+        while broken < target and (at is None or at < target):
+            starts = [round for round in kept if broken <= round < target] or ([] if broken else [0])
+            if at is None and not starts:
+                found.unchecked.append(
+                    f"round {target}: it follows from round {broken}, which differs, and no checkpoint in between is "
+                    "kept"
+                )
+                break
+            start = max(starts, default=0)
+            if at is None or start > at:
+                replay.restore(kept[start]) if start in kept else _begin(replay, chain, found)
+                at = start
+            checked.append(at + 1)
+            if _round(replay, folder, chain, found):
+                at += 1
+                continue
+            broken, at = at + 1, None
+            if broken in kept:  # what the run went on with, whatever it followed from
+                replay.restore(kept[broken])
+                at = broken
+                _scores(replay, folder, chain, found)
+    found.checked.append(f"rounds {words(checked)}, trained again")
+    if (folder / "summary.json").exists():
+        _end(replay, folder, chain, kept, found)
+
+
+def _begin(replay: Replay, chain: digests.Chain, found: Audit) -> None:
+    replay.begin()
+    if chain.states.get(0, replay.state) != replay.state:
+        found.find(0, "server", "server step", "the state before round 1 is not that of this configuration and seed")
+
+
+def _round(replay: Replay, folder: Path, chain: digests.Chain, found: Audit) -> bool:
+    """Train the next round and compare it; whether it is the same, so that the next may follow."""
+    round = replay.round + 1
+    again, known = replay.next(_lr(replay, folder, round, found)), chain.rounds.get(round)
+    if known is None:  # from before the run took digests down
+        same = chain.states.get(round, again.state) == again.state
+        if not same:
+            found.unchecked.append(f"round {round}: the state that it ends with cannot be made again from round 1")
+        return same
+    wrong = _clients(again, known, found)
+    server = again.state != known["state"] or again.memory.get("server") != known["memory"].get("server")
+    if wrong:
+        found.unchecked.append(f"the server's step of round {round}, as what came in could not be made again")
+    elif server:
+        found.find(round, "server", "server step", "the state is not what the server makes of what came in")
+    else:
+        _scores(replay, folder, chain, found)
+    return not (wrong or server)
+
+
+def _lr(replay: Replay, folder: Path, round: int, found: Audit) -> float:
+    """The learning rate with which the run trained a round."""
+    lines = read_records(folder / "metrics.jsonl")
+    recorded = next((line.get("lr") for line in lines if (line["kind"], line["round"]) == ("round", round)), None)
+    if (lr := lr_of(replay.experiment.config, round, recorded)) is not None:
+        return lr
+    found.find(round, "", "client pass", f"the learning rate {recorded} is not that of the configuration")
+    return replay.experiment.config.local.lr
+
+
+def _clients(again: Round, known: Mapping[str, Any], found: Audit) -> set[str]:
+    """The clients whose round differs; of each only the first thing that does, as the others follow from it."""
+    wrong: set[str] = set()
+    for kind, now, then, what in (
+        ("message", again.sent, known["sent"], "was not sent what follows from the server's state"),
+        ("client pass", again.uploads, known["uploads"], "what came in is not what it makes of what it was sent"),
+        ("memory", again.memory, known["memory"], "what it remembers is not what it makes of what it was sent"),
+    ):
+        for client in sorted({*now, *then} - wrong - {"server"}):
+            if now.get(client) != then.get(client):
+                wrong.add(client)
+                found.find(again.round, client, kind, what)
+    return wrong
+
+
+def _scores(replay: Replay, folder: Path, chain: digests.Chain, found: Audit) -> None:
+    """The scores of the round that the replay has reached, as far as it had some."""
+    config, round = replay.experiment.config, replay.round
+    lines = read_records(folder / "metrics.jsonl")
+    known = score_line(lines, round, config.eval.during)
+    if known is not None and known not in comparable(lines):
+        return found.unchecked.append(f"the scores of round {round}, which were made with other settings")
+    if known is not None or (chain.rounds.get(round) or {}).get("due"):
+        _compare_scores(replay, known, config.eval.during, found)
+
+
+def score_line(lines: Collection[dict[str, Any]], round: int, split: str) -> dict[str, Any] | None:
+    """The line of metrics.jsonl with the scores of a round; None where there is none."""
+    return next((x for x in lines if x["kind"] == "score" and (x["round"], x["split"]) == (round, split)), None)
+
+
+def _compare_scores(replay: Replay, known: Mapping[str, Any] | None, split: str, found: Audit) -> None:
+    scores = replay.scores(split)
+    if scores is None and known is None:
+        return
+    line = {"kind": "score", "round": replay.round, "split": split, **(scores.as_json() if scores else {})}
+    again = json.loads(json.dumps(line))
+    if known is None:
+        found.find(replay.round, "", "scores", f"the {split} scores are missing")
+    elif again != known:
+        keys = [key for key in {**again, **known} if again.get(key) != known.get(key)]
+        said = f"{keys[0]} is {known.get(keys[0])} and should be {again.get(keys[0])}"
+        found.find(replay.round, "", "scores", f"the {split} scores: {said}")
+
+
+def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, Saved], found: Audit) -> None:
+    """The end of the run: finishing at the clients, test scores, exported models."""
+    experiment, tested = replay.experiment, json.loads((folder / "summary.json").read_text())["round"]
+    if tested not in kept:
+        return found.unchecked.append(
+            f"the end of the run: the checkpoint of round {tested} is not there, or not whole"
+        )
+    replay.restore(kept[tested])
+    messages = replay.messages()
+    replay.finish()
+    _compare_scores(replay, score_line(read_records(folder / "metrics.jsonl"), tested, "test"), "test", found)
+    then = (chain.end or {}).get("adapters", {})
+    names = dict.fromkeys(Path(name).parts[1] for name in then)
+    method, scored = experiment.method, experiment.scored
+    states = experiment.runtime.run({id: method.personalize(scored[id], messages[id]) for id in names})
+    with TemporaryDirectory() as scratch:
+        for id, state in states.items():
+            models.write(Path(scratch) / "adapters" / id, state, scored[id].structure, experiment.base, "")
+        for name, now in digests.of_files(Path(scratch)).items():
+            if then.get(name) != now:
+                what = "the exported model is not what the last step makes of this round"
+                found.find(tested, Path(name).parts[1], "export", what)
+    found.checked.append(f"the end of the run, from the checkpoint of round {tested}: test scores, exported models")

@@ -1,0 +1,137 @@
+"""Audits a run folder: first what it has kept (`kept.py`), then rounds that are trained again, to the last bit
+(`again.py`) or, in another environment than the run's, within a tolerance (`elsewhere.py`)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from llm_fed import methods
+from llm_fed.audit import again, elsewhere, kept
+from llm_fed.audit.findings import Audit
+from llm_fed.audit.replay import Replay
+from llm_fed.config import Config
+from llm_fed.errors import UserError
+from llm_fed.experiment.build import prepare
+from llm_fed.experiment.environment import environment
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
+from llm_fed.runs import digests
+from llm_fed.runs.folder import Run, read_config
+from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.launch import choose_device
+
+SAMPLE = 3  # rounds that are trained again if nobody says which
+
+
+def audit(
+    folder: Path,
+    *,
+    rounds: Collection[int] = (),
+    sample: int | None = None,
+    every: bool = False,
+    reporter: Reporter | None = None,
+    base: Base | ImageBase | None = None,
+) -> Audit:
+    """Check a run folder; nothing that the run has written there is changed.
+
+    Args:
+        rounds: to train again. Rounds on the way there, from the nearest checkpoint before, are compared as well.
+        sample: instead of these so many, drawn with the run's seed (default: `SAMPLE`).
+        every: instead of these all.
+        base: the run's, where it is loaded already.
+
+    Raises:
+        UserError: the folder is no run, its digests.jsonl is no JSON, or it has not recorded one of the rounds.
+        RunError: another process writes to it.
+    """
+    config, found = read_config(folder), Audit()
+    method = methods.build(config.method)
+    chain = digests.read(folder, finished=(folder / "summary.json").exists())
+    recorded = sorted(chain.rounds)
+    if unknown := sorted(set(rounds) - set(recorded)):
+        known = f"{recorded[0]} to {recorded[-1]}" if recorded else "none"
+        raise UserError(f"--rounds {unknown[0]}: {folder} has digests of rounds {known}")
+    drawn = random.Random(config.training_seed).sample(
+        recorded, min(SAMPLE if sample is None else sample, len(recorded))
+    )
+    wanted = recorded if every else sorted(rounds or drawn)
+    with Run(folder, config), _environment(folder, config) as (here, packing, changed):
+        _chain(chain, found)
+        kept.summary(folder, found)
+        kept.skipped(folder, config, chain, found)
+        good = kept.checkpoints(folder, chain, found)
+        kept.messages(good, chain, method, config, found, same_bits=not changed)
+        kept.exports(folder, chain, found)
+        if changed:
+            said = f"this is another environment than the run's ({'; '.join(changed)})"
+            found.unchecked.append(f"what would have to be equal to the last bit: {said}")
+        if (folder / "network.json").exists():
+            found.unchecked.append(
+                "client passes, server steps and scores: the clients of a network keep their examples, and the server "
+                "keeps no upload that it has taken in"
+            )
+        elif method.needs:
+            found.unchecked.append(
+                "the merging itself; the runs that it started from are in needs/, audit each of them"
+            )
+        else:
+            with _replay(here, packing, reporter or Reporter(), base) as replay:
+                if changed or not chain.lines:
+                    elsewhere.compare(replay, folder, good, found)
+                else:
+                    again.compare(replay, folder, chain, good, wanted, found)
+    return found
+
+
+def _chain(chain: digests.Chain, found: Audit) -> None:
+    for round, flaw in chain.flaws:
+        found.find(round, "", "chain", flaw)
+    if not chain.lines:
+        return found.unchecked.append(
+            f"all that {digests.FILE} says: there is none, as an earlier version made the run"
+        )
+    found.checked.append(f"the chain of {len(chain.lines)} lines, and metrics.jsonl beside it")
+    if chain.lines[0]["kind"] == "begin" and (before := chain.lines[0]["round"]):
+        found.unchecked.append(f"rounds 1 to {before}, which are from before the version that takes digests down")
+
+
+@contextmanager
+def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, int, list[str]]]:
+    """Compute as the run did, as far as this machine can: (its configuration on a device that is here, its clients per
+    pass, what is different here in words)."""
+    try:
+        before = {"processes": 1, **json.loads((folder / "environment.json").read_text())}
+        threads, packing = before["threads"], before["clients_per_pass"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{folder / 'environment.json'} says where a run was made, and cannot be read: {error}"
+        ) from error
+    usual = torch.get_num_threads()
+    if config.device == "cuda" and not torch.cuda.is_available():
+        config = replace(config, device="auto")
+    torch.set_num_threads(threads)
+    try:
+        now = environment(torch.device(choose_device(config.device)), config.base.dtype, packing)
+        changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
+        if before.get("continued"):
+            changed.append("it was continued in another one than it began in")
+        yield config, packing, changed
+    finally:
+        torch.set_num_threads(usual)
+
+
+@contextmanager
+def _replay(config: Config, packing: int, reporter: Reporter, base: Base | ImageBase | None) -> Iterator[Replay]:
+    experiment = prepare(config, reporter, base=base)
+    experiment.runtime.clients_per_pass = packing
+    with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:
+        run.begin()
+        yield Replay(experiment, run)

@@ -1,0 +1,148 @@
+"""Trains again in another environment than the run's, where nothing is equal to the last bit: from round 0 and from
+each kept checkpoint to the next one, and compares where that leads, and the scores of each checkpoint, within
+tolerances. docs/audit.md has the measurements behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm_fed.audit.again import score_line
+from llm_fed.audit.findings import Audit
+from llm_fed.audit.replay import Replay, lr_of
+from llm_fed.config import Config
+from llm_fed.messages.wire import Message
+from llm_fed.runs.checkpoint import Saved
+from llm_fed.runs.folder import comparable, read_records
+from llm_fed.state import State
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Up to where a difference is rounding.
+
+    Attributes:
+        way: how far from a kept state, as a share of the way that led to it.
+        rounds: from one checkpoint to the next; differences grow from round to round, and beyond this nothing is said.
+        loss: by how much a client's loss under a kept state may differ, as a share of it.
+    """
+
+    way: float
+    rounds: int
+    loss: float
+
+
+ADAPTERS = Limits(way=0.01, rounds=10, loss=0.005)
+SIXTEEN_BITS = Limits(way=0.3, rounds=10, loss=0.05)  # adapters of a base that computes in bfloat16 or float16
+# Some entries of whole models (a bias before BatchNorm) have a gradient of nothing but rounding, which Adam makes as
+# long as any other.
+WHOLE_MODELS = Limits(way=0.2, rounds=3, loss=0.005)
+# By how many points the mean score may differ, or by one example's worth: texts tip where two words are equally likely.
+POINTS = 2.0
+FLOOR = 1e-6  # what float32 itself leaves open of a state's norm, where the way to it was short
+
+
+def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], found: Audit) -> None:
+    """Train from round 0 and from each kept checkpoint to the next one; score what is kept."""
+    lines, config = read_records(folder / "metrics.jsonl"), replay.experiment.config
+    limits = _limits(config)
+    recorded = {line["round"]: line["lr"] for line in lines if line["kind"] == "round"}
+    for start, end in pairwise(sorted({0, *kept})):
+        if end - start > limits.rounds:
+            found.unchecked.append(
+                f"rounds {start + 1} to {end}: the checkpoints lie more than {limits.rounds} rounds apart"
+            )
+            continue
+        replay.restore(kept[start]) if start else replay.begin()
+        before = {name: _numbers(value) for name, value in _held(replay).items()}
+        rates = [lr_of(config, round, recorded.get(round)) for round in range(start + 1, end + 1)]
+        if None in rates:
+            found.find(start + 1, "", "client pass", "the learning rate is not that of the configuration")
+        for rate in rates:
+            replay.next(config.local.lr if rate is None else rate)
+        after = _held(replay)
+        replay.restore(kept[end])
+        worst = _compare_held(before, after, _held(replay), (start, end), limits.way, found)
+        found.drift[f"{start}-{end}"] = worst
+        found.checked.append(
+            f"rounds {start + 1} to {end}, trained again: they end within {worst:.2g} of the way that the run went"
+        )
+    for round in kept:
+        replay.restore(kept[round])
+        known = score_line(comparable(lines), round, config.eval.during)
+        if known is not None:
+            _compare_scores(replay, known, found)
+
+
+def _limits(config: Config) -> Limits:
+    if config.adapter is None:
+        return WHOLE_MODELS
+    return ADAPTERS if config.base.dtype == "float32" else SIXTEEN_BITS
+
+
+def _held(replay: Replay) -> dict[str, Message]:
+    """By name the server's state, and what each client remembers."""
+    e = replay.experiment
+    return {"server": replay.progress.state} | {id: dict(sorted(site.memory.items())) for id, site in e.clients.items()}
+
+
+def _compare_held(
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Message],
+    kept: Mapping[str, Message],
+    rounds: tuple[int, int],
+    tolerance: float,
+    found: Audit,
+) -> float:
+    """Find whoever is not where the run has left it; the greatest distance, as a share of the way that was gone."""
+    worst = 0.0
+    for name in kept:
+        now, then = _numbers(after[name]), _numbers(kept[name])
+        same_shape = now.numel() == then.numel()
+        off = float((now - then).norm()) if same_shape else math.inf
+        was = before[name] if before[name].numel() == then.numel() else 0.0  # it remembered nothing yet
+        way = float((then - was).norm())
+        share = off / way if way else math.inf if off else 0.0
+        worst = max(worst, share)
+        if off > tolerance * way + FLOOR * float(then.norm()):
+            kind = "server step" if name == "server" else "memory"
+            what = f"trained again from round {rounds[0]}, it ends {share:.2g} of the way elsewhere"
+            found.find(rounds[1], name, kind, f"{what}; up to {tolerance:g} is rounding")
+    return worst
+
+
+def _numbers(message: Any) -> Tensor:
+    """All floating numbers of a message in one row, as float64."""
+    if isinstance(message, State):
+        return _numbers([message.row, *message.extras.values()])
+    if isinstance(message, dict | list | tuple):
+        items = message.values() if isinstance(message, dict) else message
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *map(_numbers, items)])
+    if isinstance(message, float) or (isinstance(message, Tensor) and message.is_floating_point()):
+        return torch.as_tensor(message).detach().double().reshape(-1).cpu()
+    return torch.zeros(0, dtype=torch.float64)
+
+
+def _compare_scores(replay: Replay, known: Mapping[str, Any], found: Audit) -> None:
+    """The scores of a kept checkpoint: the losses of each client, and the mean score."""
+    split, tolerance = known["split"], _limits(replay.experiment.config).loss
+    scores = replay.scores(split)
+    if scores is None:
+        return
+    for client, loss in scores.losses.items():
+        then = known["losses"].get(client)
+        if None not in (loss, then) and not math.isclose(loss, then, rel_tol=tolerance):  # type: ignore[arg-type]
+            found.find(replay.round, client, "scores", f"its {split} loss is {then} and should be about {loss:.6g}")
+    limit, sites = replay.experiment.config.eval.limit, replay.experiment.scored.values()
+    asked = [len(site.data.queries[split][:limit]) for site in sites if site.data.queries.get(split)]
+    allowed = max(POINTS, 100 / min(asked) / len(asked))
+    if abs(scores.mean - known["mean"]) > allowed or scores.clients.keys() != known["clients"].keys():
+        what = f"the mean {split} score is {known['mean']:g} and should be about {scores.mean:g}"
+        found.find(replay.round, "", "scores", what)

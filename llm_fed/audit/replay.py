@@ -1,0 +1,136 @@
+"""Trains rounds of a run again, step by step, to compare what comes out with what the run took down.
+
+This is a second way through a round, beside `federation.loop` and `federation.clients`: a mistake in how these hand
+messages to clients must not repeat itself here. Methods, engines, privacy and the checks of uploads are the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from llm_fed.config import Config
+from llm_fed.errors import RunError
+from llm_fed.eval.scores import Summary
+from llm_fed.experiment.build import Experiment
+from llm_fed.federation.clients import encoded_upload, reported_examples, run_each
+from llm_fed.federation.privacy import central, released
+from llm_fed.federation.progress import InFlight, Progress, memories, restore
+from llm_fed.federation.uploads import arrivals
+from llm_fed.messages.outline import skeleton
+from llm_fed.messages.wire import Message, pack, unpack
+from llm_fed.runs import digests, extend
+from llm_fed.runs.checkpoint import Saved
+from llm_fed.runs.folder import Run
+from llm_fed.runs.rows import Memory
+
+
+@dataclass(frozen=True)
+class Round:
+    """The digests of a round that was trained again, as a line of digests.jsonl has them."""
+
+    round: int
+    sent: dict[str, str]
+    uploads: dict[str, str]
+    memory: dict[str, str]
+    state: str
+
+
+class Replay:
+    """A run's clients and server, at the end of some round.
+
+    Args:
+        experiment: of the run's configuration; its sites are used up.
+        scratch: a run in a folder that is thrown away.
+    """
+
+    def __init__(self, experiment: Experiment, scratch: Run):
+        self.experiment, self._scratch = experiment, scratch
+        self.progress = Progress(None)
+
+    @property
+    def round(self) -> int:
+        return self.progress.round
+
+    @property
+    def state(self) -> str:
+        """The digest of the server's state."""
+        return digests.of_message(self.progress.state)
+
+    def begin(self) -> None:
+        """Before round 1, from the configuration alone."""
+        server = self.experiment.server
+        for site in [*self.experiment.clients.values(), server]:
+            site.memory = Memory(self._scratch.checkpoints.store)
+        self.progress = Progress(self.experiment.method.init(server))
+
+    def restore(self, saved: Saved) -> None:
+        """After the round of a checkpoint."""
+        self.progress = restore(saved, self.experiment.clients, self.experiment.server)
+
+    def memories(self, of: Iterable[str]) -> dict[str, str]:
+        """By name the digests of what these sites and the server remember; of those who remember nothing none."""
+        found = memories(self.experiment.clients, self.experiment.server)
+        return {id: digests.of_memory(own) for id, own in found.items() if own and id in {*of, "server"}}
+
+    def next(self, lr: float) -> Round:
+        """Train the next round."""
+        e, progress, config = self.experiment, self.progress, self.experiment.config
+        method, round = e.method, progress.round + 1
+        asks, state = e.schedule.asks(round), progress.state
+        sent = {ask.client: pack(method.broadcast(state, ask.client), config.transport.down) for ask in asks}
+        delays = {ask.client: ask.delay for ask in asks if ask.delay is not None}
+        for client in delays:
+            e.clients[client].begin(round, lr)
+        work = {client: method.client_update(e.clients[client], unpack(sent[client])) for client in delays}
+        uploads, flying = {}, []
+        for client, answer in run_each(e.clients, work, e.runtime).items():
+            if isinstance(answer, Exception):
+                continue
+            content = encoded_upload(answer, config, config.training_seed, round, client)
+            uploads[client] = digests.digest(content)
+            expected = skeleton(method.upload_like(unpack(sent[client])))
+            row = self._scratch.checkpoints.store.row(content)
+            examples = reported_examples(e.clients[client], config)
+            flying.append(InFlight(client, round, round + delays[client], examples, row, expected))
+        progress.round = round
+        progress.in_flight = [*progress.in_flight, *flying]
+        arrived = arrivals(self._scratch, progress, {})
+        if central(config.privacy):
+            like = method.upload_like(method.broadcast(state, e.server.clients[0]))
+            arrived = [released(arrived, like, config, len(e.server.clients), config.training_seed, round)]
+        e.server.begin(round, lr)
+        (outcome,) = e.runtime.run({"server": method.server_update(e.server, state, arrived)}).values()
+        if isinstance(outcome, Exception):
+            raise RunError(f"round {round}: the server's step failed in the replay: {outcome}") from outcome
+        progress.state = outcome
+        hashed = {client: digests.digest(data) for client, data in sent.items()}
+        return Round(round, hashed, uploads, self.memories(sent), self.state)
+
+    def messages(self) -> dict[str, Message]:
+        """What everybody who is scored would be sent now."""
+        e = self.experiment
+        down, state = e.config.transport.down, self.progress.state
+        return {id: unpack(pack(e.method.broadcast(state, id), down)) for id in e.scored}
+
+    def scores(self, split: str) -> Summary | None:
+        return self.experiment.evaluate(self.messages(), split)
+
+    def finish(self) -> None:
+        """What clients do once, after the last round."""
+        e, config = self.experiment, self.experiment.config
+        down, state = config.transport.down, self.progress.state
+        for site in e.clients.values():
+            site.begin(config.rounds + 1, config.local.lr)
+        work = {
+            id: e.method.finish(site, unpack(pack(e.method.broadcast(state, id), down)))
+            for id, site in e.clients.items()
+        }
+        run_each(e.clients, work, e.runtime)
+
+
+def lr_of(config: Config, round: int, recorded: float | None) -> float | None:
+    """The learning rate of a round, which depends on how many rounds the run had at the time: it may have been
+    extended. None: no number of rounds gives the recorded one."""
+    possible = [config, *(replace(config, rounds=rounds) for rounds in range(round, config.rounds))]
+    return next((lr for each in possible if (lr := extend.lr(each, round)) == recorded), None)

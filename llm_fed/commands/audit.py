@@ -1,0 +1,39 @@
+"""`llm-fed audit`: what was checked of a run, what differs, and what could not be checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from llm_fed.audit.audit import audit
+from llm_fed.errors import UserError
+from llm_fed.experiment.run import quiet
+
+
+def show(folder: Path, rounds: str | None, sample: int | None, every: bool, as_json: bool) -> bool:
+    """Audit a run folder and print the outcome; whether nothing was found.
+
+    Raises:
+        UserError: the options are wrong, or see `audit`.
+    """
+    if sum(given is not None for given in (rounds, sample)) + every > 1:
+        raise UserError("give one of --rounds, --sample and --all")
+    try:
+        chosen = [int(word) for word in rounds.split(",")] if rounds else []
+    except ValueError as error:
+        raise UserError(f"--rounds {rounds} is no list of rounds; give numbers, e.g. --rounds 1,5") from error
+    quiet()
+    found = audit(folder, rounds=chosen, sample=sample, every=every)
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return not found.findings
+    for line in found.checked:
+        print(f"checked      {line}")
+    for line in found.unchecked:
+        print(f"not checked  {line}")
+    for item in found.findings:
+        where = f"round {item.round}" + (f", {item.client}" if item.client else "")
+        print(f"DIFFERS      {where}: {item.kind}: {item.what}")
+    print(f"{len(found.findings)} findings" if found.findings else "nothing differs")
+    return not found.findings

@@ -1,0 +1,45 @@
+"""Ditto: Fair and Robust Federated Learning Through Personalization (Li, Hu, Beirami, Smith; ICML 2021), Algorithm
+1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from llm_fed.errors import UserError
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method
+from llm_fed.settings import NonNegativeFloat
+from llm_fed.site import Site
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """FedAvg for one global model, and beside it each client trains a model of its own, which never leaves it and is
+    pulled towards the global one: its loss has lambda / 2 ||v - w||^2 added.
+
+    A client takes twice the steps of FedAvg.
+    Deviation: its two models see batches of their own; in the published code both see the same (`test_ditto_by_hand`).
+    """
+
+    paper: ClassVar[str] = "Ditto (Li et al. 2021)"
+    mean_only: ClassVar[bool] = True
+
+    strength: NonNegativeFloat = 0.1  # lambda; 0: local training. The paper tries 0.05 to 2
+
+    def init(self, server: Site) -> Message:
+        if server.local.proximal:
+            raise UserError(
+                "ditto has a proximal term of its own, of strength method.strength; leave local.proximal out"
+            )
+        return server.initial()
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        trained = await client.fit(message)
+        own = client.memory.get("personal") or client.initial()
+        pulled = replace(client.optimizer, proximal=self.strength / 2, anchor=message)
+        client.memory["personal"] = await client.fit(own, optimizer=pulled)
+        return trained - message
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return client.memory.get("personal", message)

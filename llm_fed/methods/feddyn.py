@@ -1,0 +1,62 @@
+"""FedDyn: Federated Learning Based on Dynamic Regularization (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama; ICLR
+2021), Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from llm_fed.errors import UserError
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload
+from llm_fed.settings import PositiveFloat
+from llm_fed.site import Site
+from llm_fed.state import State
+
+
+@dataclass(frozen=True)
+class FedDyn(Method):
+    """FedAvg whose clients add -<g_k, theta> + alpha / 2 ||theta - theta_t||^2 to their loss, where g_k is the gradient
+    at which their last training ended. In the limit clients and server then agree on one stationary point.
+
+    All clients weigh the same. An answer that never arrives leaves the server's h behind the mean of the g_k.
+    Deviation: alpha is the same for all clients; the published code divides it by the client's share of the examples
+    (`test_feddyn_by_hand`).
+    """
+
+    paper: ClassVar[str] = "FedDyn (Acar et al. 2021)"
+    robust: ClassVar[bool] = True
+
+    alpha: PositiveFloat = 0.01  # the paper tries 0.001 to 0.1
+
+    def init(self, server: Site) -> Message:
+        if server.local.proximal:
+            raise UserError("feddyn has a proximal term of its own, of strength method.alpha; leave local.proximal out")
+        model = server.initial()
+        return {"model": model, "h": 0 * parameters(model)}
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        return state["model"]
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        gradient = client.memory.get("gradient", 0 * parameters(message))
+        optimizer = replace(client.optimizer, proximal=self.alpha / 2, correction=-1.0 * gradient)
+        update = await client.fit(message, optimizer=optimizer) - message
+        client.memory["gradient"] = gradient - self.alpha * parameters(update)
+        return update
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads or not server.enough(len(uploads)):
+            return state
+        mean = server.average([upload.content for upload in uploads])
+        h = state["h"] - self.alpha * len(uploads) / len(server.clients) * parameters(mean)
+        model = state["model"] + mean
+        return {"model": State(model.layout, model.row - h.row / self.alpha, model.extras), "h": h}
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return message
+
+
+def parameters(state: State) -> State:
+    """The state without running statistics."""
+    return state.pick(tuple(state))

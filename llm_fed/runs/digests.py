@@ -1,0 +1,200 @@
+"""digests.jsonl: while a run goes on, a chain of digests of what its clients were sent, what came in, and what the
+server made of it. `llm-fed audit` compares a replay with it.
+
+A line holds the digest of the line before it, so that none can be changed alone. All digests are SHA-256 of packed
+messages (`wire.pack`), in hexadecimal digits:
+
+    begin   round, state                                 before the first round that is recorded
+    round   round, sent, uploads, memory, state, due     after each round; whether it was to be scored
+    end     round, adapters                              what was exported: by file
+
+`sent`, `uploads` and `memory` are by client; `memory` is of those who were asked, and of the server where it has one.
+Each line says as `metrics` how long metrics.jsonl was, and the digest of what was added to it since the line before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_fed.errors import RunError, UserError
+from llm_fed.messages.wire import Message, pack
+from llm_fed.runs.rows import Memory
+
+FILE = "digests.jsonl"
+Write = Callable[[Path, Mapping[str, Any]], None]
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def of_message(message: Message) -> str:
+    """The digest of a message as it is packed, without `transport`'s encoding."""
+    return digest(pack(message))
+
+
+def of_memory(memory: Memory) -> str:
+    """The digest of all that a site remembers; its rows are hashed once, by whoever comes first."""
+    return digest(json.dumps(sorted((key, row.digest) for key, row in memory.rows.items())).encode())
+
+
+def of_files(folder: Path) -> dict[str, str]:
+    """By path below a run folder the digests of the weights that it has exported."""
+    files = sorted((folder / "adapters").glob("[!.]*/**/*.safetensors"))
+    return {str(path.relative_to(folder)): digest(path.read_bytes()) for path in files}
+
+
+class Digests:
+    """Writes the chain of one run.
+
+    Args:
+        write: appends a line to a file.
+    """
+
+    def __init__(self, folder: Path, write: Write):
+        self._path, self._metrics, self._write = folder / FILE, folder / "metrics.jsonl", write
+        self._sent: dict[str, str] = {}
+        self._last: dict[str, Any] = {}  # the line before, since `rewind`
+
+    @property
+    def empty(self) -> bool:
+        return not self._last
+
+    def mark(self) -> int:
+        """Bring the file safely to the disk; its length in bytes."""
+        if not self._path.exists():
+            return 0
+        with open(self._path, "rb") as file:
+            os.fsync(file.fileno())
+            return file.seek(0, os.SEEK_END)
+
+    def rewind(self, mark: int) -> None:
+        """Cut the file back to what it held at a checkpoint; 0 where that is of a version that kept none.
+
+        Raises:
+            RunError: the file is shorter than it was, or damaged (somebody else changed it).
+        """
+        self._last = {}
+        length = self._path.stat().st_size if self._path.exists() else 0
+        if length < mark:
+            raise RunError(f"{self._path} has {length} bytes but the checkpoint saw {mark}: it was cut. Give --fresh.")
+        if not length:
+            return
+        os.truncate(self._path, mark)
+        try:
+            self._last = next(reversed(_lines(self._path)), {})
+        except ValueError as error:
+            raise RunError(f"{self._path} is damaged: {error}; start again with --fresh") from error
+
+    def begin(self, round: int, state: Message) -> None:
+        self._append({"kind": "begin", "round": round, "state": of_message(state)})
+
+    def sent(self, messages: Mapping[str, bytes]) -> None:
+        """Take down what the clients of this round are sent; many are sent the same bytes, which are hashed once."""
+        known = {id(data): data for data in messages.values()}
+        found = {key: digest(data) for key, data in known.items()}
+        self._sent = {client: found[id(data)] for client, data in messages.items()}
+
+    def round(
+        self, round: int, uploads: Mapping[str, str], memories: Mapping[str, Memory], state: Message, *, due: bool
+    ) -> None:
+        """Write a round's line; `memories` of clients who were not asked are left out.
+
+        Args:
+            due: whether this round was to be scored.
+        """
+        held = {id: of_memory(own) for id, own in memories.items() if own and id in {*self._sent, "server"}}
+        line = {"kind": "round", "round": round, "sent": self._sent, "uploads": uploads, "memory": held}
+        self._append({**line, "state": of_message(state), "due": due})
+        self._sent = {}
+
+    def end(self, round: int, folder: Path) -> None:
+        self._append({"kind": "end", "round": round, "adapters": of_files(folder)})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        start, _ = self._last.get("metrics", (0, ""))
+        added = _segment(self._metrics, start, None)
+        line = {**line, "metrics": [start + len(added), digest(added)]}
+        self._last = {**line, "chain": _link(self._last.get("chain", ""), line)}
+        self._write(self._path, self._last)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """digests.jsonl as it was read.
+
+    Attributes:
+        flaws: (round, what is wrong) with the chain itself or with metrics.jsonl.
+    """
+
+    lines: list[dict[str, Any]]
+    flaws: list[tuple[int, str]]
+
+    @property
+    def rounds(self) -> dict[int, dict[str, Any]]:
+        return {line["round"]: line for line in self.lines if line["kind"] == "round"}
+
+    @property
+    def states(self) -> dict[int, str]:
+        """The digest of the server's state after each round that is recorded."""
+        return {line["round"]: line["state"] for line in self.lines if line["kind"] != "end"}
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        return next((line for line in self.lines if line["kind"] == "end"), None)
+
+
+def read(folder: Path, *, finished: bool) -> Chain:
+    """The chain of a run folder, checked against itself and metrics.jsonl; without lines where there is none.
+
+    Raises:
+        UserError: it is no JSON.
+    """
+    path, metrics = folder / FILE, folder / "metrics.jsonl"
+    if not path.exists():
+        return Chain([], [])
+    try:
+        lines = _lines(path)
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}; nothing can be compared with it") from error
+    flaws, before, start, expected = [], "", 0, None
+    for line in lines:
+        round = line.get("round", 0)
+        if line.get("chain") != _link(before, {key: value for key, value in line.items() if key != "chain"}):
+            flaws.append((round, f"the line {line.get('kind')!r} of {FILE} does not follow from the line before it"))
+        if expected is not None and line.get("kind") == "round" and round != expected:
+            flaws.append((round, f"{FILE} goes from round {expected - 1} to round {round}"))
+        end, known = line["metrics"]
+        if digest(_segment(metrics, start, end)) != known:
+            flaws.append((round, f"metrics.jsonl is not what was written until this line ({line['kind']})"))
+        before, start = line.get("chain", ""), end
+        expected = round + 1
+    if finished and not any(line["kind"] == "end" for line in lines):
+        flaws.append((0, f"the run is finished, and {FILE} has no last line"))
+    if finished and metrics.exists() and metrics.stat().st_size > start:
+        flaws.append((0, "metrics.jsonl has lines that were added after the end of the run"))
+    return Chain(lines, flaws)
+
+
+def _link(before: str, line: Mapping[str, Any]) -> str:
+    return digest((before + json.dumps(line, ensure_ascii=False)).encode())
+
+
+def _segment(path: Path, start: int, end: int | None) -> bytes:
+    if not path.exists():
+        return b""
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read() if end is None else file.read(end - start)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of the file; an unfinished last one of a killed run is left out."""
+    whole: Iterable[bytes] = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in whole]

@@ -1,0 +1,209 @@
+"""`llm-fed audit`: clean runs give no finding, injected faults are found, and the chain survives a resume."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import audit_runs
+import older
+import pytest
+from rich.console import Console
+
+from llm_fed.audit.audit import audit
+from llm_fed.audit.replay import Replay
+from llm_fed.runs import digests
+from llm_fed.runs.tracking import Reporter
+
+
+@pytest.fixture(scope="module")
+def faults() -> Any:
+    """scripts/analysis/audit_faults.py"""
+    import importlib
+    import sys
+
+    folder = str(Path(__file__).parents[2] / "scripts" / "analysis")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [folder, *sys.path])
+        yield importlib.import_module("audit_faults")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, tuple[Any, Path]]:
+    """Configuration and folder of a clean run of each family, made when it is asked for; not to be changed."""
+    place = tmp_path_factory.mktemp("runs")
+
+    class Made(dict[str, tuple[Any, Path]]):
+        def __missing__(self, family: str) -> tuple[Any, Path]:
+            config = audit_runs.configured(family, place / "data")
+            self[family] = config, audit_runs.train(family, config, place / family)
+            return self[family]
+
+    return Made()
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "fedmerge",
+        "feddle, late answers",
+        "fedproto, image models",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedit", "local", "scaffold", "half of the clients")),
+    ],
+)
+def test_a_clean_run_gives_no_finding(faults, runs, family):
+    config, folder = runs[family]
+    found = audit_runs.audited(folder, config)
+    assert (found.findings, found.unchecked) == ([], [])
+    rounds = ", ".join(str(round + 1) for round in range(config.rounds))
+    assert f"rounds {rounds}, trained again" in found.checked
+
+
+def test_a_resumed_run_has_the_same_digests_and_no_finding(faults, runs):
+    (_, whole), (config, resumed) = runs["fedit"], runs["resumed"]
+    assert (resumed / digests.FILE).read_bytes() == (whole / digests.FILE).read_bytes()
+    assert not audit_runs.audited(resumed, config).findings
+
+
+@pytest.mark.parametrize("number", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 20))])
+def test_an_injected_fault_is_found_and_named(faults, runs, tmp_path, number):
+    kind, family = faults.KINDS[number % 6], ("fedit", "fedmerge", "fedproto, image models", "scaffold")[number % 4]
+    config, clean = runs[family]
+    draw, fault = random.Random(number), None
+    while fault is None:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        fault = faults.inject(kind, family, config, clean, tmp_path / "run", draw)
+    found = audit_runs.audited(tmp_path / "run", config)
+    assert fault.named(found), (kind, family, fault, found.findings)
+
+
+def test_one_clients_fault_is_no_finding_about_another(faults, runs, tmp_path):
+    """Nor are the rounds that follow from it: they cannot be made again, which is said."""
+    config, clean = runs["fedit"]
+    fault = faults.inject("stale message", "fedit", config, clean, tmp_path / "run", random.Random(1))
+    found = audit_runs.audited(tmp_path / "run", config)
+    assert {(item.round, item.client) for item in found.findings} == {(fault.round, fault.client)}
+    assert any("the server's step of round" in line for line in found.unchecked)
+
+
+def test_a_line_of_the_chain_cannot_be_changed_alone(faults, runs, tmp_path):
+    config, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    lines = (folder / digests.FILE).read_text().splitlines()
+    line = json.loads(lines[2])
+    line["uploads"]["ada"] = line["uploads"]["bob"]
+    (folder / digests.FILE).write_text("\n".join([*lines[:2], json.dumps(line), *lines[3:], ""]))
+    kinds = {(item.round, item.client, item.kind) for item in audit_runs.audited(folder, config).findings}
+    assert {(2, "", "chain"), (2, "ada", "client pass")} <= kinds
+
+
+@pytest.mark.parametrize("round", [2, 3])
+def test_scores_that_are_missing_are_found_without_training(runs, tmp_path, round):
+    """Of a round that was to be scored, and of the last one, which always is."""
+    config, clean = runs["scored every second round"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if f'"round": {round}, "split": "validation"' not in line))
+    found = audit(folder, sample=0, reporter=Reporter(Console(quiet=True))).findings
+    assert (round, "", "scores") in {(item.round, item.client, item.kind) for item in found}
+    assert not [item for item in found if item.kind == "scores" and item.round != round]
+
+
+@pytest.mark.parametrize("family", ["fedit", "fedsa", pytest.param("fedbn, image models", marks=pytest.mark.slow)])
+def test_elsewhere_a_clean_run_gives_no_finding(runs, tmp_path, family):
+    config, clean = runs[family]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    found = audit_runs.audited(folder, config, elsewhere=1)
+    assert not found.findings and not any("trained again" in line and "within" not in line for line in found.checked)
+    assert any("another environment" in line and "torch another ->" in line for line in found.unchecked)
+    assert list(found.drift) == ["run 0-2", "run 2-3"]
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.009, []), (0.011, [(3, "server")])])
+def test_elsewhere_a_round_that_ends_aside_is_found_from_the_tolerance_on(runs, tmp_path, monkeypatch, share, found):
+    """Each round of the replay ends a share of the server's step too far."""
+    config, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    real = Replay.next
+
+    def further(self, lr):
+        before = self.progress.state
+        said = real(self, lr)
+        self.progress.state += share * (self.progress.state - before)
+        return said
+
+    monkeypatch.setattr(Replay, "next", further)
+    outcome = audit_runs.audited(folder, config, elsewhere=1)
+    assert outcome.drift["run 2-3"] == pytest.approx(share, rel=1e-3)
+    assert [(item.round, item.client) for item in outcome.findings if item.round == 3] == found
+
+
+@pytest.mark.parametrize(("kind", "family"), [("no broadcast", "fedit"), ("swapped clients", "fedmerge")])
+def test_elsewhere_a_fault_between_kept_checkpoints_is_found(faults, runs, tmp_path, kind, family):
+    config, clean = runs[family]
+    fault = faults.inject(kind, family, config, clean, tmp_path / "run", random.Random(1))
+    found = audit_runs.audited(tmp_path / "run", config, elsewhere=1)
+    assert fault and ("server", "server step") in {(item.client, item.kind) for item in found.findings}
+
+
+def test_elsewhere_a_score_that_does_not_follow_is_found(runs, tmp_path):
+    """Also where the chain was written anew to match."""
+    config, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if (line["kind"], line["round"], line.get("split")) == ("score", 2, "validation"):
+            line["losses"]["ada"] *= 0.98
+            line["mean"] += 60
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = audit_runs.audited(folder, config, elsewhere=1).findings
+    assert {(item.round, item.client) for item in found if item.kind == "scores"} == {(2, "ada"), (2, "")}
+
+
+def test_a_run_that_was_continued_elsewhere_is_not_expected_to_be_equal_to_the_last_bit(runs, tmp_path):
+    config, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    path = folder / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "continued": [{"torch": "another"}]}))
+    found = audit_runs.audited(folder, config)
+    assert not found.findings and any("was continued in another one" in line for line in found.unchecked)
+    assert list(found.drift) == ["run 0-2", "run 2-3"]
+
+
+def test_a_run_of_an_older_version(runs, tmp_path):
+    """Finished, what it has kept is compared with what follows from it; continued, its chain begins there."""
+    config, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    older.without_digests(folder)
+    found = audit_runs.audited(folder, config)
+    assert not found.findings and found.drift == {"run 0-2": 0.0, "run 2-3": 0.0}
+    assert any("an earlier version made the run" in line for line in found.unchecked)
+
+    longer = replace(config, rounds=config.rounds + 2)
+    audit_runs.train("fedit", longer, folder)
+    found = audit_runs.audited(folder, longer)
+    assert not found.findings and "rounds 4, 5, trained again" in found.checked
+    assert any("rounds 1 to 3, which are from before" in line for line in found.unchecked)
+
+
+def test_the_command(llm_fed, finished, tmp_path):
+    said = llm_fed("audit", finished, "--rounds", "2")
+    assert said.code == 0 and "rounds 1, 2, trained again" in said.out and said.out.endswith("nothing differs\n")
+    folder = shutil.copytree(finished, tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"steps": 8', '"steps": 9', 1))
+    said = llm_fed("audit", folder, "--sample", 0, "--json")
+    (finding,) = json.loads(said.out)["findings"]
+    assert said.code == 1 and (finding["round"], finding["kind"]) == (1, "chain")
+    llm_fed("audit", finished, "--rounds", "9").assert_refused("--rounds 9", "digests of rounds 1 to 3")
+    llm_fed("audit", finished, "--rounds", "9", "--all").assert_refused("one of --rounds, --sample and --all")
+    llm_fed("audit", finished, "--rounds", "x").assert_refused("--rounds x is no list of rounds")
+    (folder / digests.FILE).unlink()
+    said = llm_fed("audit", folder)
+    assert said.code == 1 and "digests.jsonl was there when this checkpoint was written" in said.out

@@ -1,0 +1,120 @@
+"""digests.jsonl: a run that dies at any write ends with the same file, and a run of an older version begins one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import older
+import pytest
+import toy_rounds
+
+from llm_fed.errors import RunError
+from llm_fed.eval.scores import summarize
+from llm_fed.runs import digests
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.folder import Run
+
+FILES = (digests.FILE, "metrics.jsonl")
+
+
+class Death(KeyboardInterrupt):
+    """The process ends here, as far as the run can tell."""
+
+
+def go(folder, **options):
+    return toy_rounds.go(
+        folder, rounds=3, evaluate=lambda messages, split: summarize("m", dict.fromkeys(messages, 1.0)), **options
+    )
+
+
+def dies(folder, at, patch):
+    """A run that dies at its `at`-th step to the disk: before a line or a whole file is written, with half of it
+    written, or before something is made safe, renamed, cut or deleted. Whether it died."""
+    steps = 0
+
+    def step():
+        nonlocal steps
+        steps += 1
+        if steps == at:
+            raise Death
+
+    def append(self, path, record):
+        step()
+        line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        with open(path, "ab", buffering=0) as file:
+            file.write(line[: len(line) // 2])
+            step()
+            file.write(line[len(line) // 2 :])
+
+    def before(real):
+        def call(*args, **options):
+            step()
+            return real(*args, **options)
+
+        return call
+
+    with patch.context() as patch:
+        patch.setattr(Run, "_append", append)
+        for module, name in ((os, "fsync"), (os, "replace"), (os, "truncate"), (shutil, "rmtree")):
+            patch.setattr(module, name, before(getattr(module, name)))
+        try:
+            go(folder)
+        except Death:
+            return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    go(folder)
+    chain = digests.read(folder, finished=False)
+    assert [line["kind"] for line in chain.lines] == ["begin", "round", "round", "round"] and not chain.flaws
+    return folder
+
+
+@pytest.mark.parametrize("power", ["stays", "fails"])
+def test_a_run_that_dies_at_any_write_ends_with_the_same_files(whole, tmp_path, monkeypatch, power):
+    """Where the power fails, too, all is lost that was not made safe: what came after the newest checkpoint."""
+    for at in range(1, 500):
+        folder = tmp_path / str(at)
+        if not dies(folder, at, monkeypatch):
+            break
+        if power == "fails" and (folder / "checkpoints").exists():
+            newest = Checkpoints(folder / "checkpoints").latest()
+            for name, mark in zip(FILES, ("digests", "metrics"), strict=True):
+                if (folder / name).exists():
+                    os.truncate(folder / name, newest.state[mark] if newest else 0)
+        go(folder)
+        for name in FILES:
+            assert (folder / name).read_bytes() == (whole / name).read_bytes(), (at, name)
+    assert at > 75  # so many times it died
+
+
+def test_a_run_of_an_older_version_begins_a_chain_where_this_one_takes_over(whole, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "run", stop_after=2)
+    older.without_digests(tmp_path / "run")
+    go(tmp_path / "run")
+    chain = digests.read(tmp_path / "run", finished=False)
+    assert [(line["kind"], line["round"]) for line in chain.lines] == [("begin", 2), ("round", 3)]
+    expected = digests.read(whole, finished=False)
+    assert not chain.flaws and chain.states == {round: expected.states[round] for round in (2, 3)}
+    path = tmp_path / "run/metrics.jsonl"  # the first line speaks for all that was there
+    path.write_text(path.read_text().replace('"lr"', '"LR"', 1))
+    assert [round for round, _ in digests.read(tmp_path / "run", finished=False).flaws] == [2]
+
+
+def test_files_that_somebody_changed(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "run", stop_after=2)
+    path = tmp_path / "run" / digests.FILE
+    data = path.read_bytes()
+    path.write_bytes(data[:-1000])
+    with pytest.raises(RunError, match="it was cut. Give --fresh"):
+        go(tmp_path / "run")
+    path.write_bytes(b"x" + data)
+    with pytest.raises(RunError, match="is damaged: .*--fresh"):
+        go(tmp_path / "run")
