@@ -183,7 +183,7 @@ def main() -> None:
                 with asked.out.open("a") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
                 print(*cell, f"{fmean(scores.values()):.1f}", flush=True)
-        print(table(lines))
+        print(table([line for line in lines if line["draw"] < asked.draws]))
 
 
 if __name__ == "__main__":
