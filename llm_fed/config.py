@@ -117,6 +117,8 @@ class TaskConfig:
     # share of each client's training examples held out, where the data has no validation split
     validation: Annotated[float, AtLeast(0), Below(1)] = 0.1
     image_size: PositiveInt | None = None  # images: height and width in pixels; null: as in the data, all of one size
+    # images: the names of all classes in their order, where one machine's data may lack some; null: the data's own
+    labels: Annotated[tuple[str, ...] | None, NonEmpty("names")] = None
     # images: share of the clients' training labels replaced by a class drawn at random
     noise: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)

@@ -99,8 +99,10 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData
     if config.groups == ():
         raise UserError("task.groups is empty, so there is no client; name some, or set null for all")
     row = find(config.name)
-    if not row.images and (config.noise or config.image_size is not None):
-        raise UserError(f"task.noise and task.image_size are for images, but {config.name} is text; leave them out")
+    if not row.images and (config.noise or config.image_size is not None or config.labels is not None):
+        raise UserError(
+            f"task.noise, task.image_size and task.labels are for images, but {config.name} is text; leave them out"
+        )
     datapath.check("task.path", config.path, config.name)
     datapath.check("task.server.path", config.server.path, config.server.name)
     data = row.load(config, seed)
