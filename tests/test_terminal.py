@@ -16,6 +16,7 @@ from llm_fed import cli, methods
 from llm_fed.commands import compare, quickstart
 from llm_fed.errors import UserError, closest, did_you_mean
 from llm_fed.eval.tables import Table as Comparison
+from llm_fed.runs.folder import finished
 from llm_fed.runs.tracking import Reporter
 
 COMMANDS = vars(typer.main.get_command(cli.app))["commands"]
@@ -78,7 +79,7 @@ def test_run_prints_one_json_object(small, llm_fed, tmp_path):
     config = small.config(tmp_path / "c.yaml", rounds=1)
     said = llm_fed("run", config, "--out", tmp_path / "a", "--json")
     assert said.code == 0 and "round 1/1" in said.err
-    assert json.loads(said.out) == json.loads((tmp_path / "a/summary.json").read_text())
+    assert json.loads(said.out) == finished(tmp_path / "a")
     again = llm_fed("run", config, "--out", tmp_path / "a", "--json")
     assert again.out == said.out and "is complete" in again.err
 

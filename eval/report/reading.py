@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from llm_fed import checksum
 from llm_fed.config import EvalConfig
 from llm_fed.errors import UserError
 from llm_fed.paths import public
@@ -66,8 +67,8 @@ def read_object(path: Path) -> Line:
         UserError: it is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
+        return checksum.checked(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
 
 

@@ -3,7 +3,6 @@ whole image model, alone or several side by side."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,10 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
         UserError: the folder holds no such model, or one that is damaged.
     """
     folder = Path(folder)
-    settings, processing = _json(folder / models.CONFIG), _json(folder / models.PROCESSING)
+    settings, processing = (
+        models.read_settings(folder / models.CONFIG),
+        models.read_settings(folder / models.PROCESSING),
+    )
     if "id2label" not in settings:
         raise UserError(f"{folder / models.CONFIG} names no labels; give a folder of an exported image model")
     labels = tuple(label for _, label in sorted(settings["id2label"].items(), key=lambda item: int(item[0])))
@@ -99,10 +101,3 @@ def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[st
         model.to(device), name, labels, processing["size"]["height"], tuple(processing["image_mean"]),
         tuple(processing["image_std"]), head_of(model), pretrained=False,
     )  # fmt: skip
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is absent or damaged ({error}); give a folder of an exported image model") from error

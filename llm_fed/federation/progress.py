@@ -11,6 +11,7 @@ from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.runs import extend
 from llm_fed.runs.folder import comparable
+from llm_fed.runs.records import digest
 from llm_fed.runs.rows import Memory, Row
 from llm_fed.site import Site
 
@@ -86,7 +87,7 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Site) 
         for _, site in _owners(clients, server):
             site.memory = Memory(run.checkpoints.store)
         return Progress(method.init(server))
-    run.rewind(saved.state["metrics"])
+    run.rewind(saved.state["metrics"], saved.state.get("metrics_sha256"))
     now = extend.search(run.config)
     before = saved.state.get("search", now)
     changed = {key: [before[key], now[key]] for key in now if before[key] != now[key]}
@@ -122,7 +123,7 @@ def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: 
         earlier = run.checkpoints.latest()
         assert earlier is not None  # that of `round` at least, or an error
         newest = earlier
-        run.rewind(newest.state["metrics"])
+        run.rewind(newest.state["metrics"], newest.state.get("metrics_sha256"))
     progress = restore(newest, clients, server)
     progress.search_anew([line for line in lines if line["round"] <= newest.round], run.config)
     return progress
@@ -154,6 +155,7 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site
         "in_flight": flying,
         "elsewhere": progress.elsewhere,
         "metrics": run.mark(),
+        "metrics_sha256": digest(run.metrics_file),
         "search": extend.search(run.config),
     }
     run.checkpoints.save(progress.round, state, rows)
