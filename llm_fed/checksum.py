@@ -48,14 +48,16 @@ def commented(text: str) -> str:
     return f"{text}# sha256: {hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
-def check_comment(text: str) -> None:
-    """Check a text that `commented` made, or one without such a last line.
+def uncommented(text: str) -> str:
+    """What was given to `commented`, or a text without such a last line as it is.
 
     Raises:
         ChecksumError: the text is another one.
     """
     found = _COMMENT.search(text)
-    if found and found[1] != hashlib.sha256(text[: found.start()].encode()).hexdigest():
+    own = text[: found.start()] if found else text
+    if found and found[1] != hashlib.sha256(own.encode()).hexdigest():
         raise ChecksumError(
             "it does not fit the checksum in its last line (if you changed it on purpose, delete that line)"
         )
+    return own

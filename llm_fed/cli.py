@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from llm_fed.errors import RunError, UserError
+from llm_fed.errors import RunError, UserError, printable
 from llm_fed.plugins import short
 
 
@@ -104,7 +104,7 @@ def _command(arguments: list[str] | None) -> None:
 
 
 def _stop(message: object, code: int) -> None:
-    print(f"llm-fed: {message}", file=sys.stderr)
+    print(f"llm-fed: {printable(str(message))}", file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -35,8 +35,8 @@ def test_the_order_of_keys_and_what_has_none():
 
 
 def test_a_text():
-    text = checksum.commented("seed: 0\nrounds: 3\n")
-    checksum.check_comment(text)
-    checksum.check_comment("seed: 1\n")
+    lines = "seed: 0\nrounds: 3\n"
+    text = checksum.commented(lines)
+    assert checksum.uncommented(text) == checksum.uncommented(lines) == lines
     with pytest.raises(checksum.ChecksumError, match="delete that line"):
-        checksum.check_comment(text.replace("3", "4"))
+        checksum.uncommented(text.replace("3", "4"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -14,7 +15,7 @@ from typer.core import TyperArgument
 
 from llm_fed import cli, methods
 from llm_fed.commands import compare, quickstart
-from llm_fed.errors import UserError, closest, did_you_mean
+from llm_fed.errors import UserError, closest, did_you_mean, printable
 from llm_fed.eval.tables import Table as Comparison
 from llm_fed.runs.folder import finished
 from llm_fed.runs.tracking import Reporter
@@ -138,3 +139,18 @@ def test_a_setting_of_another_method_is_named_as_such(name, key, parts):
         methods.build({"name": name, key: 1})
     assert all(part in str(caught.value) for part in parts), caught.value
     assert ("closest" in str(caught.value)) == (key == "num_model")
+
+
+def test_what_others_wrote_moves_no_cursor_and_forges_no_line():
+    """Names of folders and values of settings reach logs and errors; so do the labels of strangers' files."""
+    assert printable("a\x1b[31m\r\x07\u202eb\x9b\ud800") == "a?[31m???b??"
+    assert printable("한 ü\t👩‍🌾\nb") == "한 ü\t👩‍🌾\nb"
+    said = io.StringIO()
+    Reporter(Console(file=said, width=200)).note("a\nround 9/9: loss 0.0000\x1b[2J")
+    assert said.getvalue() == "a round 9/9: loss 0.0000?[2J\n"
+
+
+def test_an_error_has_no_terminal_sequences(llm_fed, tmp_path):
+    said = llm_fed("run", tmp_path / "\x1b[2Jmine.yaml")
+    said.assert_refused("?[2Jmine.yaml")
+    assert "\x1b" not in said.err

@@ -26,8 +26,9 @@ from huggingface_hub.utils import logging, validate_repo_id
 
 from llm_fed.errors import RunError, UserError
 from llm_fed.export import peft_folders
+from llm_fed.export.copies import handed_out
 from llm_fed.plugins import short
-from llm_fed.runs.folder import adapter_folders, exported, read_config
+from llm_fed.runs.folder import adapter_folders, read_config
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def push(
         RunError: the Hub cannot be reached, or does not take the files.
     """
     config, found = read_config(folder), adapter_folders(folder)
-    cards = {client: _card(path) for client, path in exported(folder, clients).items()}
+    cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
     method, name = short(config.method["name"]), _allowed(folder.resolve().name)
     names = repository_names(namespace, prefix or (name if method in name else f"{name}-{method}"), found)
     token = get_token()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llm_fed.errors import RunError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.runs import extend
@@ -159,11 +160,15 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site
         "search": extend.search(run.config),
     }
     run.checkpoints.save(progress.round, state, rows)
+    prune(run, progress)
+
+
+def prune(run: Run, progress: Progress) -> None:
+    """Delete the checkpoints that are no longer kept; of later rounds than `progress` there are only damaged ones."""
     settings = run.config.checkpoint
-    newest = run.checkpoints.rounds()[-settings.keep :]
-    run.checkpoints.prune(
-        lambda round: round in newest or round in settings.keep_rounds or round == progress.best.round
-    )
+    newest = [round for round in run.checkpoints.rounds() if round <= progress.round][-settings.keep :]
+    kept = {*newest, *settings.keep_rounds, progress.best.round}
+    run.checkpoints.prune(lambda round: round in kept or round > progress.round)
 
 
 def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = None) -> Progress:
@@ -172,8 +177,9 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
         site.memory = saved.memory(owner)
     held, flying = saved.state, []
     for key, client, asked, arrival, examples, expected in held["in_flight"]:
-        content = saved.rows[key]
-        assert isinstance(content, Row)  # as `save` put it there
+        content = saved.rows.get(key)
+        if not isinstance(content, Row):  # older versions had no checksum of the manifest
+            raise RunError(f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Give --fresh.")
         flying.append(InFlight(client, asked, arrival, examples, content, expected))
     # Earlier versions kept no loss.
     best = Best(held["best_round"], held["best_score"], held.get("best_loss", math.inf))

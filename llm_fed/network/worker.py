@@ -149,7 +149,7 @@ def _connect(home: Path, idle: float) -> Connection:
         except OSError:
             client.close()
         if started is None or started.poll() == 0:  # 0: it found another one, which has just ended
-            home.mkdir(parents=True, exist_ok=True)
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(home / "worker.log", "ab") as log:
                 command = [sys.executable, "-m", "llm_fed.network.worker", str(home), "--idle", str(idle)]
                 started = subprocess.Popen(

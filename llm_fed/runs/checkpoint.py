@@ -93,9 +93,9 @@ class Checkpoints:
             sync_folder(self.store.folder)
             data = pack(state)
             manifest["sha256"] = hashlib.sha256(data).hexdigest()
-            partial.mkdir()
-            write_file(partial / "state.safetensors", data)
-            write_file(partial / "manifest.json", json.dumps(checksum.added(manifest)).encode())
+            partial.mkdir(mode=0o700)
+            write_file(partial / "state.safetensors", data, private=True)
+            write_file(partial / "manifest.json", json.dumps(checksum.added(manifest)).encode(), private=True)
             if final.exists():
                 shutil.rmtree(final)
             os.replace(partial, final)

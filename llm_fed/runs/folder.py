@@ -322,9 +322,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.yaml"
     try:
-        text = path.read_text(encoding="utf-8")
-        checksum.check_comment(text)
-        tree = dict(yaml.safe_load(text))
+        tree = dict(yaml.safe_load(checksum.uncommented(path.read_text(encoding="utf-8"))))
         for key, value in _FORMERLY.items():
             section, _, name = key.rpartition(".")
             tree[section] = {name: value} | tree.get(section, {})

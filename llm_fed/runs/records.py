@@ -11,7 +11,7 @@ from llm_fed.errors import RunError, UserError
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl (an unfinished last line of a killed run is left out).
+    """The lines of a metrics.jsonl or timing.jsonl (an unfinished last line of a killed run is left out).
 
     Raises:
         UserError: a line is damaged; which.
@@ -24,8 +24,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-            if not isinstance(record, dict) or "kind" not in record:
-                raise ValueError("it says no kind")
+            if not isinstance(record, dict):
+                raise ValueError("it holds no JSON object")
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}, is damaged: {error}; put the file back as it was, or start again with "

@@ -107,3 +107,22 @@ def test_what_is_damaged_in_our_own_adapter_is_named(finished, base, tmp_path, f
         data[-3] ^= 1
         (folder / file).write_bytes(data)
     assert str(folder / file) in refused(folder, base)
+
+
+@pytest.mark.parametrize("command", ["export", "push"])
+def test_links_are_not_handed_out(finished, tmp_path, llm_fed, command):
+    """A run folder of somebody else, whose adapter is a link to a file of this machine."""
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "secret").write_text("precious")
+    (tmp_path / "run/adapters/bob/notes").symlink_to(tmp_path / "secret")
+    to = tmp_path / "out" if command == "export" else "anna"
+    llm_fed(command, tmp_path / "run", to).assert_refused("bob/notes is a link", "delete the link")
+    assert not (tmp_path / "out").exists()
+
+
+def test_others_cannot_read_memories_and_adapters(finished, tmp_path, llm_fed):
+    assert llm_fed("export", finished, tmp_path / "out").code == 0
+    private = [finished / "adapters/ada", tmp_path / "out/ada", *(finished / "checkpoints").iterdir()]
+    assert len(private) > 3 and {path.stat().st_mode & 0o777 for path in private} == {0o700}
+    files = [path for folder in private for path in folder.iterdir()]
+    assert len(files) > 8 and {path.stat().st_mode & 0o777 for path in files} == {0o600}
