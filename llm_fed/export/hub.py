@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections import Counter
@@ -151,9 +150,7 @@ def _files(folder: Path, card: str, is_local: bool) -> list[CommitOperationAdd]:
     content[folder / peft_folders.CARD] = card.encode()
     for path in content:
         if path.name == peft_folders.CONFIG and is_local:
-            settings = json.loads(path.read_text())
-            settings["base_model_name_or_path"] = Path(settings["base_model_name_or_path"]).name
-            content[path] = json.dumps(settings, indent=2, sort_keys=True).encode()
+            content[path] = peft_folders.public_config(path)
     return [CommitOperationAdd(path.relative_to(folder).as_posix(), data) for path, data in content.items()]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification
 
 from llm_fed.config import BaseConfig, Dtype
-from llm_fed.errors import UserError, lookup
+from llm_fed.errors import UserError, lookup, one_line
 from llm_fed.export import models, peft_folders
 from llm_fed.export.personal import Personal
 from llm_fed.export.prompt import read_prompt
@@ -22,6 +22,9 @@ from llm_fed.models.loading import Base, load_base
 from llm_fed.models.structure import Full
 from llm_fed.settings import check_fields
 from llm_fed.state import State
+
+# What torch, transformers and Python raise where a file says something else than a model's settings.
+_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
 
 
 def load_client(
@@ -79,14 +82,20 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
     )
     if "id2label" not in settings:
         raise UserError(f"{folder / models.CONFIG} names no labels; give a folder of an exported image model")
-    labels = tuple(label for _, label in sorted(settings["id2label"].items(), key=lambda item: int(item[0])))
-    with torch.random.fork_rng(devices=[]):  # weights are drawn, which the folder's will replace
-        if "parts" not in settings:
-            base, structure = load_images(BaseConfig(name=str(folder), dtype="float32"), labels, device), Full()
-        else:
-            structure = Full(tuple((name, own) for name, own in settings["parts"]), settings["answer"])
-            base = _base(settings, processing, labels, device)
-        return ImageModel(base, structure, models.read(folder, structure, base))
+    try:
+        with torch.random.fork_rng(devices=[]):  # weights are drawn, which the folder's will replace
+            labels = tuple(label for _, label in sorted(settings["id2label"].items(), key=lambda item: int(item[0])))
+            if "parts" not in settings:
+                base, structure = load_images(BaseConfig(name=str(folder), dtype="float32"), labels, device), Full()
+            else:
+                structure = Full(tuple((name, own) for name, own in settings["parts"]), settings["answer"])
+                base = _base(settings, processing, labels, device)
+            return ImageModel(base, structure, models.read(folder, structure, base))
+    except _DAMAGED as error:
+        raise UserError(
+            f"{folder / models.CONFIG} or {models.PROCESSING} is damaged: {one_line(repr(error))}; "
+            "export the model again"
+        ) from error
 
 
 def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[str, ...], device: str) -> ImageBase:

@@ -125,10 +125,17 @@ def setting(folder: Path, key: str) -> Any:
 
 
 def public_config(path: Path) -> bytes:
-    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name."""
-    settings = json.loads(path.read_text())
-    settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
-    return json.dumps(settings, indent=2, sort_keys=True).encode()
+    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
+        return json.dumps(settings, indent=2, sort_keys=True).encode()
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
 
 
 def check_text(folder: Path) -> None:
@@ -139,8 +146,8 @@ def check_text(folder: Path) -> None:
     """
     if (folder / CONFIG).is_file() and (head := setting(folder, "modules_to_save")):
         raise UserError(
-            f"the adapter {folder} has a head ({', '.join(head)}), as those of image models have: give --task NAME, "
-            "which says what the labels are, with --data PATH where the pictures are not to come from the Hub"
+            f"the adapter {folder} has a head ({one_line(str(head))}), as those of image models have: give --task "
+            "NAME, which says what the labels are, with --data PATH where the pictures are not to come from the Hub"
         )
 
 
@@ -268,7 +275,10 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
         values = json.loads(path.read_text(encoding="utf-8"))
         kind = values["peft_type"]
         unsupported = _unsupported(values)
-        chosen = values["target_modules"]
+        chosen, name = values["target_modules"], values.get("base_model_name_or_path") or ""
+        whole = tuple(values.get("modules_to_save") or ())
+        if not isinstance(name, str) or not all(isinstance(each, str) for each in whole):
+            raise TypeError("base_model_name_or_path and each of modules_to_save are texts")
         structure = Lora.from_config(
             AdapterConfig(
                 rank=values["r"],
@@ -276,7 +286,7 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
                 dropout=values["lora_dropout"],
                 target_modules=chosen if isinstance(chosen, str) else tuple(chosen or ()),
             ),
-            whole=tuple(values.get("modules_to_save") or ()),
+            whole=whole,
         )
         if not math.isfinite(structure.alpha) or structure.alpha > _MOST_ALPHA * structure.rank:
             raise ValueError(f"lora_alpha={values['lora_alpha']} is over {_MOST_ALPHA:g} times the rank")
@@ -284,9 +294,9 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
         OSError,
         ValueError,
         TypeError,
-        KeyError,
+        LookupError,
         AttributeError,
-        OverflowError,
+        ArithmeticError,
         RecursionError,
         UserError,
     ) as error:
@@ -295,7 +305,7 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
         raise UserError(f"the adapter {folder} is of type {kind}; only LORA is supported")
     if unsupported:
         raise UserError(f"the adapter {folder} is no plain LoRA: {unsupported} is not supported")
-    return structure, values.get("base_model_name_or_path") or ""
+    return structure, name
 
 
 def _unsupported(values: Mapping[str, Any]) -> str:

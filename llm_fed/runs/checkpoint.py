@@ -143,14 +143,24 @@ class Checkpoints:
         return None
 
     def prune(self, keep: Callable[[int], bool]) -> None:
-        """Delete the checkpoints of rounds for which `keep(round)` is false, then rows that none refers to."""
-        for round in self.rounds():
-            if not keep(round):
-                # Renamed first, so that a crash in the middle of the deletion leaves no half checkpoint.
-                doomed = self.folder / f".{self._path(round).name}.partial"
-                os.replace(self._path(round), doomed)
-                shutil.rmtree(doomed)
-        self.store.prune({name for round in self.rounds() for name in _names_in(self._path(round))})
+        """Delete the checkpoints of rounds for which `keep(round)` is false, then rows that none refers to.
+
+        Raises:
+            RunError: the folder cannot be changed.
+        """
+        try:
+            for round in self.rounds():
+                if not keep(round):
+                    # Renamed first, so that a crash in the middle of the deletion leaves no half checkpoint.
+                    doomed = self.folder / f".{self._path(round).name}.partial"
+                    os.replace(self._path(round), doomed)
+                    shutil.rmtree(doomed)
+            self.store.prune({name for round in self.rounds() for name in _names_in(self._path(round))})
+        except OSError as error:
+            raise RunError(
+                f"cannot delete old checkpoints in {self.folder}: {error.strerror or error}. "
+                "The newest is whole; once the folder can be changed, give the same command to continue."
+            ) from error
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:04d}"

@@ -76,8 +76,9 @@ class Run:
         listen: Callable[[Mapping[str, Any]], None] = lambda record: None,
     ):
         self.folder, self.config, self._listen = folder, paths.absolute(config), listen
-        self._fresh, self._is_new = fresh, not folder.exists()
+        self._fresh = fresh
         try:
+            self._is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the run folder {folder}: {error.strerror}") from error
@@ -131,7 +132,10 @@ class Run:
         elif self._reopened:
             self._delete(_RESULTS)
         limit = self.config.checkpoint.memory_limit * 2**30
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
+        try:
+            self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
+        except OSError as error:
+            raise _unwritable(self.folder / "checkpoints", error) from error
         if self.before is not None:
             self._keep_search(self.before)
         text = yaml.safe_dump(as_dict(self.config), sort_keys=False)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import fuzz
+import hypothesis
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from llm_fed.config import BaseConfig
@@ -126,3 +131,52 @@ def test_others_cannot_read_memories_and_adapters(finished, tmp_path, llm_fed):
     assert len(private) > 3 and {path.stat().st_mode & 0o777 for path in private} == {0o700}
     files = [path for folder in private for path in folder.iterdir()]
     assert len(files) > 8 and {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+ONCE_FELL: dict[str, tuple[str, Any]] = {  # what `tests/support/fuzz.py folders` has found
+    "a base that is a list": ("base_model_name_or_path", ["a"]),
+    "a head that is a number": ("modules_to_save", 5),
+    "heads that are lists": ("modules_to_save", [["a"]]),
+}
+
+
+@pytest.mark.parametrize("what", ONCE_FELL)
+def test_settings_of_another_kind(adapter, base, what):
+    key, value = ONCE_FELL[what]
+    settings(adapter, **{key: value})
+    assert "adapter_config.json" in refused(adapter, base)
+
+
+def test_a_head_that_is_a_number_is_named(adapter):
+    settings(adapter, modules_to_save=5)
+    with pytest.raises(UserError, match=r"has a head \(5\)"):
+        peft_folders.check_text(adapter)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff", b"[]", b"7"])
+def test_what_is_copied_is_read_first(adapter, damage):
+    path = adapter / peft_folders.CONFIG
+    path.write_bytes(damage)
+    with pytest.raises(UserError, match="adapter_config.json is damaged"):
+        peft_folders.public_config(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match="adapter_config.json is damaged"):
+        peft_folders.public_config(path)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> fuzz.Folders:
+    return fuzz.Folders(tmp_path_factory.mktemp("folders"))
+
+
+@hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_folders_of_any_kind_are_taken_or_refused(folders, seed):
+    """Adapters, experts and image models, changed; `python tests/support/fuzz.py folders` tries many more."""
+    draw = random.Random(seed)
+    try:
+        case = folders.make(draw)
+    except Exception:
+        return  # the change is none that can be written
+    fuzz.survive(folders, case, draw)

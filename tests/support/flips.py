@@ -17,50 +17,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import families
 import image_runs
-import numpy as np
-import small_run
-import yaml
 
-LATE = {"delay": {"sigma": 1.0}, "participation": 0.7}
-METHODS: dict[str, dict[str, Any]] = {
-    "fedit": {},
-    "fedmerge": {"method": {"name": "fedmerge", "num_models": 2}},
-    "feddle": {"method": {"name": "feddle"}, "task": {"server": {"examples": 2}}, **LATE},
-}
 COMMANDS = ("run", "eval", "export")
 
 
 class Runs:
     """Runs below a folder, each finished and as a kill in its last round has left it."""
 
-    def __init__(self, folder: Path, names: tuple[str, ...] = (*METHODS, "images")):
-        self.folder, self.names = folder, names
-        self._small = small_run.make(folder)
-        self._expected: dict[tuple[str, str], Any] = {}
-        for name in names:
-            self._make(name)
-
-    def _make(self, name: str) -> None:
+    def __init__(self, folder: Path, names: tuple[str, ...] = families.FAMILIES):
         from llm_fed import configfile
         from llm_fed.experiment import run
 
-        if name == "images":
-            rng = np.random.default_rng(0)
-            pixels = rng.integers(256, size=(60, 6, 6, 3), dtype=np.uint8)
-            np.savez(self.folder / "a.npz", x_train=pixels[:45], y_train=np.arange(45) % 3, x_test=pixels[45:],
-                     y_test=np.arange(15) % 3)  # fmt: skip
-            tree = image_runs.configured(self.folder / "a.npz", "local", rounds=2)
-        else:
-            tree = self._small.tree(rounds=3, local={"steps": 1}, **METHODS[name])
-        self.config(name).write_text(yaml.safe_dump(tree))
-        config = configfile.load(self.config(name))
-        with contextlib.suppress(KeyboardInterrupt):
-            run.train(config, self.folder / name / "half", reporter=image_runs.Killer(config.rounds))
-        run.train(config, self.folder / name / "whole")
-
-    def config(self, name: str) -> Path:
-        return self.folder / f"{name}.yaml"
+        self.folder, self.names, self._configs = folder, names, families.write(folder, names)
+        self._expected: dict[tuple[str, str], Any] = {}
+        for name, path in self._configs.items():
+            config = configfile.load(path)
+            with contextlib.suppress(KeyboardInterrupt):
+                run.train(config, folder / name / "half", reporter=image_runs.Killer(config.rounds))
+            run.train(config, folder / name / "whole")
 
     def cases(self, rng: random.Random) -> Iterator[tuple[str, str, str, int, int]]:
         """(run, command, file, position, bit) without an end: each kind of file is as likely as another."""
@@ -106,7 +82,7 @@ class Runs:
                 data[position] ^= 1 << bit
                 (run / file).write_bytes(data)
             words = {
-                "run": ["run", str(self.config(name)), "--out", str(run), "--json"],
+                "run": ["run", str(self._configs[name]), "--out", str(run), "--json"],
                 "eval": ["eval", str(run), "--json"],
                 "export": ["export", str(run), str(out)],
             }[command]
