@@ -317,6 +317,8 @@ def _try(given: argparse.Namespace, kind: Any) -> int:
     signal.signal(signal.SIGPROF, hostile.ring)
     found, outcomes, started, slowest = 0, Counter[str](), time.monotonic(), 0.0
     for number in range(given.cases):
+        if number % 1000 == 999:
+            print(f"{number + 1:,} of {given.cases:,}: {dict(outcomes)}, {found} findings", flush=True)
         draw = random.Random(f"{given.seed}-{number}")
         try:
             case = kind.make(draw)
