@@ -129,6 +129,13 @@ def test_one_changed_letter_of_a_manifest_is_damage(tmp_path, letter):
     assert found is not None and found.round == 1
 
 
+def test_others_cannot_read_what_clients_remember(tmp_path):
+    go(tmp_path, Local(), rounds=2)
+    rows = list((tmp_path / "checkpoints/rows").iterdir())
+    assert rows and {path.stat().st_mode & 0o777 for path in (*rows, rows[0].parent)} == {0o600, 0o700}
+    assert {path.stat().st_mode & 0o777 for path in rows} == {0o600}
+
+
 def test_checkpoints_of_older_versions_have_no_checksum(tmp_path):
     go(tmp_path, Local(), rounds=2)
     manifest = tmp_path / "checkpoints/round-0002/manifest.json"
