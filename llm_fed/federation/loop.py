@@ -62,8 +62,8 @@ def federate(
     method, clients, server, config = federation.method, federation.clients, federation.server, run.config
     progress = resume(run, method, clients.sites, server)
     if progress.round:
-        prune(run, progress)  # what a kill between a checkpoint and the deletion of older ones has left
         on_resume(min(progress.round + 1, config.rounds))
+        prune(run, progress)  # what a kill between a checkpoint and the deletion of older ones has left
     elif scoring and scoring.base:
         log_base(run, config.eval.during, scoring.base)
 
