@@ -47,7 +47,7 @@ class BaseConfig:
 class AdapterConfig:
     """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
 
-    rank: PositiveInt = 8
+    rank: Annotated[PositiveInt, AtMost(2**16)] = 8  # no layer is as wide
     alpha: PositiveFloat = 16  # the adapter's output is scaled by alpha / rank
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05
     # last parts of module names, or one regular expression
@@ -283,7 +283,7 @@ class Config:
 
     seed: int = 0
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
-    rounds: PositiveInt = 50
+    rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50
     # share of the clients asked each round, of those that are not at work
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0
     # how many clients are trained in one fused pass; 1: one after another

@@ -22,6 +22,7 @@ from llm_fed.tasks.partition import kept, partition
 log = logging.getLogger(__name__)
 
 TEST_SHARE = 0.2  # of each client's examples, where the data has no test split at all
+MOST_BYTES = 200  # of a client id: a folder may have 255, with what is added while it is written
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,11 @@ def _check(clients: list[ClientData], tested: bool) -> None:
                 raise UserError(f"client {name!r} has no {split} example; add some, or leave the client out")
         if name in (".", "..") or not name.isprintable() or set(name) & set("/\\"):
             raise UserError(f"client id {name!r} cannot name a folder of the run; use ids without slashes")
+        if len(name.encode()) > MOST_BYTES:
+            raise UserError(
+                f"client id {name[:40]!r}... has {len(name.encode())} bytes, too many for the name of a folder; use "
+                f"ids of at most {MOST_BYTES}"
+            )
         if name.casefold() in seen:
             raise UserError(f"client ids {seen[name.casefold()]!r} and {name!r} differ in case only")
         seen[name.casefold()] = name

@@ -169,7 +169,7 @@ class Node:
         site = lookup("client", work.order["client"], built.clients)
         folder = work.place.home / "runs" / _plain(work.order["run"]) / site.id
         if folder not in self._stores:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
         store, after = self._stores[folder], work.order["after"]
         try:

@@ -138,7 +138,7 @@ def _merge(
         for client, message in messages_for(its_built.method, progress.state, clients.names, down).items():
             sent[client]["given"][need] = message
             given[client][need] = {"run": token, "after": answered.get(client, 0)}
-    run.rewind(0)
+    run.rewind()
     progress = Progress(None)
     clients.take(progress)
     return _finish(built, run, clients, progress, sent, given, name, round=config.rounds, needs=rounds)

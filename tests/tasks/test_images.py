@@ -15,6 +15,7 @@ from llm_fed import tasks
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.tasks import images
+from llm_fed.tasks import pictures as pictures_module
 from llm_fed.tasks.common import ClientData, Picture
 
 
@@ -387,3 +388,21 @@ def test_classes_can_be_given_where_the_data_lacks_some(tmp_path):
 def test_settings_of_images_are_refused_for_text(settings):
     with pytest.raises(UserError, match="are for images, but planted is text"):
         tasks.load(TaskConfig(name="planted", **settings), 0)
+
+
+# Files of strangers
+
+
+@pytest.mark.parametrize("label", [30_000_000, 2**40])
+def test_labels_that_number_no_class(tmp_path, label):
+    path = split_file(tmp_path / "a.npz", y_train=np.array([label] + [0] * 39))
+    with pytest.raises(UserError, match="y_train holds the label [0-9]+; a label is the number of a class"):
+        load("images", path)
+
+
+def test_arrays_larger_than_the_memory_are_not_decoded(tmp_path, monkeypatch):
+    path = split_file(tmp_path / "a.npz")
+    monkeypatch.setattr(pictures_module, "memory", lambda: 1000)
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", lambda file, key: pytest.fail("it was decoded"))
+    with pytest.raises(UserError, match="says that its arrays take [0-9,]+ bytes, and this machine has 1,000"):
+        load("images", path)
