@@ -38,7 +38,7 @@ types: $(VENV)/.installed
 
 check: lint types test ## what has to pass before a change lands
 
-long: $(VENV)/.installed ## what is too long for every change: kill tests, the full battery, both benchmarks
+long: $(VENV)/.installed ## what is too long for every change: kills, full disks, hostile files, the soak, benchmarks
 	bash scripts/long.sh
 
 clean: ## delete the environment and caches

@@ -3,6 +3,7 @@ output."""
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import inspect
 import json
@@ -21,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from llm_fed.errors import RunError, UserError
+from llm_fed.errors import RunError, UserError, printable
 from llm_fed.plugins import short
 
 
@@ -52,6 +53,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 # A [bracket] or a :word: in what is printed is text: the name of a client, a value, a path.
 out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
+
+# What is no fault of the program, wherever it comes up: a full or read-only disk, missing rights, a name too long.
+_OF_THE_DISK = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG,
+)  # fmt: skip
 
 UsageError: Any = typer.BadParameter.__base__  # click's, or the one that later versions of typer have of their own
 
@@ -96,6 +102,11 @@ def _command(arguments: list[str] | None) -> None:
         _stop(error, 2)
     except RunError as error:
         _stop(error, 1)
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        where = error.filename or "a file"
+        _stop(f"cannot use {where}: {error.strerror}; give another path, or mend that, then the same command again", 1)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     if code == 130:  # typer turns Ctrl-C into this exit code
@@ -104,7 +115,7 @@ def _command(arguments: list[str] | None) -> None:
 
 
 def _stop(message: object, code: int) -> None:
-    print(f"llm-fed: {message}", file=sys.stderr)
+    print(f"llm-fed: {printable(str(message))}", file=sys.stderr)
     raise SystemExit(code)
 
 

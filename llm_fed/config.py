@@ -47,7 +47,7 @@ class BaseConfig:
 class AdapterConfig:
     """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
 
-    rank: PositiveInt = 8
+    rank: Annotated[PositiveInt, AtMost(2**16)] = 8  # no layer is as wide
     alpha: PositiveFloat = 16  # the adapter's output is scaled by alpha / rank
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05
     # last parts of module names, or one regular expression
@@ -117,6 +117,8 @@ class TaskConfig:
     # share of each client's training examples held out, where the data has no validation split
     validation: Annotated[float, AtLeast(0), Below(1)] = 0.1
     image_size: PositiveInt | None = None  # images: height and width in pixels; null: as in the data, all of one size
+    # images: the names of all classes in their order, where one machine's data may lack some; null: the data's own
+    labels: Annotated[tuple[str, ...] | None, NonEmpty("names")] = None
     # images: share of the clients' training labels replaced by a class drawn at random
     noise: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
@@ -281,7 +283,7 @@ class Config:
 
     seed: int = 0
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
-    rounds: PositiveInt = 50
+    rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50
     # share of the clients asked each round, of those that are not at work
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0
     # how many clients are trained in one fused pass; 1: one after another

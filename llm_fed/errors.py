@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 Item = TypeVar("Item")
+
+# Control characters but the tab and the end of a line, signs that turn the direction of text around, half characters.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(Exception):
@@ -26,6 +30,11 @@ def one_line(text: str, most: int = 300) -> str:
     """What another party may have written, as one printable line of at most so many characters."""
     words = " ".join(text[: 4 * most].split())
     return "".join(char if char.isprintable() else "?" for char in words)[:most]
+
+
+def printable(text: str) -> str:
+    """Text for a terminal, where what others wrote must not move the cursor, change colours or turn lines around."""
+    return _CONTROLS.sub("?", text)
 
 
 def install(extra: str) -> str:

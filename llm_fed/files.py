@@ -10,15 +10,16 @@ from pathlib import Path
 from llm_fed.errors import RunError, UserError
 
 
-def write_file(path: Path, data: bytes, *, sync_name: bool = True) -> None:
+def write_file(path: Path, data: bytes, *, sync_name: bool = True, private: bool = False) -> None:
     """Write `data` so that `path` holds either all of it or what it held before, whatever happens meanwhile.
 
     Args:
+        private: only its owner may read it (0600).
         sync_name: bring the file's name safely to the disk, too; else the caller does so for many (`sync_folder`).
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "wb", opener=_private if private else None) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -28,6 +29,10 @@ def write_file(path: Path, data: bytes, *, sync_name: bool = True) -> None:
         raise
     if sync_name:
         sync_folder(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def sync_folder(folder: Path) -> None:
@@ -40,7 +45,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], what: str) -> None:
-    """Write a folder that appears complete or not at all.
+    """Write a folder that appears complete or not at all, and that only its owner may read (0700, its files 0600).
 
     One that exists is replaced when the new one is complete, and only if it holds nothing but files of these names.
 
@@ -58,10 +63,11 @@ def write_folder(folder: Path, files: Mapping[str, bytes], what: str) -> None:
     partial, replaced = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "replaced"))
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir(mode=0o700)
         for name, data in files.items():
-            (partial / name).parent.mkdir(exist_ok=True)
-            write_file(partial / name, data)
+            (partial / name).parent.mkdir(mode=0o700, exist_ok=True)
+            write_file(partial / name, data, private=True)
         if folder.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             os.replace(folder, replaced)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What is too long for every change (`make long`): slow tests, answers that no honest client gives, the quickstart at three
-# seeds, both server-side benchmarks.
+# What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
+# kills, full disks and flipped bits, the soak, the quickstart at three seeds, both server-side benchmarks.
 # With LLM_FED_BASE and LLM_FED_DATA set, also the benchmarks of cohorts, experts and mixing weights on real data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,6 +10,13 @@ trap 'rm -rf "$work"' EXIT
 
 "$bin/python" -m pytest -m slow
 PYTHONPATH=tests/support "$bin/python" tests/support/hostile.py --examples 200000 --out "$work/hostile"
+for kind in configurations folders data; do
+  PYTHONPATH=tests/support "$bin/python" tests/support/fuzz.py "$kind" --cases 10000 --out "$work/fuzzed"
+done
+PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py kills
+PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py full
+PYTHONPATH=tests/support "$bin/python" tests/support/flips.py --cases 2000
+"$bin/python" scripts/bench/soak.py
 for seed in 0 1 2; do
   "$bin/llm-fed" quickstart --seed "$seed" --out "$work/quickstart-$seed"
 done

@@ -22,6 +22,7 @@ from llm_fed.tasks.partition import kept, partition
 log = logging.getLogger(__name__)
 
 TEST_SHARE = 0.2  # of each client's examples, where the data has no test split at all
+MOST_BYTES = 200  # of a client id: a folder may have 255, with what is added while it is written
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,10 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData
     if config.groups == ():
         raise UserError("task.groups is empty, so there is no client; name some, or set null for all")
     row = find(config.name)
-    if not row.images and (config.noise or config.image_size is not None):
-        raise UserError(f"task.noise and task.image_size are for images, but {config.name} is text; leave them out")
+    if not row.images and (config.noise or config.image_size is not None or config.labels is not None):
+        raise UserError(
+            f"task.noise, task.image_size and task.labels are for images, but {config.name} is text; leave them out"
+        )
     datapath.check("task.path", config.path, config.name)
     datapath.check("task.server.path", config.server.path, config.server.name)
     data = row.load(config, seed)
@@ -184,6 +187,11 @@ def _check(clients: list[ClientData], tested: bool) -> None:
                 raise UserError(f"client {name!r} has no {split} example; add some, or leave the client out")
         if name in (".", "..") or not name.isprintable() or set(name) & set("/\\"):
             raise UserError(f"client id {name!r} cannot name a folder of the run; use ids without slashes")
+        if len(name.encode()) > MOST_BYTES:
+            raise UserError(
+                f"client id {name[:40]!r}... has {len(name.encode())} bytes, too many for the name of a folder; use "
+                f"ids of at most {MOST_BYTES}"
+            )
         if name.casefold() in seen:
             raise UserError(f"client ids {seen[name.casefold()]!r} and {name!r} differ in case only")
         seen[name.casefold()] = name

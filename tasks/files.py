@@ -50,6 +50,8 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     path = datapath.local("task.path", config.path)
     if path.is_file():
         clients = by_column({"train": read_rows(path)}, config, str(path))
+    elif not path.is_dir():
+        raise UserError(f"task.path={config.path!r} is neither a file nor a folder; give one of these")
     else:
         here = split_files(path)
         files = {} if here else client_files(path)
@@ -166,5 +168,5 @@ def group_of(row: Row, config: TaskConfig, client: str) -> str:
 
 def natural_order(name: str) -> list[str | int]:
     """A sort key by which client2 comes before client10."""
-    parts = re.split(r"(\d+)", name)
+    parts = re.split(r"(\d{1,18})", name)  # of thousands of digits Python makes no number
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]

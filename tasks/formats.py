@@ -69,11 +69,11 @@ def check_json(path: Path, text: str) -> None:
     try:
         json.loads(first)
         return
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         pass
     try:
         record, end = json.JSONDecoder().raw_decode(start)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return  # malformed, which is said with the line
     lists = [key for key, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
     if lists and not start[end:].strip():

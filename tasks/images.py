@@ -131,6 +131,8 @@ def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
     gallery = _read(config, source)
     if source.fine and gallery.groups is not None:
         gallery = dataclasses.replace(gallery, labels=np.array(gallery.groups), classes=None)
+    if config.labels is not None:
+        gallery = _named(gallery, config.labels)
     classes = gallery.classes or source.classes or tuple(map(str, range(int(gallery.labels.max(initial=0)) + 1)))
     wrong = gallery.labels[(gallery.labels < 0) | (gallery.labels >= len(classes))]
     if len(wrong):
@@ -153,6 +155,23 @@ def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
     if only is not None:
         rows = _draw(rows[[gallery.splits[i] == "train" for i in rows]], only, seed, gallery.where)
     return TaskData(config.name, METRIC, _clients(gallery, rows, names, owners, config.image_size), classes)
+
+
+def labels_of(config: TaskConfig) -> tuple[str, ...] | None:
+    """The classes of a task of images, as far as they are known without its data."""
+    source = SOURCES[config.name]
+    known = config.labels or source.classes
+    return None if known is None else known[: source.first_classes]
+
+
+def _named(gallery: Gallery, labels: tuple[str, ...]) -> Gallery:
+    """The gallery with these classes, of which its own are some; numbers stay as they are."""
+    if gallery.classes is None:
+        return dataclasses.replace(gallery, classes=labels)
+    if unknown := [name for name in gallery.classes if name not in labels]:
+        raise UserError(f"{gallery.where} has the class {unknown[0]!r}, which task.labels does not name; add it there")
+    place = np.array([labels.index(name) for name in gallery.classes], np.int64)
+    return dataclasses.replace(gallery, labels=place[gallery.labels], classes=labels)
 
 
 def noisy(client: ClientData, share: float, classes: int, seed: int) -> ClientData:

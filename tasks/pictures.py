@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,8 @@ LAYOUTS = ((), ("client",), ("split",), ("client", "split"))  # of the folders a
 GREY = ("1", "L", "LA")  # PIL's modes of a picture without colours
 NPZ_KEYS = "x_train, y_train, x_test and y_test (or x and y; test, client or domain, coarse_of_fine and classes if any)"
 
+MOST_CLASSES = 100_000  # of labels without names: ImageNet-21k has 21,841
+
 Decode = Callable[[np.ndarray, int | None], torch.Tensor]
 
 
@@ -45,8 +48,10 @@ def read_npz(path: Path) -> Gallery:
     """Arrays as Keras and others save them: NPZ_KEYS, images (N, H, W) or (N, H, W, 1 or 3) uint8, labels (N,)."""
     try:
         with np.load(path, allow_pickle=False) as file:
+            _check_sizes(path, file)
             arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, RecursionError, SyntaxError, MemoryError,
+            NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{path} cannot be read as an npz file of arrays: {first_line}") from error
     one = "x" in arrays
@@ -84,6 +89,25 @@ def read_npz(path: Path) -> Gallery:
     return Gallery(str(path), labels, splits, None if groups is None else groups.tolist(), listed, classes, decode)
 
 
+def _check_sizes(path: Path, file: Any) -> None:
+    """Refuse arrays that do not fit into memory, by what the file says, before anything is decoded.
+
+    Raises:
+        UserError: they would take more than the machine has.
+    """
+    decoded, most = sum(member.file_size for member in file.zip.infolist()), memory()
+    if decoded > most:
+        raise UserError(
+            f"{path} says that its arrays take {decoded:,} bytes, and this machine has {most:,}; give a folder of "
+            "image files with task.image_size, or fewer pictures"
+        )
+
+
+def memory() -> int:
+    """Bytes of RAM of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _check_pair(path: Path, x: str, pixels: np.ndarray, y: str, labels: np.ndarray) -> None:
     coloured = pixels.ndim == 4 and pixels.shape[-1] in (1, 3)
     if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or coloured) or 0 in pixels.shape[1:]:
@@ -93,6 +117,11 @@ def _check_pair(path: Path, x: str, pixels: np.ndarray, y: str, labels: np.ndarr
         )
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {y} is {labels.dtype} of shape {labels.shape}; labels are integers of shape (N,)")
+    if len(labels) and labels.max() >= MOST_CLASSES:
+        raise UserError(
+            f"{path}: {y} holds the label {labels.max()}; a label is the number of a class, at most "
+            f"{MOST_CLASSES - 1:,}"
+        )
     if len(pixels) != len(labels) or not len(labels):
         raise UserError(f"{path}: {x} holds {len(pixels)} pictures and {y} {len(labels)} labels; give one label each")
 
@@ -154,8 +183,13 @@ def read_dataset(parts: Sequence[tuple[str, Dataset]], columns: Mapping[str, str
     values = data[columns["label"]][:]
     try:
         labels = np.array(values, np.int64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: the column {columns['label']!r} does not hold a class number in each row") from error
+    if len(labels) and not isinstance(named, ClassLabel) and labels.max() >= MOST_CLASSES:
+        raise UserError(
+            f"{where}: the column {columns['label']!r} holds the label {labels.max()}; a label is the number of a "
+            f"class, at most {MOST_CLASSES - 1:,}"
+        )
     return Gallery(
         where,
         labels,

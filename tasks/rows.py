@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.parquet
 
 from llm_fed.config import ColumnsConfig
-from llm_fed.errors import UserError, did_you_mean
+from llm_fed.errors import UserError, did_you_mean, one_line
 from llm_fed.tasks import formats
 from llm_fed.tasks.common import Example
 
@@ -102,15 +102,16 @@ def _json(file: IO[str], path: Path) -> Iterator[Row]:
     if text.lstrip().startswith("["):
         try:
             records = [(f"{path}, item {i}", record) for i, record in enumerate(json.loads(text), 1)]
-        except json.JSONDecodeError as error:
-            raise _malformed(f"{path}, line {error.lineno}", error) from error
+        except (ValueError, RecursionError) as error:
+            line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+            raise _malformed(f"{path}{line}", error) from error
     else:
         records = []
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 try:
                     records.append((f"{path}, line {number}", json.loads(line)))
-                except json.JSONDecodeError as error:
+                except (ValueError, RecursionError) as error:
                     raise _malformed(f"{path}, line {number}", error) from error
     for where, record in records:
         if not isinstance(record, dict):
@@ -118,10 +119,10 @@ def _json(file: IO[str], path: Path) -> Iterator[Row]:
         yield Row(where, record)
 
 
-def _malformed(where: str, error: json.JSONDecodeError) -> UserError:
-    return UserError(
-        f"{where}: malformed JSON (column {error.colno}: {error.msg}); need one object a line, or one array"
-    )
+def _malformed(where: str, error: Exception) -> UserError:
+    """Of text that is no JSON, and of numbers with thousands of digits and brackets in brackets without an end."""
+    column = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else one_line(str(error))
+    return UserError(f"{where}: malformed JSON ({column}); need one object a line, or one array")
 
 
 def _csv(file: IO[str], path: Path) -> Iterator[Row]:

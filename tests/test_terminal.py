@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -14,8 +15,9 @@ from typer.core import TyperArgument
 
 from llm_fed import cli, methods
 from llm_fed.commands import compare, quickstart
-from llm_fed.errors import UserError, closest, did_you_mean
+from llm_fed.errors import UserError, closest, did_you_mean, printable
 from llm_fed.eval.tables import Table as Comparison
+from llm_fed.runs.folder import finished
 from llm_fed.runs.tracking import Reporter
 
 COMMANDS = vars(typer.main.get_command(cli.app))["commands"]
@@ -78,7 +80,7 @@ def test_run_prints_one_json_object(small, llm_fed, tmp_path):
     config = small.config(tmp_path / "c.yaml", rounds=1)
     said = llm_fed("run", config, "--out", tmp_path / "a", "--json")
     assert said.code == 0 and "round 1/1" in said.err
-    assert json.loads(said.out) == json.loads((tmp_path / "a/summary.json").read_text())
+    assert json.loads(said.out) == finished(tmp_path / "a")
     again = llm_fed("run", config, "--out", tmp_path / "a", "--json")
     assert again.out == said.out and "is complete" in again.err
 
@@ -137,3 +139,25 @@ def test_a_setting_of_another_method_is_named_as_such(name, key, parts):
         methods.build({"name": name, key: 1})
     assert all(part in str(caught.value) for part in parts), caught.value
     assert ("closest" in str(caught.value)) == (key == "num_model")
+
+
+def test_what_others_wrote_moves_no_cursor_and_forges_no_line():
+    """Names of folders and values of settings reach logs and errors; so do the labels of strangers' files."""
+    assert printable("a\x1b[31m\r\x07\u202eb\x9b\ud800") == "a?[31m???b??"
+    assert printable("한 ü\t👩‍🌾\nb") == "한 ü\t👩‍🌾\nb"
+    said = io.StringIO()
+    Reporter(Console(file=said, width=200)).note("a\nround 9/9: loss 0.0000\x1b[2J")
+    assert said.getvalue() == "a round 9/9: loss 0.0000?[2J\n"
+
+
+@pytest.mark.parametrize("words", [("--out", "x" * 300), ("adapter.start=" + "x" * 300,), ("base.name=" + "x" * 300,)])
+def test_a_name_that_is_too_long(llm_fed, small, tmp_path, words):
+    config = small.config(tmp_path / "c.yaml")
+    out = () if words[0] == "--out" else ("--out", tmp_path / "run")
+    llm_fed("run", config, *words, *out).assert_refused("File name too long", code=1)
+
+
+def test_an_error_has_no_terminal_sequences(llm_fed, tmp_path):
+    said = llm_fed("run", tmp_path / "\x1b[2Jmine.yaml")
+    said.assert_refused("?[2Jmine.yaml")
+    assert "\x1b" not in said.err

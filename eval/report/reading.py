@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from llm_fed import checksum
 from llm_fed.config import EvalConfig
 from llm_fed.errors import UserError
 from llm_fed.paths import public
@@ -53,10 +54,30 @@ def read_lines(path: Path) -> tuple[list[Line], bool]:
     lines = []
     for number, text in enumerate(whole, start=1):
         try:
-            lines.append(json.loads(text))
-        except ValueError as error:
+            line = json.loads(text)
+            if not isinstance(line, dict):
+                raise ValueError("no object")
+            lines.append(line)
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number} is not JSON ({error}). Continue the run to repair it.") from error
     return lines, bool(last)
+
+
+def read_timing(path: Path) -> list[Line]:
+    """How long each round took, and its parts; nothing if the file is missing.
+
+    Raises:
+        UserError: a line does not say so.
+    """
+    lines, _ = read_lines(path)
+    for number, line in enumerate(lines, start=1):
+        parts = line.get("parts")
+        known = [line.get("seconds"), *(parts.values() if isinstance(parts, dict) else [None])]
+        if not all(isinstance(value, int | float) for value in known):
+            raise UserError(
+                f"{path}, line {number}, is damaged: it does not say how long a round took; delete the line"
+            )
+    return lines
 
 
 def read_object(path: Path) -> Line:
@@ -66,8 +87,8 @@ def read_object(path: Path) -> Line:
         UserError: it is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
+        return checksum.checked(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
 
 

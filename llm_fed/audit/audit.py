@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from llm_fed import methods
+from llm_fed import checksum, methods
 from llm_fed.audit import again, elsewhere, kept
 from llm_fed.audit.findings import Audit
 from llm_fed.audit.replay import Replay
@@ -108,7 +108,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, int, li
     """Compute as the run did, as far as this machine can: (its configuration on a device that is here, its clients per
     pass, what is different here in words)."""
     try:
-        before = {"processes": 1, **json.loads((folder / "environment.json").read_text())}
+        before = {"processes": 1, **checksum.checked(json.loads((folder / "environment.json").read_text()))}
         threads, packing = before["threads"], before["clients_per_pass"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from llm_fed import checksum
 from llm_fed.audit.findings import Audit, words
 from llm_fed.config import Config
 from llm_fed.messages.wire import WireError, pack
@@ -19,7 +20,7 @@ from llm_fed.runs.rows import Row
 def summary(folder: Path, found: Audit) -> None:
     """The test scores in summary.json are those of metrics.jsonl."""
     try:
-        held = json.loads((folder / "summary.json").read_text())
+        held = checksum.checked(json.loads((folder / "summary.json").read_text()))
     except OSError:
         return
     except ValueError as error:

@@ -17,6 +17,7 @@ from llm_fed.eval.scores import Summary
 from llm_fed.experiment.bases import load
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.export import peft_folders
+from llm_fed.export.copies import handed_out
 from llm_fed.export.models import read as read_personal
 from llm_fed.export.personal import alone
 from llm_fed.export.prompt import as_said, read_prompt
@@ -215,7 +216,7 @@ def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
         UserError: the folder is no finished run, it has no such client, or `out/<client>` holds other files.
         RunError: the disk is full, or `out` cannot be written.
     """
-    found = exported(folder, clients)
+    found = handed_out(folder, clients)
     targets = {client: out / client for client in found}
     for client, target in targets.items():
         if target.is_dir() and not _names(target) <= _names(found[client]):

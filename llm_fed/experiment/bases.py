@@ -9,15 +9,23 @@ from llm_fed.config import BaseConfig, Config
 from llm_fed.models.images import ImageBase, load_images
 from llm_fed.models.loading import Base, load_base
 from llm_fed.runtime.launch import choose_device
+from llm_fed.runtime.portable import fingerprint
 from llm_fed.tasks.common import TaskData
 
 
 def load(config: Config, task: TaskData, device: str) -> Base | ImageBase:
     """The base that the run's sites share: an image model where the task is one of pictures."""
     if task.labels:
-        size = next((picture.pixels.shape[-1] for data in task.clients.values() for picture in data.train), 0)
+        known = (picture.pixels.shape[-1] for data in task.clients.values() for picture in data.train)
+        size = next(known, config.task.image_size or 0)
         return load_images(config.base, task.labels, device, size)
     return load_base(config.base, device)
+
+
+def identity(base: Base | ImageBase) -> str:
+    """What all machines of a federation must have in common: the base's first weights, and of pictures their classes
+    and their size."""
+    return fingerprint((base.labels, base.size) if isinstance(base, ImageBase) else (), base.model)
 
 
 class Bases:
@@ -25,12 +33,12 @@ class Bases:
 
     def __init__(self) -> None:
         self.loads = 0
-        self._key: tuple[BaseConfig, str, str, str | None, int | None] | None = None
+        self._key: tuple[BaseConfig, str, str, str | None, int | None, tuple[str, ...] | None] | None = None
         self._base: Any = None
 
     def of(self, config: Config) -> Base | ImageBase:
         task = config.task  # of images, their labels are the head's, and their size may be the model's
-        key = config.base, config.device, task.name, task.path, task.image_size
+        key = config.base, config.device, task.name, task.path, task.image_size, task.labels
         if key != self._key:
             self._key = self._base = None
             data = tasks.load(task, config.federation_seed, config.evaluation_seed)

@@ -229,7 +229,10 @@ def build(
         return Site(id, wrapped, config.local, config.training_seed, draw, data, rounds=config.rounds)
 
     clients = {id: site(id, given, len(task.labels)) for id, given in task.clients.items()}
+    listed = () if isinstance(config.network.clients, int) else config.network.clients
+    named = {name.partition("@")[0]: place for place, name in enumerate(listed)}
     for number, client in enumerate(clients.values()):
+        number = named.get(client.id, number)  # a machine of a network has some of the clients alone
         own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
         client.structure = method.wrap(structure_of(config.adapter, base.head, own), client)
         client.draw = partial(base.draw, client.structure)

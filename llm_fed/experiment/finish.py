@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_fed import signs
+from llm_fed import checksum, signs
 from llm_fed.errors import RunError
 from llm_fed.eval.report import write_report
 from llm_fed.experiment.build import Experiment
@@ -85,7 +85,7 @@ def deliver(
     personal = experiment.runtime.run(
         {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in exported}
     )
-    config_text = (run.folder / "config.yaml").read_text()
+    config_text = checksum.uncommented((run.folder / "config.yaml").read_text(encoding="utf-8"))
     spent = spent_in(run)
     for id, state in personal.items():
         if isinstance(state, Exception):

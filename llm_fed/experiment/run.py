@@ -158,7 +158,7 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         rounds[need] = summary["round"] if round is None else round
         given[need] = states_of_run(folder, round, its_config, experiment.base, experiment.clients, experiment.runtime)
         seen |= models.seen(read_records(folder / "metrics.jsonl"), rounds[need])
-    run.rewind(0)
+    run.rewind()
     with signs.part("merging at the clients"):
         merge(experiment, given, config.rounds + 1, config.local.lr)
     for id, site in experiment.clients.items():

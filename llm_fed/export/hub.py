@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections import Counter
@@ -26,8 +25,9 @@ from huggingface_hub.utils import logging, validate_repo_id
 
 from llm_fed.errors import RunError, UserError
 from llm_fed.export import peft_folders
+from llm_fed.export.copies import handed_out
 from llm_fed.plugins import short
-from llm_fed.runs.folder import adapter_folders, exported, read_config
+from llm_fed.runs.folder import adapter_folders, read_config
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def push(
         RunError: the Hub cannot be reached, or does not take the files.
     """
     config, found = read_config(folder), adapter_folders(folder)
-    cards = {client: _card(path) for client, path in exported(folder, clients).items()}
+    cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
     method, name = short(config.method["name"]), _allowed(folder.resolve().name)
     names = repository_names(namespace, prefix or (name if method in name else f"{name}-{method}"), found)
     token = get_token()
@@ -150,9 +150,7 @@ def _files(folder: Path, card: str, is_local: bool) -> list[CommitOperationAdd]:
     content[folder / peft_folders.CARD] = card.encode()
     for path in content:
         if path.name == peft_folders.CONFIG and is_local:
-            settings = json.loads(path.read_text())
-            settings["base_model_name_or_path"] = Path(settings["base_model_name_or_path"]).name
-            content[path] = json.dumps(settings, indent=2, sort_keys=True).encode()
+            content[path] = peft_folders.public_config(path)
     return [CommitOperationAdd(path.relative_to(folder).as_posix(), data) for path, data in content.items()]
 
 

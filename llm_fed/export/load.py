@@ -3,7 +3,6 @@ whole image model, alone or several side by side."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification
 
 from llm_fed.config import BaseConfig, Dtype
-from llm_fed.errors import UserError, lookup
+from llm_fed.errors import UserError, lookup, one_line
 from llm_fed.export import models, peft_folders
 from llm_fed.export.personal import Personal
 from llm_fed.export.prompt import read_prompt
@@ -23,6 +22,9 @@ from llm_fed.models.loading import Base, load_base
 from llm_fed.models.structure import Full, GateShape
 from llm_fed.settings import check_fields
 from llm_fed.state import State
+
+# What torch, transformers and Python raise where a file says something else than a model's settings.
+_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
 
 
 def load_client(
@@ -74,18 +76,27 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
         UserError: the folder holds no such model, or one that is damaged.
     """
     folder = Path(folder)
-    settings, processing = _json(folder / models.CONFIG), _json(folder / models.PROCESSING)
+    settings, processing = (
+        models.read_settings(folder / models.CONFIG),
+        models.read_settings(folder / models.PROCESSING),
+    )
     if "id2label" not in settings:
         raise UserError(f"{folder / models.CONFIG} names no labels; give a folder of an exported image model")
-    labels = tuple(label for _, label in sorted(settings["id2label"].items(), key=lambda item: int(item[0])))
-    with torch.random.fork_rng(devices=[]):  # weights are drawn, which the folder's will replace
-        if "parts" not in settings:
-            base, structure = load_images(BaseConfig(name=str(folder), dtype="float32"), labels, device), Full()
-        else:
-            parts = tuple((name, own) for name, own in settings["parts"])
-            structure = Full(parts, settings["answer"], GateShape(**settings.get("gate", {})))
-            base = _base(settings, processing, labels, device)
-        return ImageModel(base, structure, models.read(folder, structure, base))
+    try:
+        with torch.random.fork_rng(devices=[]):  # weights are drawn, which the folder's will replace
+            labels = tuple(label for _, label in sorted(settings["id2label"].items(), key=lambda item: int(item[0])))
+            if "parts" not in settings:
+                base, structure = load_images(BaseConfig(name=str(folder), dtype="float32"), labels, device), Full()
+            else:
+                parts = tuple((name, own) for name, own in settings["parts"])
+                structure = Full(parts, settings["answer"], GateShape(**settings.get("gate", {})))
+                base = _base(settings, processing, labels, device)
+            return ImageModel(base, structure, models.read(folder, structure, base))
+    except _DAMAGED as error:
+        raise UserError(
+            f"{folder / models.CONFIG} or {models.PROCESSING} is damaged: {one_line(repr(error))}; "
+            "export the model again"
+        ) from error
 
 
 def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[str, ...], device: str) -> ImageBase:
@@ -100,10 +111,3 @@ def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[st
         model.to(device), name, labels, processing["size"]["height"], tuple(processing["image_mean"]),
         tuple(processing["image_std"]), head_of(model), pretrained=False,
     )  # fmt: skip
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is absent or damaged ({error}); give a folder of an exported image model") from error

@@ -8,13 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-
 from llm_fed.errors import UserError, require
 from llm_fed.export import peft_folders
 from llm_fed.export.card import Model
 from llm_fed.export.prompt import FILE, Prompt
+from llm_fed.export.tensors import check_settings, load, pack
 from llm_fed.files import write_folder
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
@@ -103,18 +101,33 @@ def write(
     module = base.model_of(structure)
     counters = {name: value for name, value in module.state_dict().items() if not value.is_floating_point()}
     whole = {**counters, **state.tensors(), **state.extras}
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.items()}
     processing = {
         "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_resize": True,
         "size": {"height": base.size, "width": base.size}, "image_mean": base.mean, "image_std": base.std,
     }  # fmt: skip
+    settings = json.loads(json.dumps(_settings(structure, base), sort_keys=True, default=str))
     files = {
-        WEIGHTS: save(tensors, metadata={"format": "pt"}),
-        CONFIG: json.dumps(_settings(structure, base), indent=2, sort_keys=True, default=str).encode(),
+        WEIGHTS: pack(whole, {}, {CONFIG: settings, PROCESSING: processing}),
+        CONFIG: json.dumps(settings, indent=2, sort_keys=True).encode(),
         PROCESSING: json.dumps(processing, indent=2).encode(),
         peft_folders.CARD: card.encode(),
     }
     write_folder(folder, files, "a model")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A JSON file of a folder that `write` made.
+
+    Raises:
+        UserError: it is absent or damaged.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+        return values
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is absent or damaged ({error}); give a folder of an exported image model") from error
 
 
 def _settings(structure: Full, base: ImageBase) -> dict[str, Any]:
@@ -142,10 +155,9 @@ def read(folder: Path, structure: Structure, base: Base | ImageBase) -> State:
     if not isinstance(structure, Full):
         return peft_folders.read(folder, base, structure)[0]
     assert isinstance(base, ImageBase)
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{folder / WEIGHTS} is absent or damaged ({error}); export the model again") from error
+    tensors, metadata = load(folder / WEIGHTS, "export the model again")
+    settings = {name: read_settings(folder / name) for name in (CONFIG, PROCESSING)}
+    check_settings(metadata, settings, folder / CONFIG)
     layout = base.layout(structure)
     for name, shape in layout.shape_of.items():
         if name not in tensors or tuple(tensors[name].shape) != shape:

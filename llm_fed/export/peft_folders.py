@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from llm_fed.config import AdapterConfig
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, one_line
+from llm_fed.export.tensors import check_settings, load, pack
 from llm_fed.files import write_folder
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.paths import public
@@ -40,6 +39,8 @@ _UNDERSTOOD = {
 _INERT = {"peft_version", "task_type", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision"}
 # Initialisations that leave the base's weights alone; the others (PiSSA, OLoRA, LoftQ, ...) change them.
 _INITIALISATIONS = (True, False, "gaussian", "orthogonal")
+_MOST_ALPHA = 1e6  # times the rank; none that is trained comes near it, and beyond it float32 overflows
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class AdapterWarning(UserWarning):
@@ -100,7 +101,7 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
         expected = layout(base.model, structure or found)
     except UserError as error:
         raise UserError(f"the adapter {folder} does not fit the base: {error}{other_base}") from error
-    tensors = _read_tensors(folder / WEIGHTS)
+    tensors = _read_tensors(folder, found)
     if difference := _difference(expected, tensors):
         raise UserError(f"the adapter {folder} does not fit the base: {difference}{other_base}")
     if other_base:
@@ -118,16 +119,23 @@ def setting(folder: Path, key: str) -> Any:
         UserError: the file is missing or damaged.
     """
     try:
-        return json.loads((folder / CONFIG).read_text()).get(key)
-    except (OSError, ValueError, AttributeError) as error:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get(key)
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{folder / CONFIG} is damaged: {error}") from error
 
 
 def public_config(path: Path) -> bytes:
-    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name."""
-    settings = json.loads(path.read_text())
-    settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
-    return json.dumps(settings, indent=2, sort_keys=True).encode()
+    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
+        return json.dumps(settings, indent=2, sort_keys=True).encode()
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
 
 
 def check_text(folder: Path) -> None:
@@ -138,8 +146,8 @@ def check_text(folder: Path) -> None:
     """
     if (folder / CONFIG).is_file() and (head := setting(folder, "modules_to_save")):
         raise UserError(
-            f"the adapter {folder} has a head ({', '.join(head)}), as those of image models have: give --task NAME, "
-            "which says what the labels are, with --data PATH where the pictures are not to come from the Hub"
+            f"the adapter {folder} has a head ({one_line(str(head))}), as those of image models have: give --task "
+            "NAME, which says what the labels are, with --data PATH where the pictures are not to come from the Hub"
         )
 
 
@@ -171,11 +179,11 @@ def _files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, b
         modules_to_save=list(structure.whole) or None,
         inference_mode=True,
     )
-    tensors = {_peft_name(name): tensor.cpu().contiguous() for name, tensor in state.tensors().items()}
+    tensors = {_peft_name(name): tensor for name, tensor in state.tensors().items()}
     return {
         # Sets are sorted: their own order changes from process to process.
         CONFIG: json.dumps(settings, indent=2, sort_keys=True, default=sorted).encode(),
-        WEIGHTS: save(tensors, metadata={"format": "pt"}),
+        WEIGHTS: pack(tensors, {}, _decisive(structure)),
     }
 
 
@@ -185,31 +193,27 @@ def _expert_files(state: State, structure: Lora, base: Base | ImageBase) -> dict
         own = state.select(re.escape(f".{expert}.lora_")).renamed(f".{expert}.lora_", ".lora_")
         for name, data in _files(own, _alone(structure), base).items():
             files[f"{expert}/{name}"] = data
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in {**gate, **state.extras}.items()}
-    metadata = {"format": "pt", "gate": structure.gate, "experts": " ".join(structure.experts)}
+    metadata = {"gate": structure.gate, "experts": " ".join(structure.experts)}
     if structure.whole:
         metadata["whole"] = " ".join(structure.whole)
-    return {**files, GATE: _in_order(save(tensors, metadata=metadata))}
+    return {**files, GATE: pack({**gate, **state.extras}, metadata)}
 
 
-def _in_order(data: bytes) -> bytes:
-    """The same safetensors file with its metadata sorted: safetensors' own order changes from call to call."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    return data[:8] + text.ljust(end - 8) + data[end:]
+def _decisive(structure: Lora) -> dict[str, Any]:
+    """What of an adapter's settings decides what it computes and is not seen in the shapes of its tensors."""
+    return {"lora_alpha": float(structure.alpha), "modules_to_save": list(structure.whole)}
 
 
 def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) -> tuple[State, Lora]:
     path = folder / GATE
-    try:
-        with safe_open(path, "pt") as file:
-            gate, experts = file.metadata()["gate"], tuple(file.metadata()["experts"].split(" "))
-            whole = tuple(file.metadata().get("whole", "").split())
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is absent or damaged ({error}); export the adapter again") from error
+    tensors, metadata = load(path, "export the adapter again")
+    gate, experts = metadata.get("gate", ""), tuple(metadata.get("experts", "").split(" "))
+    whole = tuple(metadata.get("whole", "").split())
+    if gate not in ("sum", "router", "mix") or any(name in ("", ".", "..") or "/" in name for name in experts):
+        raise UserError(
+            f"{path} weighs the experts {one_line(repr(experts))} by {one_line(repr(gate))}: each must be the name of "
+            "a folder beside it, and the gate sum, router or mix; export the adapter again"
+        )
     if structure and (gate, experts) != (structure.gate, structure.experts):
         raise UserError(
             f"{path} weighs the experts {', '.join(experts)} by {gate}, where {', '.join(structure.experts)} "
@@ -268,10 +272,13 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
     if not path.is_file():
         raise UserError(f"{folder} is no adapter folder: it has no {CONFIG}")
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         kind = values["peft_type"]
         unsupported = _unsupported(values)
-        chosen = values["target_modules"]
+        chosen, name = values["target_modules"], values.get("base_model_name_or_path") or ""
+        whole = tuple(values.get("modules_to_save") or ())
+        if not isinstance(name, str) or not all(isinstance(each, str) for each in whole):
+            raise TypeError("base_model_name_or_path and each of modules_to_save are texts")
         structure = Lora.from_config(
             AdapterConfig(
                 rank=values["r"],
@@ -279,15 +286,26 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
                 dropout=values["lora_dropout"],
                 target_modules=chosen if isinstance(chosen, str) else tuple(chosen or ()),
             ),
-            whole=tuple(values.get("modules_to_save") or ()),
+            whole=whole,
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, UserError) as error:
-        raise UserError(f"{path} is no configuration of a LoRA adapter: {error!r}") from error
+        if not math.isfinite(structure.alpha) or structure.alpha > _MOST_ALPHA * structure.rank:
+            raise ValueError(f"lora_alpha={values['lora_alpha']} is over {_MOST_ALPHA:g} times the rank")
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        UserError,
+    ) as error:
+        raise UserError(f"{path} is no configuration of a LoRA adapter: {one_line(repr(error))}") from error
     if kind != "LORA":
         raise UserError(f"the adapter {folder} is of type {kind}; only LORA is supported")
     if unsupported:
         raise UserError(f"the adapter {folder} is no plain LoRA: {unsupported} is not supported")
-    return structure, values.get("base_model_name_or_path") or ""
+    return structure, name
 
 
 def _unsupported(values: Mapping[str, Any]) -> str:
@@ -303,16 +321,19 @@ def _unsupported(values: Mapping[str, Any]) -> str:
     return ""
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, in one dtype of at least float32."""
+def _read_tensors(folder: Path, found: Lora) -> dict[str, Tensor]:
+    """All tensors of an adapter, in one dtype of at least float32."""
+    path = folder / WEIGHTS
     if not path.is_file():
-        raise UserError(f"{path.parent} has no {WEIGHTS}; only safetensors is read (convert .bin files with PEFT)")
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged or cut short ({error}); fetch or export the adapter again") from error
+        raise UserError(f"{folder} has no {WEIGHTS}; only safetensors is read (convert .bin files with PEFT)")
+    tensors, metadata = load(path, "fetch or export the adapter again")
+    check_settings(metadata, _decisive(found), folder / CONFIG)
     dtype = torch.float32
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise UserError(
+                f"{path}: {one_line(name)} is {tensor.dtype}; adapters are float32, float64, float16 or bfloat16"
+            )
         dtype = torch.promote_types(dtype, tensor.dtype)
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 

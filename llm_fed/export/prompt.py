@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from llm_fed import checksum
 from llm_fed.config import Config
 from llm_fed.engine.generation import stop_tokens
 from llm_fed.errors import UserError
@@ -42,7 +43,7 @@ class Prompt:
             "stop_token_ids": list(self.stop),
             "max_new_tokens": self.max_new_tokens,
         }
-        return json.dumps(values, indent=2, ensure_ascii=False).encode()
+        return json.dumps(checksum.added(values), indent=2, ensure_ascii=False).encode()
 
 
 def prompt_of(base: Base | ImageBase, config: Config) -> Prompt | None:
@@ -101,7 +102,11 @@ def read_prompt(folder: Path) -> Prompt | None:
             raise ValueError("stop_token_ids is a list of token ids")
         if not (type(most) is int and most >= 1):
             raise ValueError("max_new_tokens is a number of at least 1")
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        checksum.checked(values)  # last, so that what is wrong is said where it can be
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise UserError(f"{path} is damaged: {reason}; export the adapter again, or delete the file") from error
+        raise UserError(
+            f"{path} is damaged: {reason}; export the adapter again, or delete the "
+            "file (if you changed it on purpose, delete its checksum)"
+        ) from error
     return Prompt(template, tuple(stop), most)

@@ -10,7 +10,7 @@ from llm_fed.errors import ClientError, RunError
 from llm_fed.eval.scores import Summary
 from llm_fed.federation.clients import Clients, messages_for
 from llm_fed.federation.privacy import central, check_upload, released, spent
-from llm_fed.federation.progress import Progress, memories, resume, save, scores
+from llm_fed.federation.progress import Progress, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
 from llm_fed.messages.outline import infinite
 from llm_fed.messages.wire import Message
@@ -65,6 +65,7 @@ def federate(
         run.digests.begin(progress.round, progress.state)
     if progress.round:
         on_resume(min(progress.round + 1, config.rounds))
+        prune(run, progress)  # what a kill between a checkpoint and the deletion of older ones has left
     elif scoring and scoring.base:
         log_base(run, config.eval.during, scoring.base)
 

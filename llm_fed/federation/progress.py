@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llm_fed.errors import RunError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.runs import extend
 from llm_fed.runs.folder import comparable
+from llm_fed.runs.records import digest
 from llm_fed.runs.rows import Memory, Row
 from llm_fed.site import Site
 
@@ -82,11 +84,11 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Site) 
     """
     saved = run.checkpoints.latest()
     if saved is None:
-        run.rewind(0)
+        run.rewind()
         for _, site in _owners(clients, server):
             site.memory = Memory(run.checkpoints.store)
         return Progress(method.init(server))
-    run.rewind(saved.state["metrics"], saved.state.get("digests", 0))
+    run.rewind(saved.state)
     now = extend.search(run.config)
     before = saved.state.get("search", now)
     changed = {key: [before[key], now[key]] for key in now if before[key] != now[key]}
@@ -122,7 +124,7 @@ def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: 
         earlier = run.checkpoints.latest()
         assert earlier is not None  # that of `round` at least, or an error
         newest = earlier
-        run.rewind(newest.state["metrics"], newest.state.get("digests", 0))
+        run.rewind(newest.state)
     progress = restore(newest, clients, server)
     progress.search_anew([line for line in lines if line["round"] <= newest.round], run.config)
     return progress
@@ -155,14 +157,19 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site
         "elsewhere": progress.elsewhere,
         "metrics": run.mark(),
         "digests": run.digests.mark(),
+        "metrics_sha256": digest(run.metrics_file),
         "search": extend.search(run.config),
     }
     run.checkpoints.save(progress.round, state, rows)
+    prune(run, progress)
+
+
+def prune(run: Run, progress: Progress) -> None:
+    """Delete the checkpoints that are no longer kept; of later rounds than `progress` there are only damaged ones."""
     settings = run.config.checkpoint
-    newest = run.checkpoints.rounds()[-settings.keep :]
-    run.checkpoints.prune(
-        lambda round: round in newest or round in settings.keep_rounds or round == progress.best.round
-    )
+    newest = [round for round in run.checkpoints.rounds() if round <= progress.round][-settings.keep :]
+    kept = {*newest, *settings.keep_rounds, progress.best.round}
+    run.checkpoints.prune(lambda round: round in kept or round > progress.round)
 
 
 def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = None) -> Progress:
@@ -171,8 +178,9 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
         site.memory = saved.memory(owner)
     held, flying = saved.state, []
     for key, client, asked, arrival, examples, expected in held["in_flight"]:
-        content = saved.rows[key]
-        assert isinstance(content, Row)  # as `save` put it there
+        content = saved.rows.get(key)
+        if not isinstance(content, Row):  # older versions had no checksum of the manifest
+            raise RunError(f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Give --fresh.")
         flying.append(InFlight(client, asked, arrival, examples, content, expected))
     # Earlier versions kept no loss.
     best = Best(held["best_round"], held["best_score"], held.get("best_loss", math.inf))

@@ -8,19 +8,22 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+import regex
 import torch
 from torch import nn
 
 from llm_fed.config import AdapterConfig
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, one_line
 from llm_fed.settings import check_fields
 from llm_fed.state import Layout, State
 
 FACTORS = ("lora_A", "lora_B")  # what the names of an adapter's entries end with
+_LONGEST = 2.0  # seconds for a regular expression; an honest one takes milliseconds on thousands of names
 HEAD = "head"  # beside them: the entries of modules that are trained whole
 ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `mix`: (S, H) and ()
 
@@ -92,9 +95,11 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
         return {name: module for name, module in linear.items() if module is not head and name not in structure.whole}
     if isinstance(chosen, str):
         try:
-            found = [name for name in modules if re.fullmatch(chosen, name)]
-        except re.error as error:
-            raise UserError(f"adapter.target_modules={chosen!r} is no regular expression: {error}") from error
+            found = _matching(chosen, modules)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UserError(
+                f"adapter.target_modules={one_line(chosen)!r} is no regular expression: {one_line(str(error))}"
+            ) from error
     else:
         endings = tuple("." + ending for ending in chosen)
         found = [name for name in modules if name in chosen or name.endswith(endings)]
@@ -113,6 +118,27 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
         if name in structure.whole:
             raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
     return {name: linear[name] for name in found}
+
+
+def _matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that the whole of a regular expression matches, as `re.fullmatch` does.
+
+    Raises:
+        UserError: it has not ended after _LONGEST seconds: whoever wrote the folder that holds it chose it.
+        re.error: it is none.
+    """
+    compiled = re.compile(pattern)
+    until = time.monotonic() + _LONGEST
+    try:
+        bounded = regex.compile(pattern)
+        return [name for name in names if bounded.fullmatch(name, timeout=max(until - time.monotonic(), 1e-3))]
+    except TimeoutError as error:
+        raise UserError(
+            f"adapter.target_modules={one_line(pattern)!r} has not ended after {_LONGEST:g} s on the names of the "
+            "model's layers; give a simpler regular expression, or a list of names"
+        ) from error
+    except regex.error:  # a few expressions mean nothing to it and something to `re`
+        return [name for name in names if compiled.fullmatch(name)]
 
 
 def check_names(model: nn.Module, adapter: AdapterConfig | None) -> None:

@@ -32,12 +32,10 @@ from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
 from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.messages.wire import Message, WireError, unpack
-from llm_fed.models.loading import Base
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import rounded
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.portable import fingerprint
 from llm_fed.site import Site
 
 _NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")  # of runs: they name folders here, and the server is another party
@@ -102,9 +100,8 @@ class Node:
 
     def _hello(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
         built = self._experiment(work.place, work.config)
-        model = built.base.model if isinstance(built.base, Base) else None
         sizes = {name: reported_examples(site, work.config) for name, site in sorted(built.clients.items())}
-        return {"clients": sizes, "base": fingerprint((), model)}, b""
+        return {"clients": sizes, "base": bases.identity(built.base)}, b""
 
     def _train(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
         built, site, store = self._site(work)
@@ -172,7 +169,7 @@ class Node:
         site = lookup("client", work.order["client"], built.clients)
         folder = work.place.home / "runs" / _plain(work.order["run"]) / site.id
         if folder not in self._stores:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
         store, after = self._stores[folder], work.order["after"]
         try:

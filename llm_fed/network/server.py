@@ -12,7 +12,7 @@ from llm_fed import signs, tasks
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, one_line
 from llm_fed.eval import merges
-from llm_fed.experiment import announce, start
+from llm_fed.experiment import announce, bases, start
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
@@ -32,7 +32,6 @@ from llm_fed.plugins import short
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, log_event
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.portable import fingerprint
 from llm_fed.tasks.common import TaskData
 
 
@@ -82,9 +81,8 @@ def train(
         secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
         asked = replace(config, eval=replace(config.eval, metric=built.metric))
         clients = RemoteClients(link, asked, known["token"], secret, reporter.note)
-        model = built.base.model if isinstance(built.base, Base) else None
         with signs.part("waiting for the clients"):
-            clients.gather(fingerprint((), model), known["clients"], known["nodes"], known["examples"])
+            clients.gather(bases.identity(built.base), known["clients"], known["nodes"], known["examples"])
         models.check_names(config.export.clients, clients.names)
         told = {"clients": list(clients.names), "nodes": clients.roster.owners, "examples": clients.roster.examples}
         run.remember("network.json", known | told)
@@ -140,7 +138,7 @@ def _merge(
         for client, message in messages_for(its_built.method, progress.state, clients.names, down).items():
             sent[client]["given"][need] = message
             given[client][need] = {"run": token, "after": answered.get(client, 0)}
-    run.rewind(0)
+    run.rewind()
     progress = Progress(None)
     clients.take(progress)
     return _finish(built, run, clients, progress, sent, given, name, round=config.rounds, needs=rounds)
@@ -202,10 +200,23 @@ class _Marked:
 
 def _check(config: Config) -> None:
     if tasks.find(config.task.name).images:
-        raise UserError(
-            f"task.name={config.task.name}: clients with images run in one process or under accelerate launch, not "
-            "over a network yet"
-        )
+        if tasks.images.labels_of(config.task) is None:
+            raise UserError(
+                f"task.name={config.task.name}: over a network no machine sees all pictures, so task.labels must name "
+                "all classes, e.g. task.labels=[cat,dog]"
+            )
+        if config.task.image_size is None:
+            raise UserError("over a network the server sees no picture; set task.image_size to their height and width")
+        if config.task.partition.kind != "natural":
+            raise UserError(
+                f"task.partition.kind={config.task.partition.kind} divides pictures that are all here; over a network "
+                "each client is a folder or a domain of its machine's data: set it to natural"
+            )
+        if config.base.clients and isinstance(config.network.clients, int):
+            raise UserError(
+                "base.clients goes by the clients' order, which over a network is that of network.clients; list their "
+                "names there"
+            )
     if config.eval.base:
         raise UserError(
             "eval.base=true is for runs in one process or under accelerate launch: over a network clients score only "
@@ -221,5 +232,7 @@ def _check(config: Config) -> None:
 def _own_data(config: Config) -> TaskData:
     """The task as the server sees it: no client, and its own examples, where the configuration gives it some."""
     if config.task.server.examples == 0 and not config.task.server.test:
-        return TaskData(config.task.name, tasks.find(config.task.name).metric, {})
+        task = tasks.find(config.task.name)
+        labels = (tasks.images.labels_of(config.task) or ()) if task.images else ()
+        return TaskData(config.task.name, task.metric, {}, labels)
     return replace(tasks.load(config.task, config.federation_seed, config.evaluation_seed), clients={})

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,7 @@ def serve(home: Path, idle: float = IDLE) -> None:
     except Timeout:
         return
     path = address(home)
-    path.unlink(missing_ok=True)
+    _remove_socket(path)
     with socket.socket(socket.AF_UNIX) as listener:
         mask = os.umask(0o177)  # the socket is its owner's alone from the moment it exists
         try:
@@ -85,18 +86,38 @@ def serve(home: Path, idle: float = IDLE) -> None:
             lock.release()
 
 
+def _remove_socket(path: Path) -> None:
+    """Remove what an earlier worker has left.
+
+    Raises:
+        UserError: something else lies there, which is not ours to remove.
+    """
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise UserError(f"{path} is no socket, where that of a worker should lie; move it away")
+    path.unlink()
+
+
 def address(home: Path) -> Path:
     """Where the socket of this home's worker lies: in a folder of the user's own, under a short name, since a socket's
     path may have no more than about 100 characters.
 
     Raises:
-        UserError: the folder is another user's.
+        UserError: the folder is another user's, or no folder.
     """
     own = os.environ.get("XDG_RUNTIME_DIR") or Path(tempfile.gettempdir()) / f"llm_fed-{os.getuid()}"
     folder = Path(own)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder}, where a worker's socket lies: {error.strerror}") from error
+    # A link of this name in a folder for all could lead into another folder of the same user, so it is not followed;
+    # where XDG_RUNTIME_DIR leads is the user's own choice.
+    found = folder.stat() if os.environ.get("XDG_RUNTIME_DIR") else folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise UserError(f"{folder} must be yours and closed to others (mode 700): a worker's socket lies there")
     return folder / f"llm_fed-{hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:16]}.sock"
 
@@ -128,7 +149,7 @@ def _connect(home: Path, idle: float) -> Connection:
         except OSError:
             client.close()
         if started is None or started.poll() == 0:  # 0: it found another one, which has just ended
-            home.mkdir(parents=True, exist_ok=True)
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(home / "worker.log", "ab") as log:
                 command = [sys.executable, "-m", "llm_fed.network.worker", str(home), "--idle", str(idle)]
                 started = subprocess.Popen(

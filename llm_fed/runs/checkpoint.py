@@ -1,8 +1,9 @@
 """Checkpoints: a round's complete state on disk, written so that a crash at any moment leaves the previous one whole.
 
-`checkpoints/round-0007/` holds `state.safetensors` (a packed message) and `manifest.json` (its checksum and the rows it
-refers to). What is one row per client lies once in `checkpoints/rows/<sha256>.safetensors`, shared by all checkpoints
-and by the run itself, which keeps there what exceeds its RAM (`rows.py`).
+`checkpoints/round-0007/` holds `state.safetensors` (a packed message) and `manifest.json` (its checksum, the rows it
+refers to, and a checksum of the manifest itself, which those of older versions lack). What is one row per client lies
+once in `checkpoints/rows/<sha256>.safetensors`, shared by all checkpoints and by the run itself, which keeps there what
+exceeds its RAM (`rows.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_fed import checksum
 from llm_fed.errors import RunError
 from llm_fed.files import sync_folder, write_file
 from llm_fed.messages.wire import WireError, pack, unpack
@@ -91,9 +93,9 @@ class Checkpoints:
             sync_folder(self.store.folder)
             data = pack(state)
             manifest["sha256"] = hashlib.sha256(data).hexdigest()
-            partial.mkdir()
-            write_file(partial / "state.safetensors", data)
-            write_file(partial / "manifest.json", json.dumps(manifest).encode())
+            partial.mkdir(mode=0o700)
+            write_file(partial / "state.safetensors", data, private=True)
+            write_file(partial / "manifest.json", json.dumps(checksum.added(manifest)).encode(), private=True)
             if final.exists():
                 shutil.rmtree(final)
             os.replace(partial, final)
@@ -115,13 +117,13 @@ class Checkpoints:
         """
         folder = self._path(round)
         try:
-            manifest = json.loads((folder / "manifest.json").read_bytes())
+            manifest = _manifest(folder)
             data = (folder / "state.safetensors").read_bytes()
             if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
                 raise WireError("state.safetensors does not have the checksum of its manifest")
             rows = {key: self._rows(names) for key, names in manifest["rows"].items()}
             return Saved(round, unpack(data), rows, self.store)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WireError(f"{folder} is damaged: {error}") from error
 
     def latest(self) -> Saved | None:
@@ -141,14 +143,24 @@ class Checkpoints:
         return None
 
     def prune(self, keep: Callable[[int], bool]) -> None:
-        """Delete the checkpoints of rounds for which `keep(round)` is false, then rows that none refers to."""
-        for round in self.rounds():
-            if not keep(round):
-                # Renamed first, so that a crash in the middle of the deletion leaves no half checkpoint.
-                doomed = self.folder / f".{self._path(round).name}.partial"
-                os.replace(self._path(round), doomed)
-                shutil.rmtree(doomed)
-        self.store.prune({name for round in self.rounds() for name in _names_in(self._path(round))})
+        """Delete the checkpoints of rounds for which `keep(round)` is false, then rows that none refers to.
+
+        Raises:
+            RunError: the folder cannot be changed.
+        """
+        try:
+            for round in self.rounds():
+                if not keep(round):
+                    # Renamed first, so that a crash in the middle of the deletion leaves no half checkpoint.
+                    doomed = self.folder / f".{self._path(round).name}.partial"
+                    os.replace(self._path(round), doomed)
+                    shutil.rmtree(doomed)
+            self.store.prune({name for round in self.rounds() for name in _names_in(self._path(round))})
+        except OSError as error:
+            raise RunError(
+                f"cannot delete old checkpoints in {self.folder}: {error.strerror or error}. "
+                "The newest is whole; once the folder can be changed, give the same command to continue."
+            ) from error
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:04d}"
@@ -166,8 +178,16 @@ def _files(row: Row | Mapping[str, Row]) -> str | dict[str, str]:
 def _names_in(folder: Path) -> Iterator[str]:
     """The rows that a checkpoint refers to; none where it is damaged."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())["rows"]
-    except (OSError, ValueError, KeyError):
+        rows = _manifest(folder)["rows"]
+    except (OSError, ValueError, KeyError, RecursionError):
         return
-    for names in manifest.values():
+    for names in rows.values():
         yield from [names] if isinstance(names, str) else names.values()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What a checkpoint's manifest says; ValueError where it is damaged."""
+    try:
+        return checksum.checked(json.loads((folder / "manifest.json").read_bytes()))
+    except ValueError as error:
+        raise ValueError(f"manifest.json: {error}") from error

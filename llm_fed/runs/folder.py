@@ -16,13 +16,15 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from llm_fed import datapath, paths
+from llm_fed import checksum, datapath, paths
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
 from llm_fed.errors import RunError, UserError, require
 from llm_fed.files import write_file
 from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
+from llm_fed.runs.records import check_beginning
+from llm_fed.runs.records import read_records as read_records  # part of what this module offers
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
@@ -75,8 +77,9 @@ class Run:
         listen: Callable[[Mapping[str, Any]], None] = lambda record: None,
     ):
         self.folder, self.config, self._listen = folder, paths.absolute(config), listen
-        self._fresh, self._is_new = fresh, not folder.exists()
+        self._fresh = fresh
         try:
+            self._is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the run folder {folder}: {error.strerror}") from error
@@ -130,11 +133,15 @@ class Run:
         elif self._reopened:
             self._delete(_RESULTS)
         limit = self.config.checkpoint.memory_limit * 2**30
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
+        try:
+            self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
+        except OSError as error:
+            raise _unwritable(self.folder / "checkpoints", error) from error
         if self.before is not None:
             self._keep_search(self.before)
         self.digests = digests.Digests(self.folder, self._append)
-        self._write("config.yaml", yaml.safe_dump(as_dict(self.config), sort_keys=False).encode())
+        text = yaml.safe_dump(as_dict(self.config), sort_keys=False)
+        self._write("config.yaml", checksum.commented(text).encode())
         if self._timing_file.exists():
             data = self._timing_file.read_bytes()
             os.truncate(self._timing_file, data.rfind(b"\n") + 1)  # a power failure may have left half a line
@@ -221,28 +228,29 @@ class Run:
         except OSError as error:
             raise _unwritable(self.metrics_file, error) from error
 
-    def rewind(self, mark: int, mark_of_digests: int = 0) -> None:
+    def rewind(self, saved: Mapping[str, Any] | None = None) -> None:
         """Cut metrics.jsonl and digests.jsonl back to what they held at a checkpoint: later lines are written again.
 
+        Args:
+            saved: what the checkpoint knows of them; None: back to nothing.
+
         Raises:
-            RunError: the file is shorter than it was (somebody else changed it).
+            RunError: somebody else changed it, see `records.check_beginning`.
         """
-        length = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
-        if length < mark:
-            raise RunError(
-                f"{self.metrics_file} has {length} bytes but the checkpoint saw {mark}: it was cut. Give --fresh."
-            )
-        if length > mark:
+        saved = saved or {"metrics": 0}
+        mark = saved["metrics"]
+        if check_beginning(self.metrics_file, mark, saved.get("metrics_sha256")) > mark:
             os.truncate(self.metrics_file, mark)
-        self.digests.rewind(mark_of_digests)
+        self.digests.rewind(saved.get("digests", 0))
 
     def records(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl."""
         return read_records(self.metrics_file)
 
     def remember(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a small JSON file of the run folder, whole or not at all; RunError if the disk is full."""
-        self._write(name, json.dumps(value, indent=1, ensure_ascii=False).encode())
+        """Write a small JSON file of the run folder with its checksum, whole or not at all; RunError if the disk is
+        full."""
+        self._write(name, json.dumps(checksum.added(value), indent=1, ensure_ascii=False).encode())
 
     def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write a JSONL file of the run folder, whole or not at all; RunError if the disk is full."""
@@ -263,8 +271,8 @@ class Run:
         """What `remember` wrote, or None; RunError if it is damaged."""
         path = self.folder / name
         try:
-            return json.loads(path.read_bytes()) if path.exists() else None
-        except ValueError as error:
+            return checksum.checked(json.loads(path.read_bytes())) if path.exists() else None
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
 
 
@@ -326,22 +334,14 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.yaml"
     try:
-        tree = dict(yaml.safe_load(path.read_text()))
+        tree = dict(yaml.safe_load(checksum.uncommented(path.read_text(encoding="utf-8"))))
         for key, value in _FORMERLY.items():
             section, _, name = key.rpartition(".")
             tree[section] = {name: value} | tree.get(section, {})
         return as_dict(paths.absolute(from_dict(tree)))
-    except (OSError, ValueError, TypeError, yaml.YAMLError, UserError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError, UserError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl (an unfinished last line of a killed run is left out)."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line]
 
 
 def comparable(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -389,8 +389,8 @@ def finished(folder: Path) -> dict[str, Any]:
             f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
         )
     try:
-        return json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError) as error:
+        return checksum.checked(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder / 'summary.json'} is damaged: {error}; llm-fed run --fresh starts again") from error
 
 

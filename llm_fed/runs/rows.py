@@ -31,7 +31,7 @@ class RowStore:
     """
 
     def __init__(self, folder: Path, limit: float = math.inf):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in folder.glob(".*.partial"):
             leftover.unlink()
         self.folder, self.limit, self.in_ram = folder, limit, 0
@@ -155,7 +155,7 @@ class Row:
             assert self._data is not None
             name = f"{self.digest}.safetensors"
             if not (self._store.folder / name).exists():
-                write_file(self._store.folder / name, self._data, sync_name=False)
+                write_file(self._store.folder / name, self._data, sync_name=False, private=True)
             self._store._name(self, name)
             return name
         return self._name

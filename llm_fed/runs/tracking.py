@@ -23,7 +23,7 @@ from rich.text import Text
 from llm_fed import signs
 from llm_fed.config import Config, TrackConfig
 from llm_fed.configfile import as_dict, flat
-from llm_fed.errors import UserError, install, require
+from llm_fed.errors import UserError, install, printable, require
 from llm_fed.paths import public
 from llm_fed.runs.pace import Ahead, Pace
 
@@ -75,7 +75,7 @@ class Reporter:
         """One line."""
         with self._lock:
             stamp = time.strftime("%H:%M:%S ") if self._stamped and not self.console.is_terminal else ""
-            self.console.print(stamp + text)
+            self.console.print(stamp + printable(text).replace("\n", " "))
             self._printed = self._clock()
 
     def announce(self, rows: Mapping[str, str]) -> None:

@@ -230,8 +230,8 @@ def gone(folder: Path, small: small_run.Small) -> None:
     "damage, parts",
     [
         (another_rank, ["rank 3"]),
-        (truncated, ["adapter_model.safetensors is damaged or cut short"]),
-        (corrupt, ["adapter_model.safetensors is damaged or cut short"]),
+        (truncated, ["adapter_model.safetensors is absent, damaged or cut short"]),
+        (corrupt, ["adapter_model.safetensors is absent, damaged or cut short"]),
         (without_weights, ["no adapter_model.safetensors", "safetensors"]),
         (gone, ["no personal adapter of bob any more", "--fresh"]),
     ],

@@ -52,7 +52,7 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
         (Kill("os:fsync", match="checkpoints/rows"), None),  # the limit writes a row in the middle of round 1
         (Kill("llm_fed.runs.folder:Run.log_timing"), 2),
         (Kill("llm_fed.runs.rows:RowStore.row", 3), 2),  # the server's memory of round 2 is begun
-        (Kill("pathlib:Path.unlink", match="checkpoints/rows"), 3),  # rows that round 2 no longer needs are deleted
+        (Kill("pathlib:Path.unlink", match="checkpoints/rows"), 2),  # rows that the killed round 2 has left are deleted
     ],
     "fedlora": [
         (Kill("llm_fed.engine.fit:_Fit._step", 2 * ROUNDS + 2), ROUNDS),  # while clients finish

@@ -114,7 +114,7 @@ def test_a_checkpoint_alone_and_no_model_at_all(tmp_path):
     base = base_of("cnn", torch.float32)
     handed_out(base, Full(), base.draw(Full(), torch.Generator()), tmp_path / "cnn")
     (tmp_path / "cnn/model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(UserError, match="absent or damaged"):
+    with pytest.raises(UserError, match="absent, damaged or cut short"):
         load_image_model(tmp_path / "cnn")
     settings = tmp_path / "cnn/config.json"
     settings.write_text(settings.read_text().replace('"cnn"', '"cmn"'))

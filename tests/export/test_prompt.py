@@ -17,7 +17,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 
-from llm_fed import load_client
+from llm_fed import checksum, load_client
 from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run, reopen
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
@@ -120,6 +120,7 @@ def test_a_quantised_base_is_quantised_in_the_snippet_as_in_the_run(quantization
 
 def test_what_the_folder_says(runs):
     said = json.loads((runs["alpaca-short"] / "adapters/ada" / FILE).read_text())
+    assert said.pop("checksum") == checksum.of(said)
     assert said == {
         "template": "alpaca-short",
         "text": TEMPLATES["alpaca-short"],
@@ -140,7 +141,7 @@ def test_stock_peft_loads_the_folder(runs, base):
 def edited(folder: Path, target: Path, **values: Any) -> Path:
     shutil.copytree(folder, target)
     path = target / FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    path.write_text(json.dumps(checksum.added({**json.loads(path.read_text()), **values})))
     return target
 
 
@@ -211,6 +212,7 @@ def test_eval_of_a_folder_scores_as_the_run(runs, small, base, name, capsys):
         (lambda text: re.sub(r'"stop_token_ids": \[[^]]*\]', '"stop_token_ids": ["</s>"]', text), "stop_token_ids is"),
         (lambda text: re.sub(r'"text": "[^"]*"', '"text": 5', text), "is damaged"),
         (lambda text: text.replace('"alpaca-short"', "7"), "are texts"),
+        (lambda text: text.replace('"max_new_tokens": 5', '"max_new_tokens": 4'), "does not fit its checksum"),
     ],
 )
 def test_a_damaged_file_is_named(runs, base, tmp_path, damage, message):

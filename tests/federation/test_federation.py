@@ -106,6 +106,57 @@ def test_checkpoints_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("checkpoints/round-*")) == [f"round-000{i}" for i in (1, 2, 3, 6)]
 
 
+def test_what_a_kill_before_the_deletion_has_left_is_deleted_later(tmp_path):
+    """Also where no further checkpoint comes; a damaged checkpoint is none of the newest that are kept."""
+    config = toy.config(rounds=3, checkpoint={"keep": 1})
+    go(tmp_path, rounds=3, config=config)
+    for round in (1, 2, 4):
+        shutil.copytree(tmp_path / "checkpoints/round-0003", tmp_path / f"checkpoints/round-000{round}")
+    (tmp_path / "checkpoints/round-0004/state.safetensors").write_bytes(b"half")
+    with pytest.warns(CheckpointWarning, match="round-0004"):
+        go(tmp_path, rounds=3, config=config)
+    assert sorted(path.name for path in tmp_path.glob("checkpoints/round-*")) == ["round-0003", "round-0004"]
+
+
+@pytest.mark.parametrize("letter", ["memory/c0", "sha256", "round"])
+def test_one_changed_letter_of_a_manifest_is_damage(tmp_path, letter):
+    """Once a client whose key no longer was its name had silently forgotten everything."""
+    go(tmp_path, Local(), rounds=2, config=toy.config(rounds=2, checkpoint={"keep": 2}))
+    manifest = tmp_path / "checkpoints/round-0002/manifest.json"
+    manifest.write_text(manifest.read_text().replace(letter, letter[:-1] + "x", 1))
+    with pytest.warns(CheckpointWarning, match="manifest.json: it does not fit its checksum"):
+        found = Checkpoints(tmp_path / "checkpoints").latest()
+    assert found is not None and found.round == 1
+
+
+def test_others_cannot_read_what_clients_remember(tmp_path):
+    go(tmp_path, Local(), rounds=2)
+    rows = list((tmp_path / "checkpoints/rows").iterdir())
+    assert rows and {path.stat().st_mode & 0o777 for path in (*rows, rows[0].parent)} == {0o600, 0o700}
+    assert {path.stat().st_mode & 0o777 for path in rows} == {0o600}
+
+
+def test_checkpoints_of_older_versions_have_no_checksum(tmp_path):
+    go(tmp_path, Local(), rounds=2)
+    manifest = tmp_path / "checkpoints/round-0002/manifest.json"
+    values = json.loads(manifest.read_text())
+    del values["checksum"]
+    manifest.write_text(json.dumps(values))
+    assert len(Checkpoints(tmp_path / "checkpoints").load(2).rows) == 3
+
+
+@pytest.mark.parametrize("at", [0.0, 0.5])
+def test_damage_in_the_middle_of_the_metrics_is_found(tmp_path, at):
+    """A digit that is another one, and a line that is no JSON any more."""
+    go(tmp_path, rounds=2)
+    metrics = tmp_path / "metrics.jsonl"
+    data = metrics.read_bytes()
+    place = data.index(b'"round": 1') + (len('"round": ') if at else 0)
+    metrics.write_bytes(data[:place] + b"7" + data[place + 1 :])
+    with pytest.raises(RunError, match="metrics.jsonl is damaged"):
+        go(tmp_path, rounds=3)
+
+
 def test_best_round_can_be_restored_with_its_memories(tmp_path):
     scores = iter([1.0, 9.0, 2.0])
     config = toy.config(rounds=3, eval={"every": 1})

@@ -15,11 +15,13 @@ from safetensors.torch import load_file
 from small_run import CLIENTS
 from torch.testing import assert_close
 
+from llm_fed.config import PartitionConfig
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import RunError, UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.network import clients, server
 from llm_fed.network.link import Reply
+from llm_fed.runs.folder import finished
 
 METHODS = [
     "fedit", "fedmerge", "fedmerge-fixed", "fedsa", "feddpa", "fedalt", "pfedmoe", "fedem", "ifca", "fedlora", "local",
@@ -311,11 +313,20 @@ def test_nothing_of_a_place_follows_the_server(small, tmp_path):
     assert "cannot name a folder" in reply.error and not (tmp_path / "evil").exists()
 
 
-def test_pictures_do_not_travel_yet(small, tmp_path):
+def test_what_a_federation_of_pictures_must_say(small, tmp_path):
+    """The server sees no picture, and no machine sees all: classes and size come from the configuration."""
     link = NetworkInProcess(tmp_path, small, tree(small))
-    task = replace(link.config.task, name="cifar10")
-    with pytest.raises(Exception, match="not over a network yet"):
-        server.train(replace(link.config, task=task), tmp_path / "run", link)
+    for changes, said in (
+        ({"name": "images"}, "task.labels must name all classes"),
+        ({"name": "cifar10"}, "set task.image_size"),
+        ({"name": "images", "labels": ("a", "b")}, "set task.image_size"),
+        (
+            {"name": "cifar10", "image_size": 8, "partition": PartitionConfig(kind="iid", clients=3)},
+            "task.partition.kind=iid divides pictures that are all here",
+        ),
+    ):
+        with pytest.raises(UserError, match=said):
+            server.train(replace(link.config, task=replace(link.config.task, **changes)), tmp_path / "run", link)
 
 
 def test_a_federation_whose_clients_all_fail_at_the_end_is_not_complete(small, tmp_path):
@@ -325,7 +336,7 @@ def test_a_federation_whose_clients_all_fail_at_the_end_is_not_complete(small, t
         server.train(link.config, tmp_path / "run", link)
     assert not (tmp_path / "run/summary.json").exists()
     _, done = federate(tmp_path, small, tree(small))
-    assert done["scores"]["clients"] and json.loads((tmp_path / "run/summary.json").read_text()) == done
+    assert done["scores"]["clients"] and finished(tmp_path / "run") == done
 
 
 def test_late_answers_and_small_messages_together(small, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -154,3 +155,21 @@ def _made(home: Path) -> Path:
     home.mkdir()
     shutil.rmtree(home / "runs", ignore_errors=True)
     return home
+
+
+def test_what_lies_at_a_sockets_place_is_looked_at_before_it_is_trusted(tmp_path, monkeypatch):
+    """A link to a folder, and a file where the socket should be: neither is followed or removed."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(worker.tempfile, "gettempdir", lambda: str(tmp_path))
+    own = tmp_path / f"llm_fed-{os.getuid()}"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    own.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="must be yours and closed to others"):
+        worker.address(tmp_path / "home")
+    own.unlink()
+    place = worker.address(tmp_path / "home")
+    place.write_text("precious")
+    (tmp_path / "home").mkdir()
+    with pytest.raises(UserError, match="is no socket"):
+        worker.serve(tmp_path / "home")
+    assert place.read_text() == "precious"

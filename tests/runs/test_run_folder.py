@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import toy
 
-from llm_fed.errors import UserError
-from llm_fed.runs.folder import Run, saved_config
+from llm_fed.errors import RunError, UserError
+from llm_fed.runs.folder import Run, read_records, saved_config
 
 
 def test_a_run_that_was_refused_before_its_first_round_makes_room(tmp_path):
@@ -34,3 +34,34 @@ def test_whatever_has_results_is_not_taken_over(tmp_path, result):
     with pytest.raises(UserError, match="another configuration"), Run(tmp_path, toy.config(local={"lr": 0.1})):
         pass
     assert (tmp_path / result).read_text() == "{}"
+
+
+def test_a_changed_configuration_is_found_where_it_decides_how_results_are_read(tmp_path):
+    with Run(tmp_path, toy.config()) as run:
+        run.begin()
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: 1", 1))
+    with pytest.raises(UserError, match="does not fit the checksum in its last line"):
+        saved_config(tmp_path)
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")  # as older versions wrote it
+    assert saved_config(tmp_path)["seed"] == 1
+
+
+def test_a_damaged_line_of_metrics_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"kind": "round"}\n{"kind": "r\n{"kind": "round"}\n{"unfinished')
+    with pytest.raises(UserError, match=r"metrics.jsonl, line 2, is damaged"):
+        read_records(path)
+
+
+def test_what_is_remembered_is_read_as_it_was_written(tmp_path):
+    with Run(tmp_path, toy.config()) as run:
+        run.begin()
+        run.remember("summary.json", {"scores": 1})
+        assert run.recall("summary.json") == {"scores": 1}
+        path = tmp_path / "summary.json"
+        path.write_text(path.read_text().replace('"scores": 1', '"scores": 2'))
+        with pytest.raises(RunError, match="summary.json is damaged: it does not fit its checksum"):
+            run.recall("summary.json")
+        path.write_text('{"scores": 2}')  # of an older version
+        assert run.recall("summary.json") == {"scores": 2}

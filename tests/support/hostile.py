@@ -95,25 +95,25 @@ def mutated(kind: Kind, draw: random.Random) -> bytes:
     way = draw.random()
     for _ in range(draw.randint(1, 4)):
         if way < 0.5:
-            tree = _changed(tree, draw)
+            tree = changed(tree, draw)
         elif way < 0.65:
-            header = _changed_tensor(header, draw)
+            header = changed_tensor(header, draw)
         elif way < 0.75:
-            header = _changed(header, draw) if isinstance(header, dict) else header
+            header = changed(header, draw) if isinstance(header, dict) else header
         else:
             _spoil_numbers(header, body, draw)
     if way < 0.6 or way >= 0.75:
         header["__metadata__"] = {"llm_fed": json.dumps(tree)}
     text = json.dumps(header).encode()
     packed = struct.pack("<Q", len(text)) + text + bytes(body)
-    return _bytes_changed(packed, draw) if draw.random() < 0.15 else packed
+    return changed_bytes(packed, draw) if draw.random() < 0.15 else packed
 
 
 def claimed(draw: random.Random) -> dict[str, Any]:
     """What comes beside an answer, as JSON, with up to three changes."""
     content: Any = json.loads(json.dumps(CONTENT | CLAIMS))
     for _ in range(draw.randint(0, 3)):
-        content = _changed(content, draw)
+        content = changed(content, draw)
     with suppress(ValueError, RecursionError):  # as `flower._opened` has it
         content = json.loads(json.dumps(content))
         return content if isinstance(content, dict) else {}
@@ -178,7 +178,7 @@ def _places(node: Any) -> list[tuple[Any, Any]]:
     return [place for key, value in items for place in [(node, key), *_places(value)]]
 
 
-def _changed(tree: Any, draw: random.Random) -> Any:
+def changed(tree: Any, draw: random.Random) -> Any:
     places = _places(tree)
     if not places:
         return deepcopy(draw.choice(_HOSTILE))
@@ -207,7 +207,7 @@ def _changed(tree: Any, draw: random.Random) -> Any:
     return tree
 
 
-def _changed_tensor(header: Any, draw: random.Random) -> Any:
+def changed_tensor(header: Any, draw: random.Random) -> Any:
     names = [name for name in header if name != "__metadata__"]
     if not names:
         return header
@@ -237,7 +237,7 @@ def _spoil_numbers(header: Any, body: bytearray, draw: random.Random) -> None:
     body[start : start + 4] = struct.pack("<I", draw.choice(bits))
 
 
-def _bytes_changed(data: bytes, draw: random.Random) -> bytes:
+def changed_bytes(data: bytes, draw: random.Random) -> bytes:
     spoilt, how = bytearray(data), draw.randrange(5)
     at = draw.randrange(len(spoilt))
     if how == 0:
@@ -257,7 +257,7 @@ class Slow(BaseException):
     """More than SECONDS for one answer."""
 
 
-def _ring(*_: Any) -> None:
+def ring(*_: Any) -> None:
     raise Slow
 
 
@@ -271,7 +271,7 @@ def main() -> None:
     survive(KINDS["int8"], KINDS["int8"].data, dict(CONTENT))  # so that all is loaded
     pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (pages + 2 * GIB, pages + 2 * GIB))
-    signal.signal(signal.SIGALRM, _ring)
+    signal.signal(signal.SIGALRM, ring)
     found, outcomes, started, slowest = 0, Counter[str](), time.monotonic(), 0.0
     for number in range(given.examples):
         draw = random.Random(f"{given.seed}-{number}")

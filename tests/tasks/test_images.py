@@ -15,6 +15,7 @@ from llm_fed import tasks
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.tasks import images
+from llm_fed.tasks import pictures as pictures_module
 from llm_fed.tasks.common import ClientData, Picture
 
 
@@ -365,7 +366,43 @@ def test_noise_depends_on_seed_and_client_alone():
     assert len({tuple(labels(0, "a")), tuple(labels(1, "a")), tuple(labels(0, "b"))}) == 3
 
 
-@pytest.mark.parametrize("settings", [{"noise": 0.1}, {"image_size": 32}])
+def test_classes_can_be_given_where_the_data_lacks_some(tmp_path):
+    """Numbers of an npz file stay; names of folders get the place that the list gives them."""
+    numbered = load("images", split_file(tmp_path / "a.npz"), labels=tuple("abcdefghijklmno"))
+    plain = load("images", split_file(tmp_path / "a.npz"))
+    labels = [[picture.label for picture in data.clients["all"].train] for data in (numbered, plain)]
+    assert numbered.labels == tuple("abcdefghijklmno") and labels[0] == labels[1]
+    for name in ("cat", "dog"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (4, 4)).save(tmp_path / "own" / name / f"{number}.png")
+    found = load("images", tmp_path / "own", labels=("dog", "emu", "cat"))
+    assert {picture.label for picture in found.clients["all"].train} == {2, 0} and found.labels == ("dog", "emu", "cat")
+    with pytest.raises(UserError, match="has the class 'cat', which task.labels does not name; add it there"):
+        load("images", tmp_path / "own", labels=("dog", "emu"))
+    with pytest.raises(UserError, match="the label [0-9]+ is none of the 1 classes"):
+        load("images", split_file(tmp_path / "a.npz"), labels=("a",))
+
+
+@pytest.mark.parametrize("settings", [{"noise": 0.1}, {"image_size": 32}, {"labels": ("a",)}])
 def test_settings_of_images_are_refused_for_text(settings):
     with pytest.raises(UserError, match="are for images, but planted is text"):
         tasks.load(TaskConfig(name="planted", **settings), 0)
+
+
+# Files of strangers
+
+
+@pytest.mark.parametrize("label", [30_000_000, 2**40])
+def test_labels_that_number_no_class(tmp_path, label):
+    path = split_file(tmp_path / "a.npz", y_train=np.array([label] + [0] * 39))
+    with pytest.raises(UserError, match="y_train holds the label [0-9]+; a label is the number of a class"):
+        load("images", path)
+
+
+def test_arrays_larger_than_the_memory_are_not_decoded(tmp_path, monkeypatch):
+    path = split_file(tmp_path / "a.npz")
+    monkeypatch.setattr(pictures_module, "memory", lambda: 1000)
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", lambda file, key: pytest.fail("it was decoded"))
+    with pytest.raises(UserError, match="says that its arrays take [0-9,]+ bytes, and this machine has 1,000"):
+        load("images", path)

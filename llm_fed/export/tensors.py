@@ -1,0 +1,78 @@
+"""Safetensors files that are handed out: their metadata holds a checksum, of the settings beside them, too.
+
+Stock readers (PEFT, transformers) ignore it. Files without one, of strangers and of older versions, are taken as they
+are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from llm_fed import checksum
+from llm_fed.errors import UserError, one_line
+
+_SETTINGS = "settings"
+
+
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], settings: Mapping[str, Any] = {}) -> bytes:
+    """A safetensors file with these metadata and a checksum.
+
+    Args:
+        settings: JSON values of files beside it without which the tensors mean nothing, see `check_settings`.
+    """
+    known = {"format": "pt", **metadata}
+    if settings:
+        known[_SETTINGS] = checksum.of(settings)
+    data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata=known)
+    return _with_metadata(data, {**known, checksum.KEY: _digest(data, known)})
+
+
+def load(path: Path, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and its metadata.
+
+    Raises:
+        UserError: it is absent or damaged; `advice` says what to do.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = dict(file.metadata() or {})
+            expected = metadata.pop(checksum.KEY, None)
+            if expected is not None and _digest(path.read_bytes(), metadata) != expected:
+                raise checksum.ChecksumError("it does not fit its checksum")
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is absent, damaged or cut short ({one_line(str(error))}); {advice}") from error
+
+
+def check_settings(metadata: Mapping[str, str], settings: Mapping[str, Any], path: Path) -> None:
+    """Refuse settings that are not those for which the tensors were written.
+
+    Raises:
+        UserError: `path`, which says the settings, has been changed.
+    """
+    if metadata.get(_SETTINGS, expected := checksum.of(settings)) != expected:
+        raise UserError(f"{path} is damaged: it is not what was written with the weights; export the model again")
+
+
+def _digest(data: bytes, metadata: Mapping[str, str]) -> str:
+    """The SHA-256 of a safetensors file with these metadata, whatever their order."""
+    ordered = _with_metadata(data, metadata)
+    return hashlib.sha256(ordered).hexdigest()
+
+
+def _with_metadata(data: bytes, metadata: Mapping[str, str]) -> bytes:
+    """The same safetensors file with these metadata, sorted: safetensors' own order changes from call to call."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text + data[end:]

@@ -1,0 +1,63 @@
+"""The lines of a run's metrics.jsonl, as they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from llm_fed.errors import RunError, UserError
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl or timing.jsonl (an unfinished last line of a killed run is left out).
+
+    Raises:
+        UserError: a line is damaged; which.
+    """
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        if not line:
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("it holds no JSON object")
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"{path}, line {number}, is damaged: {error}; put the file back as it was, or start again with "
+                "llm-fed run --fresh"
+            ) from error
+        records.append(record)
+    return records
+
+
+def digest(path: Path, size: int | None = None) -> str:
+    """The SHA-256 of the first `size` bytes of a file, or of all; a file that does not exist is empty."""
+    if not path.exists():
+        return hashlib.sha256().hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read() if size is None else file.read(size)).hexdigest()
+
+
+def check_beginning(path: Path, mark: int, expected: str | None) -> int:
+    """The length of a metrics.jsonl, of which a checkpoint saw the first `mark` bytes.
+
+    Args:
+        expected: what `digest` said of them; None: a checkpoint of an older version, which does not know.
+
+    Raises:
+        RunError: the file is shorter now, or holds something else there.
+    """
+    length = path.stat().st_size if path.exists() else 0
+    if length < mark:
+        raise RunError(f"{path} has {length} bytes but the checkpoint saw {mark}: it was cut. Give --fresh.")
+    if expected is not None and digest(path, mark) != expected:
+        raise RunError(
+            f"{path} is damaged: its first {mark} bytes are not what they were at the checkpoint. "
+            "Put the file back as it was, or start again with --fresh."
+        )
+    return length

@@ -1,0 +1,42 @@
+"""Runs that are killed between any two operations on files, and runs whose disk is full; a few of all places, of which
+`tests/support/disk_faults.py` tries every one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import disk_faults
+import families
+import pytest
+
+FEW = 5
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> disk_faults.Faulty:
+    work = tmp_path_factory.mktemp("faults")
+    config = families.write(work, ("local",))["local"]
+    return disk_faults.Faulty(work, config)
+
+
+def test_a_kill_at_any_moment_changes_no_byte(run):
+    states = run.states()
+    assert len(states) > 100
+    some = states[:: len(states) // FEW]
+    assert {path.name for state in some for path in state.glob("checkpoints/round-*")} >= {"round-0001", "round-0002"}
+    for state in some:
+        assert run.continued(state) == "", state
+
+
+def test_a_difference_is_seen(run):
+    """What is compared are all files with results."""
+    run.finished()
+    weights = next(Path(run.out).glob("adapters/*/adapter_model.safetensors"))
+    weights.write_bytes(weights.read_bytes() + b" ")
+    assert disk_faults.results(run.out) != run.expected and "metrics.jsonl" in run.expected
+
+
+@pytest.mark.parametrize("n", [1, 5, 30, 79])
+def test_a_full_disk_is_said_in_one_line_and_the_same_command_goes_on(run, n):
+    """5: the folder of checkpoints; 79: the deletion of an old one. Both were tracebacks once."""
+    assert run.full(n) == ""

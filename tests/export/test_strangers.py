@@ -1,0 +1,182 @@
+"""Adapter folders of strangers: whatever they hold is refused in one line, and soon."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fuzz
+import hypothesis
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from llm_fed.config import BaseConfig
+from llm_fed.errors import UserError
+from llm_fed.export import peft_folders
+from llm_fed.models import lora
+from llm_fed.models.loading import load_base
+
+
+@pytest.fixture(scope="module")
+def base(small):
+    return load_base(BaseConfig(name=str(small.base), dtype="float32"), "cpu")
+
+
+@pytest.fixture
+def adapter(finished, tmp_path) -> Path:
+    """A folder as another program has written it: without a checksum."""
+    shutil.copytree(finished / "adapters/ada", tmp_path / "ada")
+    path = tmp_path / "ada" / peft_folders.WEIGHTS
+    save_file(load_file(path), path)
+    return tmp_path / "ada"
+
+
+def settings(folder: Path, **changes: Any) -> None:
+    path = folder / peft_folders.CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def refused(folder: Path, base: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        peft_folders.read(folder, base)
+    said = str(caught.value)
+    assert said.isprintable() and len(said) < 700
+    return said
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"target_modules": r"(([a-z0-9_.]+)+)+[A-Z]"}, "matches no layer"),
+        ({"target_modules": r"(\w|[a-z_.]|[a-z]|\.)*(?<=(.))(?!\2)\2x?"}, "has not ended after"),
+        ({"target_modules": "(" * 3000}, "no regular expression"),
+        ({"lora_alpha": 1e300}, "times the rank"),
+        ({"lora_alpha": float("nan")}, "lora_alpha|alpha"),
+        ({"lora_alpha": 10**400}, "no configuration of a LoRA adapter"),
+        ({"r": 0}, "rank"),
+        ({"r": "2\n\x1b[31m"}, "no configuration of a LoRA adapter"),
+    ],
+)
+def test_settings(adapter, base, changes, what, monkeypatch):
+    monkeypatch.setattr(lora, "_LONGEST", 0.05)
+    settings(adapter, **changes)
+    assert any(part in refused(adapter, base) for part in what.split("|"))
+
+
+@pytest.mark.parametrize("depth", [1_000, 100_000])
+def test_json_without_an_end(adapter, base, depth):
+    (adapter / peft_folders.CONFIG).write_text('{"peft_type": ' + "[" * depth + "]" * depth + "}")
+    assert "adapter_config.json" in refused(adapter, base)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.int8])
+def test_numbers_of_another_kind(adapter, base, dtype):
+    path = adapter / peft_folders.WEIGHTS
+    save_file({name: value.to(dtype) for name, value in load_file(path).items()}, path)
+    assert str(dtype) in refused(adapter, base)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(adapter, base, value):
+    path = adapter / peft_folders.WEIGHTS
+    save_file({name: torch.full_like(tensor, value) for name, tensor in load_file(path).items()}, path)
+    assert "NaN or infinite" in refused(adapter, base)
+
+
+@pytest.mark.parametrize("experts", ["../x", "/etc", ".", "a ..", "", "a  b"])
+def test_experts_elsewhere(adapter, base, experts):
+    save_file({"x": torch.zeros(1)}, adapter / peft_folders.GATE, metadata={"gate": "sum", "experts": experts})
+    assert "the name of a folder beside it" in refused(adapter, base)
+
+
+def test_another_gate(adapter, base):
+    save_file({"x": torch.zeros(1)}, adapter / peft_folders.GATE, metadata={"gate": "\x1b[2J", "experts": "a"})
+    assert "sum, router or mix" in refused(adapter, base)
+
+
+@pytest.mark.parametrize("file", [peft_folders.WEIGHTS, peft_folders.CONFIG])
+def test_what_is_damaged_in_our_own_adapter_is_named(finished, base, tmp_path, file):
+    """A changed weight, and a changed alpha, with which the same weights would be another model."""
+    folder = tmp_path / "ada"
+    shutil.copytree(finished / "adapters/ada", folder)
+    if file == peft_folders.CONFIG:
+        settings(folder, lora_alpha=9)
+    else:
+        data = bytearray((folder / file).read_bytes())
+        data[-3] ^= 1
+        (folder / file).write_bytes(data)
+    assert str(folder / file) in refused(folder, base)
+
+
+@pytest.mark.parametrize("command", ["export", "push"])
+def test_links_are_not_handed_out(finished, tmp_path, llm_fed, command):
+    """A run folder of somebody else, whose adapter is a link to a file of this machine."""
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "secret").write_text("precious")
+    (tmp_path / "run/adapters/bob/notes").symlink_to(tmp_path / "secret")
+    to = tmp_path / "out" if command == "export" else "anna"
+    llm_fed(command, tmp_path / "run", to).assert_refused("bob/notes is a link", "delete the link")
+    assert not (tmp_path / "out").exists()
+
+
+def test_others_cannot_read_memories_and_adapters(finished, tmp_path, llm_fed):
+    assert llm_fed("export", finished, tmp_path / "out").code == 0
+    private = [finished / "adapters/ada", tmp_path / "out/ada", *(finished / "checkpoints").iterdir()]
+    assert len(private) > 3 and {path.stat().st_mode & 0o777 for path in private} == {0o700}
+    files = [path for folder in private for path in folder.iterdir()]
+    assert len(files) > 8 and {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+ONCE_FELL: dict[str, tuple[str, Any]] = {  # what `tests/support/fuzz.py folders` has found
+    "a base that is a list": ("base_model_name_or_path", ["a"]),
+    "a head that is a number": ("modules_to_save", 5),
+    "heads that are lists": ("modules_to_save", [["a"]]),
+}
+
+
+@pytest.mark.parametrize("what", ONCE_FELL)
+def test_settings_of_another_kind(adapter, base, what):
+    key, value = ONCE_FELL[what]
+    settings(adapter, **{key: value})
+    assert "adapter_config.json" in refused(adapter, base)
+
+
+def test_a_head_that_is_a_number_is_named(adapter):
+    settings(adapter, modules_to_save=5)
+    with pytest.raises(UserError, match=r"has a head \(5\)"):
+        peft_folders.check_text(adapter)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff", b"[]", b"7"])
+def test_what_is_copied_is_read_first(adapter, damage):
+    path = adapter / peft_folders.CONFIG
+    path.write_bytes(damage)
+    with pytest.raises(UserError, match="adapter_config.json is damaged"):
+        peft_folders.public_config(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match="adapter_config.json is damaged"):
+        peft_folders.public_config(path)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> fuzz.Folders:
+    return fuzz.Folders(tmp_path_factory.mktemp("folders"))
+
+
+@hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_folders_of_any_kind_are_taken_or_refused(folders, seed):
+    """Adapters, experts and image models, changed; `python tests/support/fuzz.py folders` tries many more."""
+    draw = random.Random(seed)
+    try:
+        case = folders.make(draw)
+    except Exception:
+        return  # the change is none that can be written
+    fuzz.survive(folders, case, draw)

@@ -1,0 +1,355 @@
+"""Configurations, adapter folders and data files that somebody else wrote: real ones, changed at random.
+
+    PYTHONPATH=tests/support python tests/support/fuzz.py configurations --cases 100000 [--seed 0] [--out FOLDER]
+    PYTHONPATH=tests/support python tests/support/fuzz.py folders --cases 10000
+    PYTHONPATH=tests/support python tests/support/fuzz.py data --cases 10000
+
+Each must be taken, or refused by a UserError or RunError in one or two lines, within 5 s of computing, in a process
+that may take 2 GiB more than it had with all imports. What fails is written to FOLDER; once it is mended, what was
+wrong becomes a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import random
+import resource
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import families
+import hostile
+import numpy as np
+import pandas
+import torch
+import yaml
+from rich.console import Console
+
+from llm_fed import configfile, methods, tasks
+from llm_fed.commands.compare import load_rows
+from llm_fed.config import BaseConfig, Config, TaskConfig
+from llm_fed.errors import RunError, UserError
+from llm_fed.experiment.build import prepare
+from llm_fed.experiment.needed import check_rounds
+from llm_fed.export import peft_folders
+from llm_fed.export.prompt import read_prompt
+from llm_fed.federation import privacy
+from llm_fed.models.loading import load_base
+from llm_fed.runs.tracking import Reporter, check_trackers
+
+DEEP = 0.01  # share of the configurations that were taken with which all is built that a run needs
+_KEYS = sorted(configfile.flat(configfile.as_dict(Config())))
+_WORDS = (
+    "", "null", "true", "-1", "0", "1e400", "9" * 400, "nan", "[]", "[1,", "{a: b", "[=x", "- 1", "${",
+    "${oc.env:HOME}", "${rounds}", "${a.b}", "???", "\x1b[31m", "\udc80", "../..", "/", "hf://", "hf://a/b/c", "*",
+    "&a", "!!python/object:os", "x" * 300, "2024-01-01", "0x1F", "1_000", "é", "\u202e", "'", '"', "a=b", "a.b.c=1",
+    "a[0]=1", "auto", "none:None", "os:system",
+)  # fmt: skip
+NAMES = ("train.jsonl", "train.json", "train.csv", "train.jsonl.gz", "train.parquet", "a.npz")
+_ROWS = [{"instruction": f"What is {n}?", "input": "", "output": f"It is {n}", "client": f"c{n % 3}"} for n in range(9)]
+
+
+class Configurations:
+    """YAML files and `key=value` words."""
+
+    def __init__(self, work: Path):
+        found = families.write(work)
+        here = Path(__file__).parents[2]
+        files = [*found.values(), *sorted((here / "scripts/runs").glob("*.yaml"))]
+        self._texts = [file.read_text() for file in files]
+        self._trees = [yaml.safe_load(text) for text in self._texts] + [configfile.as_dict(Config())]
+        self._file = work / "mine.yaml"
+
+    def make(self, draw: random.Random) -> tuple[bytes, list[str]]:
+        words = [self._word(draw) for _ in range(draw.choice((0, 0, 1, 2)))]
+        if draw.random() < 0.3:
+            return hostile.changed_bytes(draw.choice(self._texts).encode(), draw), words
+        tree = deepcopy(draw.choice(self._trees))
+        for _ in range(draw.randint(0, 3)):
+            tree = hostile.changed(tree, draw)
+        text = yaml.safe_dump(tree, allow_unicode=draw.random() < 0.5, sort_keys=False)
+        return text.encode(errors="surrogatepass"), words
+
+    def _word(self, draw: random.Random) -> str:
+        key, value = draw.choice(_KEYS), draw.choice(_WORDS)
+        shape = draw.randrange(8)
+        if shape == 0:
+            return value
+        if shape == 1:
+            return f"{draw.choice(_WORDS)}={value}"
+        if shape == 2:
+            return f"{key.rpartition('.')[0] or key}={value}"
+        return f"{key}={draw.choice((value, str(draw.randint(-3, 10**6))))}"
+
+    def survive(self, case: tuple[bytes, list[str]], draw: random.Random) -> None:
+        text, words = case
+        self._file.write_bytes(text)
+        config = configfile.load(self._file, words)
+        load_rows(self._file)
+        method = methods.build(config.method)
+        check_rounds(method, config)
+        check_trackers(config.track)
+        privacy.check(config, method)
+        tasks.find(config.task.name)
+        yaml.safe_dump(configfile.as_dict(config))
+        if draw.random() < DEEP and str(config.base.name).startswith(tempfile.gettempdir()):
+            prepare(config, Reporter(Console(quiet=True)))
+
+    def keep(self, case: tuple[bytes, list[str]], out: Path) -> None:
+        out.with_suffix(".yaml").write_bytes(case[0])
+        out.with_suffix(".words").write_text(json.dumps(case[1]))
+
+
+class _Files:
+    """Cases that are one folder, at the same place each time."""
+
+    def __init__(self, work: Path):
+        self.place = work / "case"
+
+    def empty(self) -> Path:
+        shutil.rmtree(self.place, ignore_errors=True)
+        self.place.mkdir()
+        return self.place
+
+    def keep(self, case: Path, out: Path) -> None:
+        shutil.copytree(case, out, symlinks=True, dirs_exist_ok=True)
+
+
+class Folders(_Files):
+    """PEFT folders: an adapter, experts with a gate, and a whole image model."""
+
+    def __init__(self, work: Path):
+        from llm_fed.experiment import run
+
+        super().__init__(work)
+        found = families.write(work, ("local", "images"))
+        for name, words in (("local", []), ("images", []), ("experts", ["method=pfedmoe"])):
+            config = configfile.load(found.get(name, found["local"]), ["rounds=1", *words])
+            run.train(config, work / name, reporter=Reporter(Console(quiet=True)))
+        self._origins = {name: next((work / name).glob("adapters/*")) for name in ("local", "images", "experts")}
+        self._base = load_base(BaseConfig(name=str(work / "base"), dtype="float32"), "cpu")
+
+    def make(self, draw: random.Random) -> Path:
+        kind = draw.choice(list(self._origins))
+        folder = self.empty() / kind
+        shutil.copytree(self._origins[kind], folder)
+        for _ in range(draw.randint(1, 2)):
+            files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".md"]
+            if files:
+                _spoil(draw.choice(files), draw)
+        return self.place
+
+    def survive(self, case: Path, draw: random.Random) -> None:
+        from llm_fed.export.load import load_image_model
+
+        (folder,) = case.iterdir()
+        if folder.name == "images":
+            load_image_model(folder)
+            return
+        with suppress(UserError):
+            read_prompt(folder)
+        with suppress(UserError):
+            peft_folders.check_text(folder)
+        for path in folder.rglob(peft_folders.CONFIG):
+            with suppress(UserError):
+                peft_folders.public_config(path)
+        peft_folders.read(folder, self._base)
+
+
+class DataFiles(_Files):
+    """Examples as JSON, JSONL, CSV or Parquet, gzipped or not, and pictures as npz."""
+
+    def make(self, draw: random.Random) -> Path:
+        name = draw.choice(NAMES)
+        path = self.empty() / name
+        rows: Any = deepcopy(_ROWS)
+        for _ in range(draw.randint(0, 3)):
+            rows = hostile.changed(rows, draw)
+        if name == "a.npz":
+            np.savez(path, **_arrays(draw))
+        else:
+            path.write_bytes(_written(name, rows))
+        if draw.random() < 0.4:
+            path.write_bytes(_respoilt(path, draw))
+        return self.place
+
+    def survive(self, case: Path, draw: random.Random) -> None:
+        (path,) = case.iterdir()
+        if path.suffix == ".npz":
+            tasks.load(TaskConfig(name="images", path=str(path)), 0)
+        else:
+            tasks.load(TaskConfig(name="files", path=str(draw.choice((case, path)))), 0)
+
+
+def _written(name: str, rows: Any) -> bytes:
+    if name == "train.json":
+        return json.dumps(rows).encode()
+    as_list = rows if isinstance(rows, list) else [rows]
+    if name.startswith("train.jsonl"):
+        data = "".join(json.dumps(row) + "\n" for row in as_list).encode()
+        return gzip.compress(data) if name.endswith("gz") else data
+    plain = [row if isinstance(row, dict) else {"value": row} for row in as_list]
+    if name == "train.csv":
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in plain for key in row)))
+        writer.writeheader()
+        writer.writerows(plain)
+        return file.getvalue().encode(errors="replace")
+    target = io.BytesIO()
+    pandas.DataFrame(plain).to_parquet(target)
+    return target.getvalue()
+
+
+def _arrays(draw: random.Random) -> dict[str, Any]:
+    rng = np.random.default_rng(draw.getrandbits(32))
+    arrays: dict[str, Any] = {
+        "x_train": rng.integers(256, size=(12, 6, 6, 3), dtype=np.uint8), "y_train": np.arange(12) % 3,
+        "x_test": rng.integers(256, size=(6, 6, 6, 3), dtype=np.uint8), "y_test": np.arange(6) % 3,
+        "client": np.arange(12) % 2,
+    }  # fmt: skip
+    for _ in range(draw.randint(0, 2)):
+        key = draw.choice([*arrays, "classes", "coarse_of_fine", "domain", "test", "x", "y"])
+        known = arrays.get(key, np.arange(3))
+        how = draw.randrange(6)
+        if how == 0:
+            arrays.pop(key, None)
+        elif how == 1:
+            arrays[key] = known.astype(draw.choice(["f4", "i8", "u1", "U3", "c8", "?", "S2", "M8[s]"]))
+        elif how == 2:
+            arrays[key] = known.reshape(draw.choice([(-1,), (1, -1), (*known.shape, 1)]))
+        elif how == 3:
+            arrays[key] = known[: draw.randrange(len(known) + 1)]
+        elif how == 4:
+            arrays[key] = known.astype(np.int64) + draw.choice((-5, 1, 2**24, 2**40, 2**62))
+        else:
+            arrays[key] = np.array(draw.choice((0, "a", np.nan)))
+    return arrays
+
+
+def _respoilt(path: Path, draw: random.Random) -> bytes:
+    """A file with changed bytes, within the compression where there is one."""
+    data = path.read_bytes()
+    if path.suffix == ".gz" and draw.random() < 0.5:
+        return gzip.compress(hostile.changed_bytes(gzip.decompress(data), draw))
+    return hostile.changed_bytes(data, draw)
+
+
+def _spoil(path: Path, draw: random.Random) -> None:
+    """Change one file of a folder, in its content or its kind."""
+    how = draw.random()
+    if how < 0.08:
+        path.unlink()
+        if draw.random() < 0.5:
+            path.mkdir()
+        elif draw.random() < 0.5:
+            path.symlink_to(draw.choice([path.name, "..", "/dev/null", "nowhere"]))
+    elif how < 0.25:
+        path.write_bytes(hostile.changed_bytes(path.read_bytes() or b"{}", draw))
+    elif path.suffix == ".json":
+        tree = json.loads(path.read_bytes() or b"{}")
+        for _ in range(draw.randint(1, 3)):
+            tree = hostile.changed(tree, draw)
+        path.write_text(json.dumps(tree))
+    elif path.suffix == ".safetensors":
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        header.get("__metadata__", {}).pop("checksum", None)  # as other programs write it
+        for _ in range(draw.randint(1, 2)):
+            header = hostile.changed_tensor(header, draw) if draw.random() < 0.7 else hostile.changed(header, draw)
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+KINDS: dict[str, Any] = {"configurations": Configurations, "folders": Folders, "data": DataFiles}
+
+
+def survive(kind: Any, case: Any, draw: random.Random) -> bool:
+    """Whether a case was taken; refused it is as it should be.
+
+    Raises:
+        AssertionError, and whatever else it should not: a finding.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kind.survive(case, draw)
+    except (UserError, RunError) as refused:
+        assert str(refused) and len(str(refused).splitlines()) <= 2, str(refused)
+        assert len(str(refused)) < 20_000, len(str(refused))
+        return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("fuzzed"))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as work:
+        sys.exit(bool(_try(given, KINDS[given.kind](Path(work)))))
+
+
+def _try(given: argparse.Namespace, kind: Any) -> int:
+    draw = random.Random("warm")
+    for _ in range(30):  # so that all is loaded
+        with suppress(Exception):
+            survive(kind, kind.make(draw), draw)
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (pages + 2 * hostile.GIB, pages + 2 * hostile.GIB))
+    signal.signal(signal.SIGPROF, hostile.ring)
+    found, outcomes, started, slowest = 0, Counter[str](), time.monotonic(), 0.0
+    for number in range(given.cases):
+        if number % 1000 == 999:
+            print(f"{number + 1:,} of {given.cases:,}: {dict(outcomes)}, {found} findings", flush=True)
+        draw = random.Random(f"{given.seed}-{number}")
+        try:
+            case = kind.make(draw)
+        except Exception:
+            outcomes["not made"] += 1  # the change is none that such a file can hold
+            continue
+        before = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, hostile.SECONDS)  # of this process: others may keep the machine busy
+        try:
+            outcomes["taken" if survive(kind, case, draw) else "refused"] += 1
+        except BaseException as error:  # PyO3's panics are no Exceptions
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            found += 1
+            given.out.mkdir(parents=True, exist_ok=True)
+            kind.keep(case, given.out / f"{given.kind}-{given.seed}-{number}")
+            place = error.__traceback__
+            while place is not None and place.tb_next is not None:
+                place = place.tb_next
+            where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place else ""
+            print(f"{number}: {type(error).__name__}: {str(error)[:200]!r} at {where}", flush=True)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            slowest = max(slowest, time.process_time() - before)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{given.cases:,} {given.kind} in {time.monotonic() - started:.0f} s: {dict(outcomes)}, {found} findings; "
+        f"slowest {slowest:.2f} s, peak {peak:.2f} GiB with all imports"
+    )
+    return found
+
+
+if __name__ == "__main__":
+    main()

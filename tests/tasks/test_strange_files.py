@@ -1,0 +1,56 @@
+"""Data files that somebody else wrote: whatever they hold, they are read, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import fuzz
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm_fed import tasks
+from llm_fed.config import TaskConfig
+from llm_fed.errors import UserError
+
+ONCE_FELL = {  # all were tracebacks
+    "brackets in an array": ("train.json", "[" * 100_000 + "]" * 100_000, "malformed JSON"),
+    "brackets in a line": (
+        "train.jsonl",
+        '{"output": "x", "instruction": ' + "[" * 100_000 + "\n",
+        "line 1: malformed",
+    ),
+    "5,000 digits": ("train.jsonl", '{"output": "x", "instruction": ' + "9" * 5000 + "}\n", "line 1: malformed"),
+    "a client of 5,000 digits": (
+        "train.jsonl",
+        "".join(json.dumps({"instruction": "q", "output": "x", "client": "9" * 5000}) + "\n" for _ in range(9)),
+        "has 5000 bytes, too many",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ONCE_FELL)
+def test_what_once_was_a_traceback_is_one_line(tmp_path, what):
+    name, text, message = ONCE_FELL[what]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message) as refused:
+        tasks.load(TaskConfig(name="files", path=str(tmp_path)), 0)
+    assert len(str(refused.value).splitlines()) == 1 and len(str(refused.value)) < 500
+
+
+def test_what_is_neither_a_file_nor_a_folder():
+    with pytest.raises(UserError, match="neither a file nor a folder"):
+        tasks.load(TaskConfig(name="files", path="/dev/null"), 0)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_files_of_any_kind_are_read_or_refused(tmp_path_factory, seed):
+    """JSON, JSONL, CSV, Parquet and npz, changed; `python tests/support/fuzz.py data` tries many more."""
+    kind, draw = fuzz.DataFiles(tmp_path_factory.getbasetemp()), random.Random(seed)
+    try:
+        case = kind.make(draw)
+    except Exception:
+        return  # the change is none that such a file can hold
+    fuzz.survive(kind, case, draw)
