@@ -35,7 +35,7 @@ class FedFT(Method):
 
     def init(self, server: Site) -> Message:
         need_examples(server, "fed+ft")
-        return waiting.begun(server.initial(), self.wait)
+        return waiting.begun(server, server.initial(), self.wait, self.wait_for)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)

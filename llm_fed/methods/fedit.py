@@ -47,7 +47,7 @@ class FedIT(Method):
         return r"\.lora_[AB]$" if self.private_head else r".*"
 
     def init(self, server: Site) -> Message:
-        return waiting.begun(super().init(server), self.wait)
+        return waiting.begun(server, super().init(server), self.wait, self.wait_for)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)

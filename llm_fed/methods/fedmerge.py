@@ -92,9 +92,11 @@ class FedMerge(Method):
 
         if self.order == "published":
             logits = weights_after(state["soup"])
-            soup = move_soup(server, state["soup"], uploads, soup_mixing(logits.softmax(1), sizes, self.soup_step))
+            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
+            soup = move_soup(server, state["soup"], uploads, deltas, mixing)
         else:
-            soup = move_soup(server, state["soup"], uploads, soup_mixing(logits.softmax(1), sizes, self.soup_step))
+            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
+            soup = move_soup(server, state["soup"], uploads, deltas, mixing)
             logits = weights_after(soup if self.order == "algorithm1" else state["soup"])
         rows = {upload.client: row for upload, row in zip(uploads, logits, strict=True)}
         return {"soup": soup, "logits": {**state["logits"], **rows}}
@@ -153,8 +155,9 @@ class FedMergeFixed(Method):
             return state
         weights = torch.stack([self.weights(upload.client) for upload in uploads])
         mixing = soup_mixing(weights, sizes_of(server, uploads), self.soup_step)
+        deltas = stack(upload.content for upload in uploads)
         seen = sorted({*state["seen"], *(upload.client for upload in uploads)})
-        return {"soup": move_soup(server, state["soup"], uploads, mixing), "seen": seen}
+        return {"soup": move_soup(server, state["soup"], uploads, deltas, mixing), "seen": seen}
 
     def report(self, state: Message) -> dict[str, Any]:
         return weights_report({client: self.weights(client) for client in state["seen"]})
@@ -217,11 +220,15 @@ def sizes_of(server: Site, uploads: list[Upload]) -> Tensor:
     return robust.shares(sizes, server.step.liars)
 
 
-def move_soup(server: Site, soup: list[State], uploads: list[Upload], mixing: Tensor) -> list[State]:
-    """The soup after its step with the c_ij (k, d), by the mean or by the rule that `server.aggregation` names."""
-    contents = [upload.content for upload in uploads]
+def move_soup(server: Site, soup: list[State], uploads: list[Upload], deltas: Tensor, mixing: Tensor) -> list[State]:
+    """The soup after its step with the c_ij (k, d), by the rule that `server.aggregation` names.
+
+    Args:
+        deltas: the uploads' rows (k, P).
+    """
     if server.step.aggregation == "mean":
-        return new_soup(soup, step_soup(stack(soup), stack(contents), mixing), uploads, mixing)
+        return new_soup(soup, step_soup(stack(soup), deltas, mixing), uploads, mixing)
+    contents = [State(u.content.layout, row, u.content.extras) for u, row in zip(uploads, deltas, strict=True)]
     if not soup[0].extras:
         steps = robust.aggregate(contents, mixing.T, server.step)
     else:  # running statistics move from each model's own, as in `new_soup`

@@ -32,7 +32,7 @@ class HFCL(Method):
 
     def init(self, server: Site) -> Message:
         need_examples(server, "hfcl")
-        return waiting.begun(server.initial(), self.wait)
+        return waiting.begun(server, server.initial(), self.wait, self.wait_for)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)

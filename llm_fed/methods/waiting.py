@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from llm_fed.errors import UserError
+from llm_fed.merge.robust import lacking
 from llm_fed.messages.wire import Message
 from llm_fed.method import Upload, averaged, by_arrival
 from llm_fed.site import Site
@@ -18,8 +20,14 @@ from llm_fed.state import State
 Wait = Literal["none", "deadline", "first_n"]
 
 
-def begun(model: State, wait: Wait) -> Message:
-    """The server's state with a model that no client has answered yet."""
+def begun(server: Site, model: State, wait: Wait, wait_for: int | None) -> Message:
+    """The server's state with a model that no client has answered yet.
+
+    Raises:
+        UserError: `server.aggregation` never makes a mean of the answers that are waited for.
+    """
+    if wait == "first_n" and wait_for is not None and (why := lacking(wait_for, server.step)):
+        raise UserError(f"{why} that are waited for; set method.wait_for")
     return _afresh(model, 1) if wait == "first_n" else model
 
 

@@ -56,7 +56,7 @@ METHODS = {
     "feddle": ["method={name: feddle}", "task.server.examples=32"],
 }
 FACTOR, APART = 9.0, 1.5  # of flip9 and noise; z of collude
-ROUNDS = 40
+ROUNDS, CLIENTS = 40, 12
 
 
 class Lying(LocalClients):
@@ -106,7 +106,7 @@ def run(method: str, attack: str, rule: str, share: float, draw: int, rounds: in
     words = [*METHODS[method], f"seed={draw}", f"rounds={rounds}", "device=cpu", "eval={every: 0, base: false}",
              f"checkpoint.every={rounds}", f"base.name={ASSETS / 'tiny-base'}"]  # fmt: skip
     if rule != "mean":  # the server's guess is right
-        words += [f"server.aggregation={rule}", f"server.liars={share}"]
+        words += [f"server.aggregation={rule}", f"server.liars={round(share * CLIENTS) / CLIENTS}"]
     config = configfile.load(ASSETS / "quickstart.yaml", words)
     task = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
     liars = liars_of(task, share, draw)
@@ -183,7 +183,7 @@ def main() -> None:
                 with asked.out.open("a") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
                 print(*cell, f"{fmean(scores.values()):.1f}", flush=True)
-        print(table(lines))
+        print(table([line for line in lines if line["draw"] < asked.draws]))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from llm_fed.federation.aggregation import averages, check, check_cohort
 from llm_fed.method import Method, Upload
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
+from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import FedMerge
 from llm_fed.site import Data, Site
 from llm_fed.state import State
@@ -154,9 +155,11 @@ def test_a_cohort_that_is_never_enough_is_refused_at_the_start():
     check_cohort(from_dict({}), 1)
 
 
-def test_so_are_a_buffer_and_a_search_that_take_no_mean():
+def test_so_are_a_buffer_few_answers_and_a_search_that_take_no_mean():
     with pytest.raises(UserError, match=r"and there are 4 in the buffer; set method\.buffer"):
         FedBuff(buffer=4).init(server_of("median"))
+    with pytest.raises(UserError, match=r"and there are 4 that are waited for; set method\.wait_for"):
+        FedIT(wait="first_n", wait_for=4).init(server_of("median"))
     with pytest.raises(UserError, match="searches from no step at all"):
         Feddle(search_epochs=0, fallback_start=False).init(server_of("median"))
 

@@ -147,6 +147,15 @@ def test_a_few_liars_move_the_result_no_further_than_the_honest_are_apart(rule, 
         assert np.linalg.norm(honest - result, axis=1).min() <= bound(rule, honest, 12)
 
 
+def test_nearly_half_of_liars_at_one_far_point():
+    """20 of 41: from the mean the algorithm would come nearer by a 42nd of the way in each step."""
+    rows = np.random.default_rng(0).normal(1, 1, (41, P))
+    rows[:20] = 1e30
+    middle = found("geometric-median", rows, liars=0.49)
+    apart = rows - middle
+    assert np.linalg.norm((apart / np.linalg.norm(apart, axis=1, keepdims=True)).sum(axis=0)) < 1e-3
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_the_mean_itself_has_no_such_bound_and_float32_has_it_too(rule):
     rows = draw(0)

@@ -114,7 +114,7 @@ def test_the_soup_moves_by_robust_means():
     sizes = sizes_of(server, uploads)
     assert sizes.tolist() == pytest.approx([0.2, 0.4, 0.4])
     for how, factors in (("normalized", (1.0, 1.0)), ("gradient", (0.3, 0.4))):
-        moved = move_soup(server, soup, uploads, soup_mixing(weights, sizes, how))
+        moved = move_soup(server, soup, uploads, tensor(*deltas).float(), soup_mixing(weights, sizes, how))
         assert moved[0].row.tolist() == pytest.approx([2 * factors[0], 8 * factors[0]])
         assert moved[1].row.tolist() == pytest.approx([1 + 4 * factors[1], 1 + 4.5 * factors[1]])
 
@@ -127,7 +127,9 @@ def test_running_statistics_under_a_robust_rule():
         return State.of({"a": torch.zeros(2)}, {"mean": torch.tensor([float(mean)]), "count": torch.tensor(3)})
 
     uploads = [Upload(f"c{i}", 1, 0, state(mean)) for i, mean in enumerate([14, 28, 1e9])]
-    moved = move_soup(server, [state(20)], uploads, soup_mixing(tensor([1], [1], [1]), torch.ones(3), "normalized"))
+    moved = move_soup(
+        server, [state(20)], uploads, torch.zeros(3, 2), soup_mixing(tensor([1], [1], [1]), torch.ones(3), "normalized")
+    )
     assert moved[0].extras["mean"].item() == pytest.approx(28) and moved[0].extras["count"] == 3
 
 
