@@ -26,8 +26,8 @@ that are trained whole (`adapter: null`).
 SETTINGS = """
 ## Settings
 
-What a method has beside the settings of every run, with its default. The comment at each field in the class says what
-it means.
+What a method has beside the settings of every run, with its default, and what else it may be. The comment at each
+field in the class says what it means.
 
 """
 TASKS = """# Tasks
@@ -52,11 +52,16 @@ def methods_page() -> str:
         needs = f"; starts from {' and '.join(f'`{need}`' for need in kind.needs)}" if kind.needs else ""
         trains = "adapters" if method.adapters_only else "whole models" if method.whole_models else "both"
         rows.append([", ".join(f"`{name}`" for name in names), first_sentence(kind), trains + needs, kind.paper])
-        for key, default in described["settings"].items():
-            text = json.dumps(default).strip('"')  # null, true, false as YAML has them
-            settings.append([f"`{described['name']}`", f"`{key}`", f"`{text}`", described["ranges"].get(key, "")])
+        own = [setting(key, default, described["ranges"].get(key)) for key, default in described["settings"].items()]
+        if own:
+            settings.append([f"`{described['name']}`", "<br>".join(own)])
     first = table(["name", "what it does", "trains", "paper"], rows)
-    return METHODS + first + SETTINGS + table(["method", "setting", "default", "must be"], settings)
+    return METHODS + first + SETTINGS + table(["method", "settings"], settings)
+
+
+def setting(key: str, default: object, must_be: str | None) -> str:
+    text = json.dumps(default).strip('"')  # null, true, false as YAML has them
+    return f"`{key}: {text}`" + (f" ({must_be})" if must_be else "")
 
 
 def tasks_page() -> str:

@@ -14,6 +14,7 @@ import older
 import pytest
 from rich.console import Console
 
+from llm_fed import checksum
 from llm_fed.audit.audit import audit
 from llm_fed.audit.replay import Replay
 from llm_fed.runs import digests
@@ -170,7 +171,8 @@ def test_a_run_that_was_continued_elsewhere_is_not_expected_to_be_equal_to_the_l
     config, clean = runs["fedit"]
     folder = shutil.copytree(clean, tmp_path / "run")
     path = folder / "environment.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "continued": [{"torch": "another"}]}))
+    said = checksum.checked(json.loads(path.read_text()))
+    path.write_text(json.dumps(checksum.added({**said, "continued": [{"torch": "another"}]})))
     found = audit_runs.audited(folder, config)
     assert not found.findings and any("was continued in another one" in line for line in found.unchecked)
     assert list(found.drift) == ["run 0-2", "run 2-3"]

@@ -15,7 +15,7 @@ import torch
 from battery import SETTINGS
 from rich.console import Console
 
-from llm_fed import configfile, methods
+from llm_fed import checksum, configfile, methods
 from llm_fed.audit.audit import audit
 from llm_fed.audit.findings import Audit
 from llm_fed.config import Config
@@ -87,11 +87,11 @@ def audited(folder: Path, config: Config, *, elsewhere: int = 0) -> Audit:
     """
     if elsewhere:
         for path in folder.rglob("environment.json"):
-            said = json.loads(path.read_text())
+            said = checksum.checked(json.loads(path.read_text()))
             if said["torch"] != "another":
                 packing = 3 if said["clients_per_pass"] == 1 else 1
                 other = {"torch": "another", "threads": elsewhere, "clients_per_pass": packing}
-                path.write_text(json.dumps({**said, **other}))
+                path.write_text(json.dumps(checksum.added({**said, **other})))
     found, kernels = Audit(), torch.backends.mkldnn
     kernels.set_flags(_enabled=not elsewhere)
     try:
