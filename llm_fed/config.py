@@ -49,6 +49,7 @@ class AdapterConfig:
 
     rank: Annotated[PositiveInt, AtMost(2**16)] = 8  # no layer is as wide
     alpha: PositiveFloat = 16  # the adapter's output is scaled by alpha / rank
+    rslora: bool = False  # by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05
     # last parts of module names, or one regular expression
     target_modules: Annotated[tuple[str, ...] | str, NonEmpty("at least one module name")] = (
@@ -134,7 +135,12 @@ class LocalConfig:
     epochs: PositiveInt | None = None
     batch_size: PositiveInt = 4  # examples per optimizer step and client
     lr: PositiveFloat = 5e-5  # in the first round
-    lr_end: NonNegativeFloat = 5e-6  # in the last round; linear in between
+    lr_end: NonNegativeFloat = 5e-6  # in the last round
+    schedule: Literal["linear", "cosine"] = "linear"  # how the rate goes from `lr` to `lr_end` over the rounds
+    warmup_rounds: NonNegativeInt = 0  # before that, rounds in which it rises to `lr` in even steps
+    # of the rate over the optimizer steps of each round, from the round's own rate down to zero
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegativeInt = 0  # before that, steps of each round in which it rises to the round's own rate
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # of sgd
     weight_decay: NonNegativeFloat = 0.0  # apart from the gradient for adamw, part of it for adam and sgd

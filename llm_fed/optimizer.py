@@ -41,6 +41,8 @@ class Optimizer:
     anchor: State | None = None  # None: where training starts
     correction: State | None = None  # what is added to the gradient of every step
     lr_of: Mapping[str, float] = field(default_factory=dict)  # another lr, by regular expression of entries
+    decay: str = "constant"  # constant | linear | cosine: of the rates over the steps of the fit, down to zero
+    warmup: int = 0  # steps before that in which they rise
     frozen: str | None = None  # regular expression of entries that stay as they are, whatever a method trains
 
     def __post_init__(self) -> None:
@@ -55,8 +57,16 @@ class Optimizer:
     def of(cls, local: LocalConfig, lr: float) -> Optimizer:
         """The run's."""
         return cls(
-            lr, local.optimizer, local.momentum, local.weight_decay, local.clip, local.proximal, frozen=local.freeze
-        )
+            lr, local.optimizer, local.momentum, local.weight_decay, local.clip, local.proximal, frozen=local.freeze,
+            decay=local.decay, warmup=local.warmup_steps,
+        )  # fmt: skip
+
+    def factor(self, step: int, steps: int) -> float:
+        """What the rates are multiplied by in a step, 0 to steps - 1, of a fit."""
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        share = (step - self.warmup) / max(1, steps - self.warmup)
+        return {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[self.decay]
 
     def over(self, parameters: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
         """Torch's optimizer of groups of parameters, each with its learning rate."""

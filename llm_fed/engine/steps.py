@@ -51,6 +51,7 @@ class Steps:
                 self.segments.append([name for name in names if place.start <= layout.slices[name].start < place.stop])
             groups.append({"params": self.parameters[first:], "lr": lr})
         self.optimizer = self._settings.over([group for group in groups if group["params"]])
+        self._rates, self._taken, self._steps = [g["lr"] for g in self.optimizer.param_groups], 0, len(fit.batches)
         self._anchor = None
         if self._settings.proximal:
             self._anchor = self._row(self._settings.anchor or fit.start, layout)
@@ -76,6 +77,10 @@ class Steps:
         if self._correction is not None:
             for place in self._places:
                 self._grads[place].add_(self._correction[place])
+        factor = self._settings.factor(self._taken, self._steps)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        self._taken += 1
         if scaler:
             scaler.step(self.optimizer)
             scaler.update()

@@ -50,7 +50,8 @@ class Lora:
         check_fields(config, "adapter.")
         chosen = config.target_modules
         chosen = chosen if isinstance(chosen, str) else tuple(chosen)
-        return cls(config.rank, config.alpha, config.dropout, chosen, whole=whole)
+        alpha = config.alpha * (math.sqrt(config.rank) if config.rslora else 1)
+        return cls(config.rank, alpha, config.dropout, chosen, whole=whole)
 
     @property
     def scaling(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,15 @@ def search(config: Config) -> dict[str, Any]:
 
 
 def lr(config: Config, round: int) -> float:
-    """The learning rate of a round: linear from `local.lr` in the first to `local.lr_end` in the last."""
-    local, last = config.local, max(1, config.rounds - 1)
-    return local.lr + (local.lr_end - local.lr) * (round - 1) / last
+    """The learning rate of a round: after `local.warmup_rounds` from `local.lr` to `local.lr_end` in the last, as
+    `local.schedule` says."""
+    local, warmup = config.local, config.local.warmup_rounds
+    if round <= warmup:
+        return local.lr * round / (warmup + 1)
+    share = (round - 1 - warmup) / max(1, config.rounds - 1 - warmup)
+    if local.schedule == "cosine":
+        share = (1 - math.cos(math.pi * share)) / 2
+    return local.lr + (local.lr_end - local.lr) * share
 
 
 def rounds_done(folder: Path) -> int:

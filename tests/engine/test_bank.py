@@ -241,6 +241,13 @@ def test_bad_targets_are_named(names, message):
         targets(tiny.build("llama"), Lora(rank=1, alpha=1, dropout=0, target_modules=names))
 
 
+def test_rslora_divides_by_the_root_of_the_rank():
+    """So that gradients keep their size as the rank grows; of rank 1 both are the same."""
+    scales = [Lora.from_config(AdapterConfig(rank=r, alpha=8, rslora=True)).scaling for r in (1, 4, 16)]
+    assert scales == [8, 4, 2]
+    assert Lora.from_config(AdapterConfig(rank=16, alpha=8)).scaling == 0.5
+
+
 def test_scaling_and_settings_from_config():
     structure = Lora.from_config(AdapterConfig(rank=8, alpha=16, dropout=0.1, target_modules=("q_proj",)))
     assert structure == Lora(8, 16, 0.1, ("q_proj",)) and structure.scaling == 2

@@ -62,6 +62,9 @@ def test_fused_training_equals_stock_peft(kind, budget):
         {"name": "adam", "weight_decay": 0.2},
         {"name": "sgd"},
         {"name": "sgd", "momentum": 0.9, "weight_decay": 0.2, "clip": 0.5},
+        {"decay": "linear"},
+        {"decay": "cosine", "warmup": 1},
+        {"name": "sgd", "warmup": 2},
     ],
     ids=str,
 )

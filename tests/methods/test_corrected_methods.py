@@ -272,6 +272,8 @@ def mean_update(federation: Federation, round: int, x: State) -> torch.Tensor:
         (Scaffold(), {"optimizer": "adamw"}, "scaffold reads mean gradients .* set local.optimizer=sgd"),
         (Scaffold(), {"momentum": 0.9}, "local.momentum=0"),
         (Scaffold(), {"lr_end": 0.0}, "local.lr_end above 0"),
+        (Scaffold(), {"decay": "cosine"}, "local.decay=constant"),
+        (Scaffold(), {"warmup_steps": 1}, "local.warmup_steps=0"),
         (FedProx(), {"proximal": 0.1}, "of strength method.mu; leave local.proximal out"),
     ],
 )

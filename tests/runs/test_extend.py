@@ -26,7 +26,7 @@ from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import FedMerge
 from llm_fed.methods.fedsa import FedSA
 from llm_fed.network import server
-from llm_fed.runs import tracking
+from llm_fed.runs import extend, tracking
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import Run, read_records
 
@@ -386,3 +386,20 @@ def test_a_run_over_a_network_is_extended_alike(small, tmp_path, quick):
             for line in read_records(tmp_path / name / "run/metrics.jsonl")
         ]
     assert lines["short"] == lines["long"]
+
+
+@pytest.mark.parametrize(
+    ("local", "rates"),
+    [
+        ({}, [1.0, 0.75, 0.5, 0.25, 0.0]),
+        ({"schedule": "cosine"}, [1.0, 0.853553, 0.5, 0.146447, 0.0]),
+        ({"warmup_rounds": 2}, [1 / 3, 2 / 3, 1.0, 0.5, 0.0]),
+        ({"warmup_rounds": 2, "schedule": "cosine", "lr_end": 0.2}, [1 / 3, 2 / 3, 1.0, 0.6, 0.2]),
+        ({"warmup_rounds": 9}, [0.1, 0.2, 0.3, 0.4, 0.5]),
+        ({"lr_end": 1.0}, [1.0] * 5),
+    ],
+    ids=str,
+)
+def test_the_learning_rate_of_a_round(local, rates):
+    config = toy.config(rounds=5, local={"lr": 1.0, "lr_end": 0.0, **local})
+    assert [extend.lr(config, round) for round in range(1, 6)] == pytest.approx(rates, abs=1e-6)

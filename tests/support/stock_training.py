@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import tiny
 import torch
 from torch import nn
@@ -47,6 +49,14 @@ def stock(model, structure, job: Fit, train="", autocast=None, checkpointing=Fal
     makers = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     momentum = {"momentum": settings.momentum} if settings.momentum else {}
     optimizer = makers[settings.name](parameters, lr=settings.lr, weight_decay=settings.weight_decay, **momentum)
+    count, warmup = len(job.batches), settings.warmup
+
+    def factor(step: int) -> float:
+        left = (count - step) / max(1, count - warmup)
+        falling = {"constant": 1.0, "linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * left)}
+        return (step + 1) / (warmup + 1) if step < warmup else falling[settings.decay]
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     anchor, losses = settings.anchor or job.start, []
     for batch in batches_of(job):
         ids = [torch.tensor(example.input_ids) for example in batch]
@@ -67,6 +77,7 @@ def stock(model, structure, job: Fit, train="", autocast=None, checkpointing=Fal
                 if p.requires_grad:
                     p.grad += settings.correction[name]
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
     return State.of({name: parameter.detach() for name, parameter in entries.items()}), losses
 
