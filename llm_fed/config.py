@@ -111,8 +111,10 @@ class TaskConfig:
     # keep only the first so many clients, after `groups` and `partition`
     clients: Annotated[PositiveInt | None, "for all"] = None
     sample_clients: bool = False  # keep `clients` drawn at random instead of the first
-    # prompt and response together; longer examples are skipped and counted
-    max_length: Annotated[int, AtLeast(2), "in tokens"] = 512
+    max_length: Annotated[int, AtLeast(2), "in tokens"] = 512  # prompt and response together
+    # What becomes of longer examples. skip: they are left out and counted; cut-end: what is over is cut off the
+    # response; cut-start: off the prompt, also when it is asked
+    too_long: Literal["skip", "cut-end", "cut-start"] = "skip"
     template: Literal["alpaca", "alpaca-short", "plain", "chat"] = "alpaca-short"
     loss_on: Literal["response", "all"] = "response"  # which tokens count in the loss
     # share of each client's training examples held out, where the data has no validation split

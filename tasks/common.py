@@ -176,15 +176,29 @@ def encode_continuation(
 
 
 def encode(
-    example: Example, tokenizer: PreTrainedTokenizerBase, *, template: str | Template, max_length: int, loss_on: str
+    example: Example,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    template: str | Template,
+    max_length: int,
+    loss_on: str,
+    too_long: str = "skip",
 ) -> Encoded | None:
-    """The example and its first answer as training tokens (`encode_continuation`); None if over max_length.
+    """The example and its first answer as training tokens (`encode_continuation`).
 
-    `loss_on` is "response" or "all"; the first token is never a target, as nothing comes before it.
+    Args:
+        loss_on: "response" or "all"; the first token is never a target, as nothing comes before it.
+        too_long: what becomes of more than `max_length` tokens: "skip", "cut-end" or "cut-start".
+
+    Returns:
+        None where it is skipped, or where no target is left.
     """
     encoded = encode_continuation(example.prompt, example.answers[0], tokenizer, template=template)
     if len(encoded.input_ids) > max_length:
-        return None
+        kept = {"skip": slice(0), "cut-end": slice(max_length), "cut-start": slice(-max_length, None)}[too_long]
+        encoded = Encoded(encoded.input_ids[kept], [False, *encoded.target[kept][1:]])
+        if not any(encoded.target):
+            return None
     if lookup("task.loss_on", loss_on, {"response": False, "all": True}):
         return Encoded(encoded.input_ids, [False] + [True] * (len(encoded.input_ids) - 1))
     return encoded

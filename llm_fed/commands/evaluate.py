@@ -38,7 +38,7 @@ _SCORING = (
     "base.quantization", "base.device_map", "base.revision", "device",
 )  # fmt: skip
 _DIVIDES = ("task.validation", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise")
-_OF_TEXT = ("task.template", "task.max_length", "task.loss_on")
+_OF_TEXT = ("task.template", "task.max_length", "task.too_long", "task.loss_on")
 
 
 def evaluate_run(

@@ -1,4 +1,4 @@
-"""Examples to tokens, as the task's settings say; what is too long is left out and counted."""
+"""Examples to tokens, as the task's settings say; what is too long is left out and counted, or cut."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ class Encoder:
             if limit is not None and len(fitting) == limit:
                 break
             seen += 1
-            prompt = self._prompt(example.prompt)
+            whole = self._prompt(example.prompt)
+            prompt = whole[-self.task.max_length :] if self.task.too_long == "cut-start" else whole
             if len(prompt) <= self.task.max_length:
-                fitting.append(self._query(example, prompt))
+                fitting.append(self._query(example, prompt, len(whole)))
         self._count(client, split, seen, len(fitting))
         return fitting
 
@@ -74,9 +75,14 @@ class Encoder:
         if seen > fitting:
             self.skipped[split] += seen - fitting
 
-    def _query(self, example: Example, prompt: list[int]) -> Query:
+    def _query(self, example: Example, prompt: list[int], whole: int) -> Query:
+        """
+        Args:
+            prompt: what is asked.
+            whole: how many tokens the prompt has that was not cut.
+        """
         options = tuple(
-            encode_continuation(example.prompt, option, self.tokenizer, template=self.template).input_ids[len(prompt) :]
+            encode_continuation(example.prompt, option, self.tokenizer, template=self.template).input_ids[whole:]
             for option in example.options
         )
         right = [index for index, option in enumerate(example.options) if option in example.answers]
@@ -90,4 +96,5 @@ class Encoder:
             max_length=self.task.max_length,
             loss_on=self.task.loss_on,
             template=self.template,
+            too_long=self.task.too_long,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import tiny_base
 
@@ -13,8 +15,9 @@ from llm_fed.tasks.common import Example
 SHORT, LONG = Example("w2 w3", ("w4",)), Example(" ".join(["w2"] * 9), ("w4",))
 
 
-def encoder(max_length: int = 6) -> Encoder:
-    return Encoder(tiny_base.tokenizer(**tiny_base.SPECIAL), TaskConfig(max_length=max_length, template="plain"))
+def encoder(max_length: int = 6, **settings: Any) -> Encoder:
+    task = TaskConfig(max_length=max_length, template="plain", **settings)
+    return Encoder(tiny_base.tokenizer(**tiny_base.SPECIAL), task)
 
 
 def test_long_examples_are_left_out_and_counted():
@@ -44,3 +47,30 @@ def test_a_client_of_which_nothing_fits_is_refused():
         encoder().queries("c", "test", [LONG, LONG])
     assert encoder().training("c", "validation", [LONG], required=False) == []
     assert encoder().queries("c", "validation", []) == []
+
+
+def test_what_is_too_long_can_be_cut():
+    """Off the response at its end, or off the prompt at its beginning, which is asked so, too."""
+    question, answer = Example("w2 w3 w4 w5", ("w6 w7 w8",)), Example(" ".join(["w2"] * 9), ("w4",))
+    (whole,), plain = encoder(99).training("c", "training", [question]), encoder(99)
+    size = len(whole.input_ids)
+    for cut in (1, 2):
+        (end,) = encoder(size - cut, too_long="cut-end").training("c", "training", [question])
+        assert (end.input_ids, end.target) == (whole.input_ids[:-cut], whole.target[:-cut])
+        (start,) = encoder(size - cut, too_long="cut-start").training("c", "training", [question])
+        assert (start.input_ids, start.target) == (whole.input_ids[cut:], whole.target[cut:])
+    made = encoder(6, too_long="cut-end")
+    with pytest.raises(UserError, match="none of its 1 training"):
+        made.training("c", "training", [answer])  # its prompt alone is longer
+    made = encoder(6, too_long="cut-start")
+    (asked,) = made.queries("c", "test", [answer])
+    (uncut,) = plain.queries("c", "test", [answer])
+    assert asked.prompt == uncut.prompt[-6:] and made.note() == ""
+
+
+def test_options_follow_a_prompt_that_was_cut():
+    options = Example(" ".join(["w2"] * 9), ("w4",), options=("w4", "w5"))
+    (cut,), (whole,) = (
+        made.queries("c", "test", [options]) for made in (encoder(6, too_long="cut-start"), encoder(99))
+    )
+    assert cut.options == whole.options and len(cut.prompt) == 6
