@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, did_you_mean, one_line
 from llm_fed.settings import (
     Above,
     AtLeast,
@@ -23,6 +23,9 @@ from llm_fed.settings import (
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state on its way
+
+
+TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ class TaskConfig:
     # What becomes of longer examples. skip: they are left out and counted; cut-end: what is over is cut off the
     # response; cut-start: off the prompt, also when it is asked
     too_long: Literal["skip", "cut-end", "cut-start"] = "skip"
-    template: Literal["alpaca", "alpaca-short", "plain", "chat"] = "alpaca-short"
+    # alpaca | alpaca-short | plain | chat (the tokenizer's own), or a text with {prompt} in the prompt's place
+    template: str = "alpaca-short"
     loss_on: Literal["response", "all"] = "response"  # which tokens count in the loss
     # share of each client's training examples held out, where the data has no validation split
     validation: Annotated[float, AtLeast(0), Below(1)] = 0.1
@@ -360,6 +364,12 @@ def check(config: Config) -> None:
     else:
         require(server.examples != 0, "task.server.examples", "at least 1 with task.server.name, or null for all")
         require(not server.each, "task.server.each", "false with task.server.name")
+    template = config.task.template
+    if template not in TEMPLATES and template.count("{prompt}") != 1:
+        raise UserError(
+            f"task.template={one_line(repr(template))} is unknown{did_you_mean(template, TEMPLATES)}; known: "
+            f"{', '.join(TEMPLATES)}, or a text of your own that has {{prompt}} in it once"
+        )
     require((config.local.steps is None) != (config.local.epochs is None), "local.steps",
             "a number while local.epochs is null, or null while local.epochs is a number")  # fmt: skip
     require(not config.local.momentum or config.local.optimizer == "sgd", "local.momentum",

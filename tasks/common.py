@@ -42,12 +42,12 @@ class Template:
 
 
 def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
-    """A template by name.
+    """A template by name, or of a text that has {prompt} in it.
 
     Raises:
         UserError: an unknown name, or `chat` with a tokenizer that has no chat template.
     """
-    text = lookup("task.template", name, TEMPLATES)
+    text = name if "{prompt}" in name else lookup("task.template", name, TEMPLATES)
     if text is not None:
         return Template(name, text)
     if not tokenizer.chat_template:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import tiny_base
 
 from llm_fed.config import TaskConfig
+from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.experiment.encoding import Encoder
-from llm_fed.tasks.common import Example
+from llm_fed.tasks.common import Example, template_of
 
 SHORT, LONG = Example("w2 w3", ("w4",)), Example(" ".join(["w2"] * 9), ("w4",))
 
@@ -74,3 +76,20 @@ def test_options_follow_a_prompt_that_was_cut():
         made.queries("c", "test", [options]) for made in (encoder(6, too_long="cut-start"), encoder(99))
     )
     assert cut.options == whole.options and len(cut.prompt) == 6
+
+
+def test_a_template_of_ones_own():
+    """Written into the prompt's file by its text, and read back; one that is none is refused with what there is."""
+    own = "Question: {prompt}\nAnswer: "
+    tokenizer = tiny_base.tokenizer(**tiny_base.SPECIAL)
+    task = from_dict({"task": {"template": own}}).task
+    (found,) = Encoder(tokenizer, task).training("c", "training", [SHORT])
+    before = tokenizer("Question: w2 w3\nAnswer: ").input_ids
+    assert found.prompt == before and template_of(own, tokenizer).text == own
+    for wrong, said in (
+        ("alpacca", "closest is 'alpaca'"),
+        ("Question: ", "a text of your own that has {prompt} in it once"),
+        ("{prompt} {prompt}", "in it once"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            from_dict({"task": {"template": wrong}})
