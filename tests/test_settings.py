@@ -250,7 +250,7 @@ def test_what_is_taken():
 
 def test_fields_of_sections_are_checked_with_their_whole_keys():
     config = dataclasses.replace(Config(), adapter=AdapterConfig(rank=0))
-    with pytest.raises(UserError, match="^adapter.rank is 0; it must be at least 1$"):
+    with pytest.raises(UserError, match="^adapter.rank is 0; it must be at least 1 and at most 65536$"):
         check_fields(config, "")
 
 

@@ -145,8 +145,9 @@ def check_text(folder: Path) -> None:
         UserError: it has one.
     """
     if (folder / CONFIG).is_file() and (head := setting(folder, "modules_to_save")):
+        named = ", ".join(map(str, head)) if isinstance(head, list) else str(head)
         raise UserError(
-            f"the adapter {folder} has a head ({one_line(str(head))}), as those of image models have: give --task "
+            f"the adapter {folder} has a head ({one_line(named)}), as those of image models have: give --task "
             "NAME, which says what the labels are, with --data PATH where the pictures are not to come from the Hub"
         )
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
+from llm_fed import checksum
 from llm_fed.configfile import from_dict
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
@@ -30,14 +31,14 @@ def go(small, folder, rounds: int) -> str:
 def test_what_is_recorded_and_what_has_changed(small, tmp_path):
     go(small, tmp_path / "run", 1)
     file = tmp_path / "run/environment.json"
-    found = json.loads(file.read_text())
+    found = checksum.checked(json.loads(file.read_text()))
     assert found["hardware"] and found["device"] == "cpu"
     assert {"llm_fed", "torch", "transformers", "peft", "python", "machine", "dtype"} <= found.keys()
     assert "began elsewhere" not in go(small, tmp_path / "run", 2)
     file.write_text(json.dumps(found | {"hardware": "an abacus"}))
     for rounds in (3, 4):
         assert f"began elsewhere (hardware an abacus -> {found['hardware']})" in go(small, tmp_path / "run", rounds)
-    assert json.loads(file.read_text()) == found | {"hardware": "an abacus", "continued": [found]}
+    assert checksum.checked(json.loads(file.read_text())) == found | {"hardware": "an abacus", "continued": [found]}
 
 
 def test_a_run_of_an_earlier_version_goes_on(small, tmp_path):
@@ -45,7 +46,7 @@ def test_a_run_of_an_earlier_version_goes_on(small, tmp_path):
     go(small, tmp_path / "run", 1)
     file = tmp_path / "run/environment.json"
     found = json.loads(file.read_text())
-    for key in ("hardware", "llm_fed", "transformers", "peft", "python"):
+    for key in ("hardware", "llm_fed", "transformers", "peft", "python", "checksum"):
         del found[key]
     file.write_text(json.dumps(found))
     assert "began elsewhere" not in go(small, tmp_path / "run", 2)

@@ -253,10 +253,10 @@ def test_a_failed_write_leaves_the_old_adapter_and_nothing_else(tmp_path, monkey
     peft_folders.write(tmp_path / "a", state, structure, base, "old")
     write_file = files.write_file
 
-    def full_disk(path, data):
+    def full_disk(path, data, **how):
         if path.name == peft_folders.WEIGHTS:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_file(path, data)
+        write_file(path, data, **how)
 
     monkeypatch.setattr(files, "write_file", full_disk)
     for name in ("a", "b"):

@@ -34,7 +34,7 @@ def numbers(**entries: float) -> State:
 
 
 def serve(method, state, uploads, server=None):
-    return asyncio.run(method.server_update(server, state, uploads))
+    return asyncio.run(method.server_update(server or toy.server(), state, uploads))
 
 
 def names_of(state: State, ending: str = "") -> set[str]:
