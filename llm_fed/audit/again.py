@@ -55,7 +55,8 @@ def compare(
                 replay.restore(kept[broken])
                 at = broken
                 _scores(replay, folder, chain, found)
-    found.checked.append(f"rounds {words(checked)}, trained again")
+    if checked:
+        found.checked.append(f"rounds {words(checked)}, trained again")
     if (folder / "summary.json").exists():
         _end(replay, folder, chain, kept, found)
 
