@@ -72,6 +72,8 @@ class ColumnsConfig:
     answer: str | None = None  # usual names: output, response, answer, completion, target, generated
     options: str | None = None  # a list of strings, for option scoring
     client: str | None = None  # the client id, where one file holds all clients
+    # conversations, in the place of prompt and answer (usual names: messages, conversations); see `tasks.conversations`
+    messages: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -58,11 +58,18 @@ def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     return Template(name, tokenizer.get_chat_template(), DATE)
 
 
+class Turn(NamedTuple):
+    """A message of a conversation."""
+
+    role: str  # system | user | assistant
+    content: str
+
+
 @dataclass(frozen=True)
 class Example:
     """One prompt and its answers: the first is the training target, a metric takes the best of all."""
 
-    prompt: str
+    prompt: str | tuple[Turn, ...]  # a text, or a conversation up to the turn that answers it
     answers: tuple[str, ...]
     options: tuple[str, ...] = ()  # what may be answered, for option scoring; empty: free text
     group: str = ""  # the label that a partition by label divides by, e.g. the original task
@@ -75,6 +82,11 @@ class Picture:
     pixels: torch.Tensor = field(repr=False)  # (C, H, W) uint8, C = 1 (grey) or 3 (RGB)
     label: int
     group: str  # the label that a partition by label divides by, e.g. the fine class
+
+
+def text_of(prompt: str | Sequence[Turn]) -> str:
+    """A prompt as one text, for who reads it."""
+    return prompt if isinstance(prompt, str) else "\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
 
 
 def pixels_of(pictures: Sequence[Picture]) -> torch.Tensor:
@@ -125,7 +137,7 @@ class Encoded:
 
 
 def encode_prompt(
-    prompt: str | Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerBase, *, template: str | Template
+    prompt: str | Sequence[Turn | Mapping[str, str]], tokenizer: PreTrainedTokenizerBase, *, template: str | Template
 ) -> list[int]:
     """The ids that a response follows; equal in training, generation and option scoring.
 
@@ -133,7 +145,7 @@ def encode_prompt(
     that a tokenizer appends to every text is removed. With `chat` all special tokens are the template's.
 
     Args:
-        prompt: a text, or with a chat template a conversation: {"role", "content"} of each message.
+        prompt: a text, or with a chat template a conversation: role and content of each message.
         template: by name, or itself.
 
     Raises:
@@ -144,7 +156,9 @@ def encode_prompt(
     if template.date is not None:
         try:
             chat = tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt],
+                [{"role": "user", "content": prompt}]
+                if isinstance(prompt, str)
+                else [each._asdict() if isinstance(each, Turn) else dict(each) for each in prompt],
                 chat_template=template.text,
                 add_generation_prompt=True,
                 return_dict=False,
@@ -160,7 +174,7 @@ def encode_prompt(
 
 
 def encode_continuation(
-    prompt: str, response: str, tokenizer: PreTrainedTokenizerBase, *, template: str | Template
+    prompt: str | Sequence[Turn], response: str, tokenizer: PreTrainedTokenizerBase, *, template: str | Template
 ) -> Encoded:
     """Prompt, response and EOS; the response and the EOS are the target.
 
@@ -175,25 +189,13 @@ def encode_continuation(
     return Encoded(before + after, [False] * len(before) + [True] * len(after))
 
 
-def encode(
-    example: Example,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    template: str | Template,
-    max_length: int,
-    loss_on: str,
-    too_long: str = "skip",
-) -> Encoded | None:
-    """The example and its first answer as training tokens (`encode_continuation`).
+def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> Encoded | None:
+    """Training tokens as the task's settings want them; None where they are skipped, or where no target is left.
 
     Args:
         loss_on: "response" or "all"; the first token is never a target, as nothing comes before it.
         too_long: what becomes of more than `max_length` tokens: "skip", "cut-end" or "cut-start".
-
-    Returns:
-        None where it is skipped, or where no target is left.
     """
-    encoded = encode_continuation(example.prompt, example.answers[0], tokenizer, template=template)
     if len(encoded.input_ids) > max_length:
         kept = {"skip": slice(0), "cut-end": slice(max_length), "cut-start": slice(-max_length, None)}[too_long]
         encoded = Encoded(encoded.input_ids[kept], [False, *encoded.target[kept][1:]])

@@ -19,6 +19,7 @@ from llm_fed.config import ColumnsConfig
 from llm_fed.errors import UserError, did_you_mean, one_line
 from llm_fed.tasks import formats
 from llm_fed.tasks.common import Example
+from llm_fed.tasks.conversations import turns_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -31,6 +32,7 @@ USUAL_NAMES = {
     "answer": ("output", "response", "answer", "completion", "target", "targets", "generated"),
     "options": ("options",),
     "client": ("client", "client_id"),
+    "messages": ("messages", "conversations"),
 }
 REQUIRED = ("prompt", "answer")
 
@@ -149,7 +151,7 @@ def find_columns(columns: ColumnsConfig, rows: list[Row], where: str) -> dict[st
         usual = next((n for n in USUAL_NAMES[role] if n in names and n not in found.values()), None)
         if usual:
             found[role] = usual
-        elif role in REQUIRED:
+        elif role in REQUIRED and not any(name in names for name in (*USUAL_NAMES["messages"], found.get("messages"))):
             raise UserError(
                 f"{where}: no column for the {role} among {', '.join(names)}; set task.columns.{role}=COLUMN"
             )
@@ -164,7 +166,13 @@ def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
 
 
 def to_example(row: Row, columns: dict[str, str], group: str) -> Example:
-    """The row as an Example: prompt and context joined by an empty line, one reference answer or a list."""
+    """The row as an Example: prompt and context joined by an empty line, one reference answer or a list; or a
+    conversation whose last turn is the answer."""
+    if "messages" in columns and not {*REQUIRED} <= columns.keys():
+        if columns["messages"] not in row.values:
+            raise UserError(f"{row.where}: the column {columns['messages']!r} is missing; every row needs it")
+        *before, last = turns_of(row.values[columns["messages"]], row.where, columns["messages"])
+        return Example(tuple(before), (last.content,), (), group)
     prompt = text_of(row, columns["prompt"])
     if row.values.get(columns.get("input", "")) not in (None, ""):
         prompt = f"{prompt}\n\n{text_of(row, columns['input'])}"

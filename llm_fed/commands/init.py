@@ -16,7 +16,7 @@ from llm_fed.commands import survey
 from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
 from llm_fed.errors import RunError, UserError
 from llm_fed.files import write_file
-from llm_fed.tasks.common import TaskData
+from llm_fed.tasks.common import TaskData, text_of
 from llm_fed.tasks.files import split_files, training_files
 from llm_fed.tasks.rows import REQUIRED, USUAL_NAMES, find_columns, read_rows
 
@@ -84,7 +84,7 @@ def draft(given: Given, ask: Ask | None) -> Draft:
         "columns": ", ".join(f"{role} = {name}" for role, name in _in_use(path, columns).items()),
         "writing": ", ".join(
             f"{name} {100 * share:.0f} %"
-            for name, share in survey.scripts(f"{e.prompt} {e.answers[0]}" for e in chosen)
+            for name, share in survey.scripts(f"{text_of(e.prompt)} {e.answers[0]}" for e in chosen)
         ),
     }
     context = getattr(model, "max_position_embeddings", None)
@@ -162,7 +162,8 @@ def _columns(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str],
     rows = read_rows(files[0])
     names = list(dict.fromkeys(name for row in rows for name in row.values))
     found = dict(given.columns)
-    roles = [role for role in ("prompt", "answer") if role not in found]
+    talks = any(name in names for name in USUAL_NAMES["messages"])
+    roles = [] if talks else [role for role in ("prompt", "answer") if role not in found]
     for role in roles:
         if any(name in names and name not in found.values() for name in USUAL_NAMES[role]):
             continue

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import regex
 
-from llm_fed.tasks.common import ClientData, Example, TaskData, encode_continuation, template_of
+from llm_fed.tasks.common import ClientData, Example, TaskData, template_of, text_of
+from llm_fed.tasks.conversations import encoded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,10 +89,10 @@ def scripts(texts: Iterable[str]) -> list[tuple[str, float]]:
 def lengths(chosen: Sequence[Example], tokenizer: PreTrainedTokenizerBase, template: str) -> Lengths:
     """As they will be trained."""
     around = template_of(template, tokenizer)
-    encoded = [encode_continuation(each.prompt, each.answers[0], tokenizer, template=around) for each in chosen]
+    found = [encoded(each, tokenizer, around) for each in chosen]
     return Lengths(
-        sorted(len(each.input_ids) for each in encoded),
-        sorted(sum(each.target) for each in encoded),
+        sorted(len(each.input_ids) for each in found),
+        sorted(sum(each.target) for each in found),
     )
 
 
@@ -108,7 +109,7 @@ def repeated(data: TaskData) -> dict[str, int]:
     """
 
     def key(example: Example) -> str:
-        return " ".join(example.prompt.split()).casefold()
+        return " ".join(text_of(example.prompt).split()).casefold()
 
     found: Counter[str] = Counter()
     trained: dict[str, set[str]] = {name: {key(each) for each in part.train} for name, part in data.clients.items()}

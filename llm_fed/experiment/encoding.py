@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.requests import Query
-from llm_fed.tasks.common import Encoded, Example, Template, encode, encode_continuation, encode_prompt
+from llm_fed.tasks.common import Encoded, Example, Template, encode_continuation, encode_prompt, fitting
+from llm_fed.tasks.conversations import encoded
 
 
 class Encoder:
@@ -90,11 +91,6 @@ class Encoder:
         return Query(prompt, example.answers, options, right[0] if right else -1, known)
 
     def _encode(self, example: Example) -> Encoded | None:
-        return encode(
-            example,
-            self.tokenizer,
-            max_length=self.task.max_length,
-            loss_on=self.task.loss_on,
-            template=self.template,
-            too_long=self.task.too_long,
+        return fitting(
+            encoded(example, self.tokenizer, self.template), self.task.max_length, self.task.loss_on, self.task.too_long
         )

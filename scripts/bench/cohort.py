@@ -38,7 +38,8 @@ from llm_fed.optimizer import Optimizer
 from llm_fed.requests import Fit, Work
 from llm_fed.rng import generator
 from llm_fed.state import State
-from llm_fed.tasks.common import Encoded, Example, encode
+from llm_fed.tasks.common import Encoded, Example
+from llm_fed.tasks.conversations import encoded
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-3b": {
@@ -175,17 +176,10 @@ def examples(args: argparse.Namespace, vocabulary: int) -> Cohort:
 def flan(folder: Path, tokenizer) -> list[Encoded]:
     with gzip.open(next(folder.glob("train*.gz")), "rt") as lines:
         records = [json.loads(line) for line in lines]
-    encoded = [
-        encode(
-            Example(record["instruction"], (record["output"],)),
-            tokenizer,
-            template="alpaca-short",
-            max_length=512,
-            loss_on="response",
-        )
-        for record in records
+    found = [
+        encoded(Example(record["instruction"], (record["output"],)), tokenizer, "alpaca-short") for record in records
     ]
-    return [example for example in encoded if example]
+    return [example for example in found if len(example.input_ids) <= 512]
 
 
 def synthetic(draws: torch.Generator, vocabulary: int) -> Encoded:

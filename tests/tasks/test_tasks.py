@@ -3,52 +3,41 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
-from tokenizers.models import BPE
+from byte_tokenizer import BOS, EOS, byte_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from llm_fed import tasks
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
-from llm_fed.tasks.common import TEMPLATES, Example, encode, encode_continuation, encode_prompt, hold_out
+from llm_fed.tasks.common import TEMPLATES, Encoded, Example, encode_continuation, encode_prompt, fitting, hold_out
+from llm_fed.tasks.conversations import encoded
 
-BOS, EOS = 1, 2
 CHAT = "{% for m in messages %}<s>{{ m.content }}|{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 
 
-def byte_tokenizer(around: str = "$A", chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """One token a byte; `around` says which special tokens it adds to a text, e.g. "<s> $A"."""
-    names = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    inner = Tokenizer(BPE({name: i for i, name in enumerate(names)}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.post_processor = processors.TemplateProcessing(single=around, special_tokens=[("<s>", BOS), ("</s>", EOS)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        chat_template=chat_template,
-    )
-
-
 # Tokens
+
+
+def encode(
+    example: Example, tokenizer: PreTrainedTokenizerFast, *, template: str, max_length: int, loss_on: str
+) -> Encoded | None:
+    return fitting(encoded(example, tokenizer, template), max_length, loss_on, "skip")
 
 
 @pytest.mark.parametrize("around, bos", [("$A", False), ("<s> $A", True), ("<s> $A </s>", True)])
 def test_encode_marks_response_and_eos_and_starts_as_the_tokenizer_does(around, bos):
     tokenizer = byte_tokenizer(around)
     example = Example("2+2?", ("four", "4"))
-    encoded = encode(example, tokenizer, template="alpaca-short", max_length=99, loss_on="response")
+    found = encode(example, tokenizer, template="alpaca-short", max_length=99, loss_on="response")
     prompt = "### Instruction:\n2+2?\n\n### Response:\n"
-    assert tokenizer.decode(encoded.input_ids) == "<s>" * bos + prompt + "four</s>"
-    assert encoded.input_ids.count(BOS) == bos and encoded.input_ids.count(EOS) == 1
-    assert encoded.target == [False] * (bos + len(prompt)) + [True] * len("four.")
+    assert tokenizer.decode(found.input_ids) == "<s>" * bos + prompt + "four</s>"
+    assert found.input_ids.count(BOS) == bos and found.input_ids.count(EOS) == 1
+    assert found.target == [False] * (bos + len(prompt)) + [True] * len("four.")
 
 
 def test_loss_on_all_counts_every_token_but_the_first():
-    encoded = encode(Example("ab", ("c",)), byte_tokenizer(), template="plain", max_length=9, loss_on="all")
-    assert encoded.target == [False, True, True, True, True]  # a, b, newline, c, EOS
+    found = encode(Example("ab", ("c",)), byte_tokenizer(), template="plain", max_length=9, loss_on="all")
+    assert found.target == [False, True, True, True, True]  # a, b, newline, c, EOS
 
 
 def test_longer_than_max_length_is_none():

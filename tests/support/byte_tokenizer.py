@@ -1,0 +1,25 @@
+"""A tokenizer whose tokens are bytes, so that what is encoded can be read."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+BOS, EOS = 1, 2
+
+
+def byte_tokenizer(around: str = "$A", chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """One token a byte; `around` says which special tokens it adds to a text, e.g. "<s> $A"."""
+    names = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    inner = Tokenizer(BPE({name: i for i, name in enumerate(names)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.post_processor = processors.TemplateProcessing(single=around, special_tokens=[("<s>", BOS), ("</s>", EOS)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        chat_template=chat_template,
+    )

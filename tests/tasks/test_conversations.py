@@ -1,0 +1,136 @@
+"""Conversations: what a row may hold, whose tokens count, and a federation that trains on them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from byte_tokenizer import EOS, byte_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_fed.config import ColumnsConfig, TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.experiment.encoding import Encoder
+from llm_fed.tasks import files
+from llm_fed.tasks.common import Turn, encode_prompt
+from llm_fed.tasks.conversations import encode_conversation, turns_of
+
+# ChatML with the tokenizer's EOS at the end of each turn; with and without generation marks.
+MARKED = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>"
+    "{% endgeneration %}{% else %}{{ m.content }}</s>{% endif %}{{ '|' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+PLAIN = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+FORGETS = "{% for m in messages[-2:] %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"  # rewrites earlier turns
+TALK = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "3+3?"},
+    {"role": "assistant", "content": "6"},
+]
+texts = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=8)
+
+
+def trained(template: str, turns: Any) -> str:
+    """What counts in the loss, its parts one after another."""
+    tokenizer = byte_tokenizer(chat_template=template)
+    found = encode_conversation(turns, tokenizer, template="chat")
+    return tokenizer.decode([id for id, counts in zip(found.input_ids, found.target, strict=True) if counts])
+
+
+@pytest.mark.parametrize("template", [MARKED, PLAIN], ids=["marks", "prefixes"])
+def test_every_turn_of_the_assistant_counts_with_its_end(template):
+    assert trained(template, turns_of(TALK, "here", "messages")) == "4</s>6</s>"
+
+
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=10), st.booleans())
+def test_prefixes_find_what_marks_say(pairs, system):
+    """Ten turns as transformers masks them by generation marks, which is what TRL trains on."""
+    turns = [Turn("system", "Be short.")] * system
+    for question, answer in pairs:
+        turns += [Turn("user", question), Turn("assistant", answer)]
+    marked, plain = byte_tokenizer(chat_template=MARKED), byte_tokenizer(chat_template=PLAIN)
+    one = encode_conversation(turns, marked, template="chat")
+    other = encode_conversation(turns, plain, template="chat")
+    stock: Any = marked.apply_chat_template(
+        [turn._asdict() for turn in turns], return_assistant_tokens_mask=True, return_dict=True
+    )
+    assert one == other or (one.input_ids, one.target) == (other.input_ids, other.target)
+    assert one.input_ids == stock["input_ids"] and one.target == [bool(each) for each in stock["assistant_masks"]]
+
+
+def test_a_model_learns_to_stop_where_the_template_writes_no_end():
+    bare = PLAIN.replace("</s>", "").replace("{{ '|' }}", "")
+    turns = turns_of(TALK[1:3], "here", "messages")
+    found = encode_conversation(turns, byte_tokenizer(chat_template=bare), template="chat")
+    assert found.input_ids[-1] == EOS and found.target[-1] and trained(bare, turns) == "4</s>"
+
+
+def test_what_cannot_be_trained_on_is_refused():
+    turns = turns_of(TALK, "here", "messages")
+    with pytest.raises(UserError, match="writes turn 3 otherwise once more follow"):
+        encode_conversation(turns, byte_tokenizer(chat_template=FORGETS), template="chat")
+    with pytest.raises(UserError, match="the data are conversations, .* set task.template=chat"):
+        encode_conversation(turns, byte_tokenizer(), template="alpaca-short")
+    with pytest.raises(UserError, match="cannot be applied to a conversation: no system"):
+        encode_conversation(turns, byte_tokenizer(chat_template="{{ raise_exception('no system') }}"), template="chat")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("hello", "holds no list of messages"),
+        ([], "holds no list of messages"),
+        ([{"role": "user"}], "message 1 .* needs a role .* and a text"),
+        ([{"role": "narrator", "content": "x"}], "message 1 .* needs a role"),
+        ([["user", "x"]], "message 1 .* needs a role"),
+        (TALK[:2], "ends without a turn of the assistant"),
+        (TALK[:1], "ends without a turn of the assistant"),
+        (TALK[2:], "a turn of the assistant where one of the user belongs"),
+        ([*TALK[:3], TALK[2]], "a turn of the assistant where one of the user belongs"),
+        ([TALK[1], TALK[0], TALK[2]], "a turn of the system where one of the assistant belongs"),
+    ],
+)
+def test_bad_conversations_are_named_with_file_and_line(tmp_path, value, said):
+    rows = [{"messages": TALK}, {"messages": value}]
+    (tmp_path / "ada.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=f"ada.jsonl, line 2.*{said}"):
+        files.load(TaskConfig(name="files", path=str(tmp_path)), 0)
+
+
+def test_rows_of_both_kinds_become_the_same_examples(tmp_path):
+    shared = [
+        {"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]), "value": m["content"]} for m in TALK
+    ]
+    (tmp_path / "ada.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
+    (tmp_path / "bob.jsonl").write_text(json.dumps({"conversations": shared}) + "\n")
+    (tmp_path / "cyd.jsonl").write_text(json.dumps({"talk": TALK}) + "\n")
+    with pytest.raises(UserError, match="no column for the prompt among talk"):
+        files.load(TaskConfig(name="files", path=str(tmp_path)), 0)
+    (tmp_path / "cyd.jsonl").unlink()
+    data = files.load(TaskConfig(name="files", path=str(tmp_path)), 0)
+    ((one,), (other,)) = (client.train for client in data.clients.values())
+    assert one.prompt == other.prompt and one.answers == other.answers == ("6",)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/cyd.jsonl").write_text(json.dumps({"talk": TALK}) + "\n")
+    named = TaskConfig(name="files", path=str(tmp_path / "own"), columns=ColumnsConfig(messages="talk"))
+    assert files.load(named, 0).clients["cyd"].train[0].prompt == one.prompt
+
+
+def test_the_last_turn_is_asked_and_the_whole_is_trained_on(tmp_path):
+    (tmp_path / "ada.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
+    (example,) = files.load(TaskConfig(name="files", path=str(tmp_path)), 0).clients["ada"].train
+    tokenizer = byte_tokenizer(chat_template=MARKED)
+    encoder = Encoder(tokenizer, TaskConfig(template="chat", max_length=500))
+    (query,) = encoder.queries("ada", "test", [example])
+    assert tokenizer.decode(query.prompt).endswith("[user]3+3?</s>|[assistant]") and query.answers == ("6",)
+    (found,) = encoder.training("ada", "training", [example])
+    assert (
+        found.input_ids[: len(query.prompt)]
+        == query.prompt
+        == encode_prompt(example.prompt, tokenizer, template="chat")
+    )
