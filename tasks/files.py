@@ -11,9 +11,10 @@
 A row of `clinic-a/train.jsonl.gz`:
 {"instruction": "Which ward?", "input": "Fractured wrist.", "output": "surgery"}
 
-A row may also hold a conversation (`conversations.py`). `.json`, `.jsonl` and `.csv` may be gzipped. Columns are those of `task.columns`, else the first of the usual
-names (`rows.USUAL_NAMES`). Where no client brings a test split, a seeded fifth of each client's examples becomes
-its test split (`llm_fed.tasks.load`), with a warning.
+A row may also hold a conversation (`conversations.py`). `.json`, `.jsonl` and `.csv` may be gzipped. Columns
+are those of `task.columns`, else the first of the usual names (`rows.USUAL_NAMES`). Where no client brings a
+test split, a seeded fifth of each client's examples becomes its test split (`llm_fed.tasks.load`), with a
+warning.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.runs.folder import read_records
 
 pytestmark = pytest.mark.usefixtures("quick")
-TEMPLATE = (
-    "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %} {% endfor %}"
-)
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %} {% endfor %}"
 
 
 @pytest.fixture(scope="module")
