@@ -25,6 +25,7 @@ OPEN = {  # what a file leaves to the command line
     "fedmerge_cifar100_cpu.yaml": ["task.path=data"],
     "fedmerge_pacs_cpu.yaml": ["task.path=data"],
     "fedmoe_cpu.yaml": ["task.path=data"],
+    "fedmoe_gate.yaml": ["task.path=data"],
     "potara_vit_cpu.yaml": ["base.name=base", "task.path=data"],
 }
 ROWS = [(name, label, words) for name in FILES for label, words in compare.load_rows(FOLDER / name).items()]
