@@ -84,10 +84,11 @@ def encode_conversation(
     if isinstance(template, str):
         template = template_of(template, tokenizer)
     if template.date is None:
-        raise UserError(
-            f"the data are conversations, and the template {template.name!r} is for single prompts; set "
-            "task.template=chat"
-        )
+        what = "set task.template=chat" if tokenizer.chat_template else (
+            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template either, so choose an instruction-tuned "
+            "base"
+        )  # fmt: skip
+        raise UserError(f"the data are conversations, and the template {template.name!r} is for single prompts; {what}")
     apply: Any = partial(
         tokenizer.apply_chat_template, chat_template=template.text, date_string=template.date, return_dict=True
     )

@@ -49,5 +49,5 @@ def test_a_federation_of_conversations(small, talks, tmp_path):
     personal = load_client(tmp_path / "run/adapters/ada", str(talks / "base"))
     (answer,) = personal.generate(["w20"])
     assert answer.split()[:1] == ["w4"]  # the first turn of the assistant was trained on, too
-    with pytest.raises(UserError, match="the data are conversations, .* set task.template=chat"):
+    with pytest.raises(UserError, match="the data are conversations, .* choose an instruction-tuned base"):
         experiment.train(from_dict(small.tree(task={**task, "template": "plain"})), tmp_path / "plain")

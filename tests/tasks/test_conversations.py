@@ -74,8 +74,10 @@ def test_what_cannot_be_trained_on_is_refused():
     turns = turns_of(TALK, "here", "messages")
     with pytest.raises(UserError, match="writes turn 3 otherwise once more follow"):
         encode_conversation(turns, byte_tokenizer(chat_template=FORGETS), template="chat")
-    with pytest.raises(UserError, match="the data are conversations, .* set task.template=chat"):
+    with pytest.raises(UserError, match="the data are conversations, .* choose an instruction-tuned base"):
         encode_conversation(turns, byte_tokenizer(), template="alpaca-short")
+    with pytest.raises(UserError, match="the data are conversations, .* set task.template=chat"):
+        encode_conversation(turns, byte_tokenizer(chat_template=PLAIN), template="alpaca-short")
     with pytest.raises(UserError, match="cannot be applied to a conversation: no system"):
         encode_conversation(turns, byte_tokenizer(chat_template="{{ raise_exception('no system') }}"), template="chat")
 
