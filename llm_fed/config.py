@@ -372,6 +372,7 @@ def check(config: Config) -> None:
             f"task.template={one_line(repr(template))} is unknown{did_you_mean(template, TEMPLATES)}; known: "
             f"{', '.join(TEMPLATES)}, or a text of your own that has {{prompt}} in it once"
         )
+    require(config.local.warmup_rounds < config.rounds, "local.warmup_rounds", "below rounds")
     require((config.local.steps is None) != (config.local.epochs is None), "local.steps",
             "a number while local.epochs is null, or null while local.epochs is a number")  # fmt: skip
     require(not config.local.momentum or config.local.optimizer == "sgd", "local.momentum",

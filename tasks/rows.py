@@ -147,14 +147,19 @@ def find_columns(columns: ColumnsConfig, rows: list[Row], where: str) -> dict[st
     found = {role: name for role, name in dataclasses.asdict(columns).items() if name is not None}
     for role, name in found.items():
         check_column(f"task.columns.{role}", name, names, where)
-    for role in [role for role in USUAL_NAMES if role not in found]:
+    talks = "messages" in found  # named, and not only there beside prompts and answers
+    if talks and {*REQUIRED} & found.keys():
+        raise UserError(f"{where}: task.columns names messages and a prompt or an answer; give one of the two kinds")
+    for role in [role for role in USUAL_NAMES if role not in found and not (talks and role in REQUIRED)]:
         usual = next((n for n in USUAL_NAMES[role] if n in names and n not in found.values()), None)
         if usual:
             found[role] = usual
-        elif role in REQUIRED and not any(name in names for name in (*USUAL_NAMES["messages"], found.get("messages"))):
+        elif role in REQUIRED and not any(name in names for name in USUAL_NAMES["messages"]):
             raise UserError(
                 f"{where}: no column for the {role} among {', '.join(names)}; set task.columns.{role}=COLUMN"
             )
+    if not talks and {*REQUIRED} <= found.keys():
+        found.pop("messages", None)
     return found
 
 
@@ -168,7 +173,7 @@ def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
 def to_example(row: Row, columns: dict[str, str], group: str) -> Example:
     """The row as an Example: prompt and context joined by an empty line, one reference answer or a list; or a
     conversation whose last turn is the answer."""
-    if "messages" in columns and not {*REQUIRED} <= columns.keys():
+    if "messages" in columns:
         if columns["messages"] not in row.values:
             raise UserError(f"{row.where}: the column {columns['messages']!r} is missing; every row needs it")
         *before, last = turns_of(row.values[columns["messages"]], row.where, columns["messages"])

@@ -123,6 +123,24 @@ def test_rows_of_both_kinds_become_the_same_examples(tmp_path):
     assert files.load(named, 0).clients["cyd"].train[0].prompt == one.prompt
 
 
+def test_which_columns_count_where_there_are_both_kinds(tmp_path):
+    """Prompt and answer, unless the messages are named; both named is a mistake. A prompt alone is no example."""
+    row = {"prompt": "1+1?", "answer": "2", "messages": TALK}
+    (tmp_path / "ada.jsonl").write_text(json.dumps(row) + "\n")
+
+    def prompt_of(**columns: str) -> Any:
+        task = TaskConfig(name="files", path=str(tmp_path), columns=ColumnsConfig(**columns))
+        return files.load(task, 0).clients["ada"].train[0].prompt
+
+    assert prompt_of() == "1+1?"
+    assert prompt_of(messages="messages")[-1] == Turn("user", "3+3?")
+    with pytest.raises(UserError, match="names messages and a prompt or an answer"):
+        prompt_of(messages="messages", prompt="prompt")
+    del row["answer"]
+    (tmp_path / "ada.jsonl").write_text(json.dumps(row) + "\n")
+    assert prompt_of()[-1] == Turn("user", "3+3?")
+
+
 def test_the_last_turn_is_asked_and_the_whole_is_trained_on(tmp_path):
     (tmp_path / "ada.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
     (example,) = files.load(TaskConfig(name="files", path=str(tmp_path)), 0).clients["ada"].train
