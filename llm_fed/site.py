@@ -21,6 +21,7 @@ from llm_fed.requests import (
     AnswerLoss,
     Answers,
     Distillation,
+    ExpertWeights,
     Features,
     Fit,
     FitHead,
@@ -302,6 +303,11 @@ class Site:
         nth, self.fits = self.fits, self.fits + 1
         batches = self.places(len(self.train), nth=nth, epochs=epochs)
         return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)
+
+    async def expert_weights(self, state: State, examples: Sequence[Any]) -> torch.Tensor:
+        """(len(examples), E): how much each expert of an adapter with a gate counts for each example, the mean over its
+        tokens and the adapted layers."""
+        return await ExpertWeights(self.id, self.structure, state, examples)
 
     async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:
         """Greedy answers to the prompts (token ids) under `state`; one batch serves several clients."""

@@ -6,7 +6,7 @@ all its experts and routers, D inputs of all adapted layers together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -112,7 +112,13 @@ class AdapterBank:
         return any(module is head for module in self.targets.values())
 
     @contextmanager
-    def attached(self, index: Tensor, masks: Tensor | None = None, mix: Tensor | None = None) -> Iterator[None]:
+    def attached(
+        self,
+        index: Tensor,
+        masks: Tensor | None = None,
+        mix: Tensor | None = None,
+        listen: Callable[[Tensor], None] | None = None,
+    ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
         Each adapted layer's output y becomes y + s sum_e g_e B_e A_e x, in the dtype of y (g: see `Lora`). A router
@@ -123,6 +129,7 @@ class AdapterBank:
             index: (N,), int64, on the CPU.
             masks: (N, T, D) from `draw_masks`: the inputs x that are kept. None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
+            listen: is given the weights (N, T, E) that a router finds, layer by layer.
 
         Raises:
             RuntimeError: the bank is attached already.
@@ -151,6 +158,7 @@ class AdapterBank:
                     mix=None if mix is None else mix.to(self.rows)[:, None],
                     scaling=self.structure.scaling / (1 if masks is None else self._kept / 2**16),
                     mask=None if masks is None else masks[..., self._inputs[name]],
+                    listen=listen,
                 )
                 handles.append(module.register_forward_hook(adapted))
             for name, module in self.whole.items():
@@ -189,6 +197,7 @@ class _Adapted:
     mix: Tensor | None  # (N, 1, E)
     scaling: float
     mask: Tensor | None  # (N, T or more, in)
+    listen: Callable[[Tensor], None] | None  # to what a router says
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         device = output.device  # the base's layers may lie on several
@@ -213,7 +222,10 @@ class _Adapted:
         if self.router is None:
             return None if self.mix is None else self.mix.to(x.device)
         scores = torch.bmm(x, self.router.to(x.device).mT)
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+        weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+        if self.listen is not None:
+            self.listen(weights)
+        return weights
 
 
 @dataclass(frozen=True)

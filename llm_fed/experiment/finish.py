@@ -10,6 +10,7 @@ from typing import Any
 from llm_fed import checksum, signs
 from llm_fed.errors import RunError
 from llm_fed.eval.report import write_report
+from llm_fed.experiment import experts
 from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
@@ -74,6 +75,8 @@ def deliver(
         summary = experiment.evaluate(messages, "test", listen=samples.listen)
     with signs.part("the base's answers to the samples"):
         samples.write(run)
+    with signs.part("the weights of the experts"):
+        experts.write(experiment, run, messages)
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})
     if summary:
         run.log(record)
