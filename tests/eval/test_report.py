@@ -310,7 +310,7 @@ def test_how_much_each_expert_counts(tmp_path, undrawn):
     assert "client own rest examples snli 0.25 ± 0.10 0.75 ± 0.10 7" in read(run).text
     (run / "experts.jsonl").write_text(json.dumps(line | {"std": None}) + "\n")
     page = read(run)
-    assert "snli 0.25 0.75 7" in page.text and "the weights are the same for all examples" in page.text
+    assert "snli 0.25 0.75 7" in page.text and "The weights are the same for all examples" in page.text
 
 
 def test_why_there_are_no_samples(tmp_path, undrawn):
