@@ -35,6 +35,7 @@ class Traffic:
     down_per_round: float = 0.0
     up: float = 0.0  # over the run, mean over all clients
     down: float = 0.0
+    total: float = 0.0  # over the run, of all clients together and both ways
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -42,6 +43,7 @@ class Traffic:
             self.down_per_round + other.down_per_round,
             self.up + other.up,
             self.down + other.down,
+            self.total + other.total,
         )
 
 
@@ -99,4 +101,4 @@ def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
     clients = max(len(scored), len({line["client"] for line in lines}))
     up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
     asked = max(1, len(lines))
-    return Traffic(up / asked, down / asked, up / clients, down / clients)
+    return Traffic(up / asked, down / asked, up / clients, down / clients, up + down)
