@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -93,8 +93,14 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     if isinstance(chosen, str) and chosen.lower() == "all-linear":
         head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-        return {name: module for name, module in linear.items() if module is not head and name not in structure.whole}
-    if isinstance(chosen, str):
+        found = [name for name, module in linear.items() if module is not head and name not in structure.whole]
+        if mixture := next((name for name in modules if name.endswith(".experts")), None):
+            raise UserError(
+                f"adapter.target_modules=all-linear would adapt the mixture of experts {mixture} in stock PEFT, too, "
+                "which is not built here; give the layers of the attention, e.g. "
+                "adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
+            )
+    elif isinstance(chosen, str):
         try:
             found = _matching(chosen, modules)
         except (re.error, RecursionError, OverflowError) as error:
@@ -116,9 +122,21 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
                 f"adapter.target_modules={chosen!r} matches {name}, a {type(modules[name]).__name__}; "
                 "only linear layers can be adapted" + (f", such as {', '.join(inner[:8])} within it" if inner else "")
             )
+        if any(f"{part}.experts" in modules for part in _parts(name)):
+            raise UserError(
+                f"adapter.target_modules={chosen!r} matches {name}, which belongs to a mixture of experts; these read "
+                "only the tokens that are routed to them, so that they cannot tell whose adapter is meant. Adapt the "
+                "attention alone, e.g. adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
+            )
         if name in structure.whole:
             raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
     return {name: linear[name] for name in found}
+
+
+def _parts(name: str) -> Iterator[str]:
+    """The names of the modules that a module lies in, from the innermost."""
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def _matching(pattern: str, names: Iterable[str]) -> list[str]:
