@@ -600,21 +600,31 @@ def tasks(as_json: Json = False) -> None:
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    base: Annotated[
+        str | None, typer.Option(help="Say what is known of this base instead: a folder or a Hub id.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Say what this machine has, and check that the pieces work: a fused training step, a 4-bit layer, the metrics."""
-    from llm_fed.commands.doctor import examine
     from llm_fed.experiment.run import quiet
 
     quiet()
+    if base is None:
+        from llm_fed.commands.doctor import examine
 
-    findings = examine()
+        findings = examine()
+    else:
+        from llm_fed.commands.bases import known_of
+
+        findings = known_of(base)
     if as_json:
         print(json.dumps(findings))
     else:
         for finding in findings:
             out.print(f"{'ok  ' if finding['ok'] else 'FAIL'} {finding['what']}: {finding['found']}")
     if not all(finding["ok"] for finding in findings):
-        raise RunError("something does not work here; see the lines marked FAIL")
+        raise RunError("something does not work; see the lines marked FAIL")
 
 
 def _beside_base(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

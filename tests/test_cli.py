@@ -46,7 +46,7 @@ FLAGS = {
     "flower": ["config", "settings", "--out"],
     "methods": ["--json"],
     "tasks": ["--json"],
-    "doctor": ["--json"],
+    "doctor": ["--base", "--json"],
 }  # fmt: skip
 KEYS = ["metric", "clients", "mean", "std", "worst_half", "loss", "losses"]
 

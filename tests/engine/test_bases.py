@@ -14,6 +14,7 @@ import torch
 import transformers as hf
 from torch import nn
 
+from llm_fed.commands.bases import COMPARED
 from llm_fed.engine import generation
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
@@ -78,6 +79,10 @@ def states(model: Any, structure: Lora, dtype: torch.dtype) -> list[Any]:
         fresh = draw(model, structure, draws, dtype)
         found.append(fresh.like(fresh.row + 0.05 * torch.randn(fresh.row.shape, generator=draws, dtype=dtype)))
     return found
+
+
+def test_these_are_the_families_that_the_doctor_calls_compared():
+    assert {build().config.get_text_config().model_type for build in FAMILIES.values()} == set(COMPARED)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
