@@ -33,7 +33,9 @@ from llm_fed.methods.fedmoe import FedMoE
 from llm_fed.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from llm_fed.methods.fedproto import FedProto
 from llm_fed.methods.fedprox import FedProx
+from llm_fed.methods.fedrot_lora import FedRotLoRA
 from llm_fed.methods.fedsa import FedSA
+from llm_fed.methods.fedsvd import FedSVD
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.fields import check, defaults_of, fields_of
 from llm_fed.methods.fisher_merging import FisherMerging
@@ -46,6 +48,7 @@ from llm_fed.methods.local import Local
 from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.potara import Potara
+from llm_fed.methods.rolora import RoLoRA
 from llm_fed.methods.scaffold import Scaffold
 from llm_fed.methods.slerp import Slerp
 from llm_fed.methods.task_arithmetic import TaskArithmetic
@@ -69,6 +72,9 @@ METHODS: dict[str, type[Method]] = {
     "fedsa": FedSA,
     "feddpa": FedDPA,
     "fedalt": FedALT,
+    "rolora": RoLoRA,
+    "fedrot-lora": FedRotLoRA,
+    "fedsvd": FedSVD,
     "fedbn": FedBN,
     "fedmoe": FedMoE,
     "lg-fedavg": LGFedAvg,
