@@ -61,6 +61,14 @@ class Experiment:
         `options` are those of `eval.clients.evaluate`."""
         return self.score(lambda site: self.method.personalize(site, messages[site.id]), split, **options)
 
+    def score_states(self, states: Mapping[str, State], split: str, **options: Any) -> Summary | None:
+        """The score of everybody who is scored, each under its own state."""
+
+        async def personal(site: Site) -> State:
+            return states[site.id]
+
+        return self.score(personal, split, **options)
+
     def score(self, personal: Personal, split: str, **options: Any) -> Summary | None:
         """The score of everybody who is scored, under the model that `personal` gives it."""
         limit = self.config.eval.limit

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from llm_fed.experiment.build import Experiment
-from llm_fed.messages.wire import Message
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.runs.folder import EXPERTS, Run, rounded
 from llm_fed.site import Site
+from llm_fed.state import State
 
 MAX_CLIENTS = 200  # of more, the first: the report shows a row for each
 MAX_EXAMPLES = 50  # of each client, its first test examples
@@ -21,20 +21,20 @@ MAX_EXAMPLES = 50  # of each client, its first test examples
 WEIGHED = ("gate", "logits", "probabilities")  # answers of whole models side by side that weigh them
 
 
-def write(experiment: Experiment, run: Run, messages: Mapping[str, Message]) -> None:
+def write(experiment: Experiment, run: Run, personal: Mapping[str, State]) -> None:
     """Write `experts.jsonl`, a line per client: the mean weight of each expert over its first test examples, and its
     standard deviation over them (population's); None where the weights are the same for all. A method whose personal
     models weigh nothing has no such file.
 
     Args:
-        messages: what each client is sent.
+        personal: the personal model of each client that has test examples.
 
     Raises:
         RunError: the disk is full.
     """
     asked = {id: site for id, site in experiment.scored.items() if names_of(site.structure) and _examples(site)}
     asked = dict(list(asked.items())[:MAX_CLIENTS])
-    found = experiment.runtime.run({id: _weights(experiment, site, messages[id]) for id, site in asked.items()})
+    found = experiment.runtime.run({id: _weights(site, personal[id]) for id, site in asked.items()})
     lines = []
     for id, site in asked.items():
         weights = found[id]
@@ -58,20 +58,15 @@ def names_of(structure: Structure) -> tuple[str, ...]:
     return tuple(name for name, _ in structure.parts) if structure.answer in WEIGHED else ()
 
 
-def _weights(experiment: Experiment, site: Site, message: Message) -> Coroutine[Any, Any, Tensor]:
+async def _weights(site: Site, state: State) -> Tensor:
     """(N, E) of its test examples, or (E,) where they do not depend on the example."""
-
-    async def weighed() -> Tensor:
-        state = await experiment.method.personalize(site, message)
-        if isinstance(site.structure, Lora):
-            return (await site.expert_weights(state, _examples(site))).double()
-        if site.structure.answer == "gate":
-            gate = (await site.answers(state, _examples(site))).gate
-            assert gate is not None
-            return gate.double()
-        return state["weights"].double()
-
-    return weighed()
+    if isinstance(site.structure, Lora):
+        return (await site.expert_weights(state, _examples(site))).double()
+    if site.structure.answer == "gate":
+        gate = (await site.answers(state, _examples(site))).gate
+        assert gate is not None
+        return gate.double()
+    return state["weights"].double()
 
 
 def _examples(site: Site) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from llm_fed.commands.evaluate import reopen
 from llm_fed.configfile import from_dict
 from llm_fed.experiment import experts, finish
 from llm_fed.experiment import run as experiment
+from llm_fed.methods.ifca import IFCA
 from llm_fed.runs.folder import read_config, read_records
 
 
@@ -86,3 +88,19 @@ def test_a_merge_says_when_it_was_made(small, tmp_path):
     told(small.tree(rounds=1, method={"name": "mean"}), tmp_path / "run")
     (line,) = read_records(tmp_path / "run/timing.jsonl")
     assert list(line["parts"]) == ["merge"] and line["ended"].startswith("20") and line["ended"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("export", ["all", "none"])
+def test_each_personal_model_is_made_once_at_the_end(small, tmp_path, monkeypatch, export):
+    """IFCA looks at every training example for it. It is made once before for the validation score of the round."""
+    made: Counter[str] = Counter()
+    plain = IFCA.personalize
+
+    async def personalize(self, client, message):
+        made[client.id] += 1
+        return await plain(self, client, message)
+
+    monkeypatch.setattr(IFCA, "personalize", personalize)
+    method = {"name": "ifca", "num_models": 2}
+    told(small.tree(rounds=1, method=method, export={"clients": export}), tmp_path / "run")
+    assert made == dict.fromkeys(CLIENTS, 2)
