@@ -528,11 +528,16 @@ def export(
     out_dir: Annotated[Path, typer.Argument(help="Where the PEFT folders go, one per client.")],
     client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
 ) -> None:
-    """Copy the personal adapters of a run: PEFT folders that `PeftModel.from_pretrained` loads."""
+    """Copy the personal adapters of a run: PEFT folders that `PeftModel.from_pretrained` loads. Standard error says
+    which of them vLLM and LoRAX can serve."""
     from llm_fed.commands import evaluate as runs
+    from llm_fed.export import serving
 
-    for folder in runs.export(run_dir, out_dir, client or []):
+    folders = runs.export(run_dir, out_dir, client or [])
+    for folder in folders:
         out.print(str(folder))
+    for line in serving.lines({folder.name: serving.servable(folder) for folder in folders}):
+        print(printable(line), file=sys.stderr)
 
 
 @app.command()
