@@ -136,7 +136,7 @@ def options(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A YAML file, e.g. scripts/runs/flan_cpu.yaml.")],
+    config: Annotated[Path, typer.Argument(help="A YAML file, yours or one of llm-fed runs.")],
     settings: Annotated[
         list[str] | None, typer.Argument(help="key=value words laid over it, e.g. local.lr=1e-4.")
     ] = None,
@@ -585,7 +585,7 @@ def push(
 
 @app.command()
 def flower(
-    config: Annotated[Path, typer.Argument(help="A YAML file, e.g. scripts/runs/flan.yaml.")],
+    config: Annotated[Path, typer.Argument(help="A YAML file, yours or one of llm-fed runs.")],
     settings: Annotated[
         list[str] | None, typer.Argument(help="key=value words laid over it, e.g. network.clients=8.")
     ] = None,
@@ -614,6 +614,14 @@ def methods(as_json: Json = False) -> None:
     from llm_fed.commands.methods import rows
 
     _print_list(rows(), as_json)
+
+
+@app.command()
+def runs(as_json: Json = False) -> None:
+    """List the run and launch files that come with llm_fed. A run file is given by its name: llm-fed run flan.yaml."""
+    from llm_fed import shipped
+
+    _print_list(shipped.rows(), as_json)
 
 
 @app.command()

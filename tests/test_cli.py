@@ -45,6 +45,7 @@ FLAGS = {
     "push": ["run_dir", "namespace", "--client", "--private", "--license", "--prefix", "--one-repository"],
     "flower": ["config", "settings", "--out"],
     "methods": ["--json"],
+    "runs": ["--json"],
     "tasks": ["--json"],
     "doctor": ["--json"],
 }  # fmt: skip
