@@ -68,9 +68,11 @@ def lines(found: Mapping[str, Servable]) -> list[str]:
         for client, item in found.items():
             by_reason.setdefault(item.refused.get(server, ""), []).append(client)
         for reason, clients in by_reason.items():
-            who = f"all {len(found)}" if len(clients) == len(found) > 1 else _named(clients)
+            everybody = len(clients) == len(found) > 1
+            who = f"all {len(found)}" if everybody else _named(clients)
             if reason:
-                said.append(f"{server} cannot serve {who}: {reason}")
+                none = f"can serve none of the {len(found)}" if everybody else f"cannot serve {who}"
+                said.append(f"{server} {none}: {reason}")
             elif server == "vLLM":
                 most = min(rank for rank in VLLM_RANKS if rank >= max(found[client].rank for client in clients))
                 options = f"--enable-lora --max-lora-rank {most}"

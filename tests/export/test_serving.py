@@ -101,6 +101,7 @@ def test_clients_are_named_with_their_reasons():
     unlike = lines({"ada": good, "bob": Servable("b/base", 9, {})})
     assert unlike[0] == "vLLM can serve all 2 on b/base with --enable-lora --max-lora-rank 16; see docs/serving.md"
     assert lines({"ada": good})[1] == "LoRAX can serve ada"
+    assert lines({"ada": large, "bob": large})[0] == "vLLM can serve none of the 2: too large"
     for count, who in ((8, "0, 1, 2, 3, 4 and 3 more"), (6, "0, 1, 2, 3, 4 and 1 more"), (5, "0, 1, 2, 3, 4")):
         many = lines({str(number): large for number in range(count)} | {"ada": good})
         assert many[0] == f"vLLM cannot serve {who}: too large"
