@@ -112,6 +112,21 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
     return state, found
 
 
+def folded(folder: Path, base: Base) -> nn.Module:
+    """The base's model with an adapter folded into its weights, in their dtype; the base is used up.
+
+    Raises:
+        UserError: see `read`; or a weight becomes too large for the dtype.
+    """
+    import peft  # as in `_peft_settings`
+
+    read(folder, base)  # names what is wrong with it
+    try:
+        return peft.PeftModel.from_pretrained(base.model, folder).merge_and_unload(safe_merge=True)
+    except ValueError as error:
+        raise UserError(f"the adapter {folder} cannot be folded into {base.dtype} weights: {error}") from error
+
+
 def setting(folder: Path, key: str) -> Any:
     """One value of a PEFT folder's configuration, None where it is not there.
 
