@@ -37,7 +37,9 @@ from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.fields import check, defaults_of, fields_of
 from llm_fed.methods.fisher_merging import FisherMerging
+from llm_fed.methods.flexlora import FlexLoRA
 from llm_fed.methods.fml import FML
+from llm_fed.methods.hetlora import HetLoRA
 from llm_fed.methods.hfcl import HFCL
 from llm_fed.methods.ifca import IFCA
 from llm_fed.methods.interpolation import Grid, Mean
@@ -69,6 +71,8 @@ METHODS: dict[str, type[Method]] = {
     "fedsa": FedSA,
     "feddpa": FedDPA,
     "fedalt": FedALT,
+    "hetlora": HetLoRA,
+    "flexlora": FlexLoRA,
     "fedbn": FedBN,
     "fedmoe": FedMoE,
     "lg-fedavg": LGFedAvg,

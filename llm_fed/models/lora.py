@@ -48,6 +48,8 @@ class Lora:
     def from_config(cls, config: AdapterConfig, whole: tuple[str, ...] = ()) -> Lora:
         """Raises UserError where a value cannot be an adapter's."""
         check_fields(config, "adapter.")
+        if not isinstance(config.rank, int):
+            raise UserError(f"adapter.rank is {config.rank!r}, ranks of several clients, where one number is needed")
         chosen = config.target_modules
         chosen = chosen if isinstance(chosen, str) else tuple(chosen)
         alpha = config.alpha * (math.sqrt(config.rank) if config.rslora else 1)
