@@ -32,6 +32,8 @@ class HetLoRA(Method):
     stays.
     An image model's head is the mean weighted by numbers of examples.
 
+    The authors published no code; lambda and gamma are those with which the authors of FlexLoRA compared it.
+
     Deviation: the paper has no scaling alpha / r. Here clients' factors are averaged in the server's
     (`merge.factors`), so that a product means the same at every client.
     Deviation: weights are taken layer by layer, each from the layer's own products.

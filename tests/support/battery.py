@@ -109,11 +109,8 @@ WHOLE_MODELS = [
     for name in methods.METHODS
     if name != "center" and not methods.build({"name": name}).adapters_only
 ]
-# They add up logits, which are float32; they send as many factors as a round's updates need; a client prunes its rank.
-SLACK = {
-    "feddf": Slack(order=1e-6), "fedkd": Slack(bytes=0.1), "fedkd of pictures": Slack(bytes=0.1),
-    "hetlora": Slack(bytes=0.6),
-}  # fmt: skip
+# They add up logits, which are float32; they send as many factors as a round's updates need.
+SLACK = {"feddf": Slack(order=1e-6), "fedkd": Slack(bytes=0.1), "fedkd of pictures": Slack(bytes=0.1)}
 
 
 # How the clients of methods train that do not take every optimizer.
