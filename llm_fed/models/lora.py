@@ -43,6 +43,7 @@ class Lora:
     experts: tuple[str, ...] = ("",)  # adapters side by side on each layer; one alone needs no name
     gate: str = "sum"  # sum | router | mix
     whole: tuple[str, ...] = ()  # modules trained whole beside the adapters: an image model's head
+    delta: bool = False  # whether something frozen lies beneath the adapters, in a state's extras (`merge.delta`)
 
     @classmethod
     def from_config(cls, config: AdapterConfig, whole: tuple[str, ...] = ()) -> Lora:
