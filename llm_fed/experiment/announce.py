@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llm_fed.engine.footprint import activations, training_copies, weights
 from llm_fed.engine.memory import free_memory
+from llm_fed.eval.costs import after_a_step
 from llm_fed.federation.clients import broadcast
 from llm_fed.messages.wire import Message, entries, pack, unpack
 from llm_fed.models.images import ImageBase
@@ -281,15 +282,21 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         parents: the plans, with costs, of the runs that this one starts from.
     """
     config, base, method, server = built.config, built.base, built.method, built.server
-    sites, down, up, exact, state = built.clients, {}, {}, True, None
+    sites, down, up, later, exact, state = built.clients, {}, {}, {}, True, None
     if not method.needs:
         state = method.init(server)
+        messages = {}
         for client, sent in broadcast(method, state, sites, config.transport.down).items():
-            answer = method.upload_like(unpack(sent))
+            messages[client] = unpack(sent)
+            answer = method.upload_like(messages[client])
             down[client], up[client] = len(sent), len(pack(answer, config.transport.up))
             exact = exact and _fixed(answer)
+        later = down
+        if sites and not exact:  # what is sent may depend on the round, too
+            after = broadcast(method, after_a_step(method, server, state, messages), sites, config.transport.down)
+            later = {client: max(down[client], len(sent)) for client, sent in after.items()}
     asks = [built.schedule.asks(round) for round in range(1, config.rounds + 1)] if down else []
-    moved_down = [sum(down[ask.client] for ask in round) for round in asks] or [0]
+    moved_down = [sum((later if n else down)[ask.client] for ask in round) for n, round in enumerate(asks)] or [0]
     moved_up = [sum(up[ask.client] for ask in round if ask.delay is not None) for round in asks] or [0]
     trainers = [site for site in sites.values() if site.train]
     at_once = min(built.runtime.clients_per_pass, server.cohort)
