@@ -90,15 +90,20 @@ def joined(state: State, structure: Lora) -> tuple[State, Lora]:
 
 
 def apart(state: State, found: Lora, layout: Layout) -> State:
-    """The inverse of `joined`, as far as it matters: a zero adapter of this layout with all of `state` beneath it.
+    """The inverse of `joined`, as far as it matters: a zero adapter of this layout with all of `state` beneath it, in
+    the factors that it has.
 
     Args:
         found: the structure of `state`.
     """
-    pairs = {layer: (found.scaling * state[b], state[a]) for layer, a, b in layers(state)}
-    empty = State(layout, state.row.new_zeros(layout.size))
     heads = [name for name in state if factor_of(name) == HEAD]
-    return beneath(empty.updated(state.pick(heads)) if heads else empty, of_pairs(pairs, state))
+    below = {
+        name: state[name] * (found.scaling if factor_of(name) == FACTORS[1] else 1.0)
+        for name in state
+        if name not in heads
+    }
+    empty = State(layout, state.row.new_zeros(layout.size))
+    return beneath(empty.updated(state.pick(heads)) if heads else empty, State.of(below))
 
 
 def _by_layer(delta: State) -> dict[str, dict[str, Tensor]]:
