@@ -26,7 +26,8 @@ class FedExLoRA(Method):
     The residual has at most the rank (K - 1) r for K clients, and travels as its factors where these are smaller than
     the layer. A client exports one adapter that adds both. An image model's head is averaged.
 
-    Deviation: means are weighed by n_k / n as in FedIT, where the authors' code weighs all alike.
+    Deviation: means are weighed by n_k / n as in FedIT, where the authors' code weighs all alike
+    (`test_fedex_adds_what_the_product_of_the_means_lacks`).
     """
 
     paper: ClassVar[str] = "FedEx-LoRA (Singhal et al. 2025)"

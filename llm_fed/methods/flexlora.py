@@ -18,8 +18,8 @@ class FlexLoRA(Method):
     """What the clients' adapters add to each layer is averaged as whole products `s B A`, and each client is sent the
     singular value decomposition of the mean, cut to its rank: `B = U S / s`, `A = V`, as in the authors' code.
 
-    An image model's head is averaged entry by entry.
-    Deviation: the server keeps of the mean as many components as the largest client has, which is all that it sends.
+    The server keeps of the mean as many components as the largest client has, which is all that it sends. An image
+    model's head is averaged entry by entry.
     """
 
     paper: ClassVar[str] = "FlexLoRA (Bai et al. 2024)"

@@ -35,9 +35,12 @@ class HetLoRA(Method):
     The authors published no code; lambda and gamma are those with which the authors of FlexLoRA compared it.
 
     Deviation: the paper has no scaling alpha / r. Here clients' factors are averaged in the server's
-    (`merge.factors`), so that a product means the same at every client.
-    Deviation: weights are taken layer by layer, each from the layer's own products.
-    Deviation: in the round in which a client prunes itself, what it gave up travels once more, as zeros.
+    (`merge.factors`), so that a product means the same at every client
+    (`test_hetlora_pads_with_zeros_and_averages_factors`).
+    Deviation: weights are taken layer by layer, each from the layer's own products, of which the paper has one
+    (`test_hetlora_weighs_by_the_norms_of_products`).
+    Deviation: in the round in which a client prunes itself, what it gave up travels once more, as zeros, since the
+    server expects what it asked for (`test_a_client_whose_tail_shrinks_prunes_itself_for_good`).
     """
 
     paper: ClassVar[str] = "HetLoRA (Cho et al. 2024)"
