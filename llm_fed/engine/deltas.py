@@ -39,6 +39,8 @@ class Deltas:
     def on(self, name: str, index: Tensor) -> Below | None:
         """The forward hook of a layer for a batch whose row n goes through the bank's row index[n]; None where nothing
         lies beneath."""
+        if not any(name in each for each in self._different):
+            return None
         asked = self._of[index]
         parts = []
         for n in asked.unique().tolist():
