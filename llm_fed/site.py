@@ -69,6 +69,7 @@ class Site:
     rounds: int = 1  # of the whole run
     clients: tuple[str, ...] = ()  # at the server: who is registered
     cohort: int = 0  # at the server: the most clients that are asked in one round
+    structures: Mapping[str, Structure] = field(default_factory=dict)  # at the server: of clients, where ranks differ
     start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
     given: Mapping[str, State] = field(default_factory=dict)  # by name of a needed method, its result for this client
     memory: MutableMapping[str, Message] = field(default_factory=dict)

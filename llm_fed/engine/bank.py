@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from llm_fed.engine.deltas import Deltas
 from llm_fed.errors import UserError
 from llm_fed.models.frozen import device_of, freeze
 from llm_fed.models.lora import Lora, layout, pair, router, sizes, targets
@@ -68,10 +69,11 @@ class AdapterBank:
             self._inputs[name] = slice(self._width, self._width + sizes(module)[0])
             self._width = self._inputs[name].stop
         self._kept = max(1, round((1 - structure.dropout) * 2**16))  # of 2^16 inputs
+        self._deltas = Deltas(self.rows)
         self._attached = False
 
     def load(self, k: int, state: State) -> None:
-        """Put `state` into row k.
+        """Put `state`, with what lies beneath it, into row k.
 
         Raises:
             ValueError: the state has other entries than the bank.
@@ -79,6 +81,7 @@ class AdapterBank:
         if state.layout != self.layout:
             raise ValueError(f"row {k}: the state's entries are not those of {self.structure}")
         self.rows[k].copy_(state.row)
+        self._deltas.load(k, state)
 
     def read(self, k: int) -> State:
         """A copy of row k, on the bank's device."""
@@ -148,6 +151,8 @@ class AdapterBank:
             where = index.to(self.rows.device)
             chosen = {entry: _Own.apply(*views, where) for entry, views in self._entries.items()}
             for name, module in self.targets.items():
+                if (below := self._deltas.on(name, index)) is not None:
+                    handles.append(module.register_forward_hook(below))
                 pairs = [pair(name, expert) for expert in self.structure.experts]
                 adapted = _Adapted(
                     name=name,

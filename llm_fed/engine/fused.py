@@ -15,6 +15,7 @@ from llm_fed.engine.answering import Answering, answers, answers_each
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import Kind
 from llm_fed.errors import ClientError, UserError
+from llm_fed.merge.delta import under
 from llm_fed.merge.moments import Evidence
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
@@ -62,6 +63,10 @@ class FusedEngine(Answering):
 
     @answers(GradientMoments)
     def gradient_moments(self, requests: Sequence[GradientMoments]) -> Sequence[Evidence | ClientError]:
+        if any(under(request.first) or under(request.second) for request in requests):
+            raise UserError(
+                "moments of gradients are of plain adapters, but something of this method lies beneath them"
+            )
         return gradients.evidence(self.adapted(requests[0].structure), requests)
 
     @answers_each(Gradient)

@@ -25,6 +25,7 @@ from llm_fed.methods.feddle import Feddle
 from llm_fed.methods.feddpa import FedDPA
 from llm_fed.methods.feddyn import FedDyn
 from llm_fed.methods.fedem import FedEM
+from llm_fed.methods.fedex_lora import FedExLoRA
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.fedit import FedIT, FedLoRA
 from llm_fed.methods.fedkd import FedKD
@@ -39,7 +40,10 @@ from llm_fed.methods.fedsvd import FedSVD
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.fields import check, defaults_of, fields_of
 from llm_fed.methods.fisher_merging import FisherMerging
+from llm_fed.methods.flexlora import FlexLoRA
+from llm_fed.methods.flora import FLoRA
 from llm_fed.methods.fml import FML
+from llm_fed.methods.hetlora import HetLoRA
 from llm_fed.methods.hfcl import HFCL
 from llm_fed.methods.ifca import IFCA
 from llm_fed.methods.interpolation import Grid, Mean
@@ -75,6 +79,10 @@ METHODS: dict[str, type[Method]] = {
     "rolora": RoLoRA,
     "fedrot-lora": FedRotLoRA,
     "fedsvd": FedSVD,
+    "hetlora": HetLoRA,
+    "flexlora": FlexLoRA,
+    "flora": FLoRA,
+    "fedex-lora": FedExLoRA,
     "fedbn": FedBN,
     "fedmoe": FedMoE,
     "lg-fedavg": LGFedAvg,

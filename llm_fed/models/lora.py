@@ -43,11 +43,14 @@ class Lora:
     experts: tuple[str, ...] = ("",)  # adapters side by side on each layer; one alone needs no name
     gate: str = "sum"  # sum | router | mix
     whole: tuple[str, ...] = ()  # modules trained whole beside the adapters: an image model's head
+    delta: bool = False  # whether something frozen lies beneath the adapters, in a state's extras (`merge.delta`)
 
     @classmethod
     def from_config(cls, config: AdapterConfig, whole: tuple[str, ...] = ()) -> Lora:
         """Raises UserError where a value cannot be an adapter's."""
         check_fields(config, "adapter.")
+        if not isinstance(config.rank, int):
+            raise UserError(f"adapter.rank is {config.rank!r}, ranks of several clients, where one number is needed")
         chosen = config.target_modules
         chosen = chosen if isinstance(chosen, str) else tuple(chosen)
         alpha = config.alpha * (math.sqrt(config.rank) if config.rslora else 1)
