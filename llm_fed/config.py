@@ -50,8 +50,8 @@ class BaseConfig:
 class AdapterConfig:
     """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
 
-    # r: rows of A, columns of B. Where a method takes clients of unequal rank (docs/guide.md), also a list of ranks in the
-    # clients' order, or {client: rank, ...} of all of them.
+    # r: rows of A, columns of B. Where a method takes clients of unequal rank (docs/guide.md), also a list of ranks in
+    # the clients' order, or {client: rank, ...} of all of them.
     rank: Annotated[PositiveInt, AtMost(2**16)] | tuple[int, ...] | dict[str, int] = 8
     alpha: PositiveFloat = 16  # the adapter's output is scaled by alpha / rank, the client's own
     rslora: bool = False  # by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)

@@ -32,7 +32,9 @@ class HetLoRA(Method):
     stays.
     An image model's head is the mean weighted by numbers of examples.
 
-    The authors published no code; lambda and gamma are those with which the authors of FlexLoRA compared it.
+    The authors published no code, and the paper could not be had in full: padding, truncation and weights are as its
+    summaries say, and when a client prunes itself is as in others' reimplementations. lambda and gamma are those with
+    which the authors of FlexLoRA compared it.
 
     Deviation: the paper has no scaling alpha / r. Here clients' factors are averaged in the server's
     (`merge.factors`), so that a product means the same at every client
