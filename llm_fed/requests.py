@@ -56,6 +56,17 @@ class Distillation:
     teachers: Sequence[State]
 
 
+@dataclass(frozen=True)
+class PerExample:
+    """The gradient of a step by DP-SGD (Abadi et al. 2016, Algorithm 1): that of each example's own mean loss is
+    clipped, Gaussian noise of standard deviation `noise * clip` is added to the sum, and all is divided by `size`."""
+
+    clip: float  # largest norm of one example's gradient
+    noise: float  # multiplier
+    size: float  # examples of a batch, on the mean: Poisson sampling draws more or fewer, or none
+    seed: int  # of the noise
+
+
 @dataclass(frozen=True, eq=False)
 class Fit(Request[Fitted]):
     """Training from `start`, one optimizer step per entry of `batches`."""
@@ -69,6 +80,7 @@ class Fit(Request[Fitted]):
     augment: str | None = None  # of pictures, see `LocalConfig`
     mix: tuple[float, ...] | None = None  # the weight of each expert while it trains, where the gate is `mix`
     loss: Loss | Distillation | None = None  # None: cross-entropy; a function only of whole image models
+    private: PerExample | None = None  # only of adapters
 
     @classmethod
     def on(

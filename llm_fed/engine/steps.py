@@ -1,6 +1,6 @@
 """Steps: one client's optimizer over its row, of adapters and of whole models alike.
 
-Shape letters: P parameters.
+Shape letters: n examples, P parameters.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from llm_fed.errors import UserError
 from llm_fed.requests import Fit
+from llm_fed.rng import generator
 from llm_fed.state import Layout, State
 
 
@@ -30,7 +31,7 @@ class Steps:
     """
 
     def __init__(self, fit: Fit, values: Tensor, grads: Tensor, layout: Layout):
-        self._settings, self._values, self._grads = fit.optimizer, values, grads
+        self._settings, self._values, self._grads, self._private = fit.optimizer, values, grads, fit.private
         self._places: list[slice] = []
         self.segments: list[list[str]] = []
         self.parameters: list[nn.Parameter] = []
@@ -64,8 +65,31 @@ class Steps:
             )
         return state.row.to(self._values)
 
+    def add_clipped(self, each: Tensor) -> None:
+        """Add the gradients (n, P) of single examples, each clipped as `Fit.private` says.
+
+        The norm is that of what this client trains: the bank may train more for others.
+        """
+        assert self._private is not None
+        parts = [each[:, place] for place in self._places]
+        norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]).norm(dim=0)
+        factors = (self._private.clip / norms).clamp(max=1).to(each)
+        for place, part in zip(self._places, parts, strict=True):
+            self._grads[place].add_(factors @ part)
+
+    def _add_noise(self) -> None:
+        """Turn the sum of clipped gradients, perhaps of none, into their noisy mean."""
+        assert self._private is not None
+        draws, deviation = generator(self._private.seed, self._taken), self._private.noise * self._private.clip
+        parts = [self._grads[place] for place in self._places]
+        noise = torch.randn(sum(map(len, parts)), dtype=torch.float64, generator=draws).to(self._grads)
+        for part, drawn in zip(parts, noise.split([len(part) for part in parts]), strict=True):
+            part.add_(drawn, alpha=deviation).div_(self._private.size)
+
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """One step with the gradients that are there; a `scaler` (float16) skips it where one is not finite."""
+        if self._private is not None:
+            self._add_noise()
         if scaler:
             scaler.unscale_(self.optimizer)
         if self._anchor is not None:

@@ -236,6 +236,7 @@ def build(
         own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
         client.structure = method.wrap(structure_of(config.adapter, base.head, own), client)
         client.draw = partial(base.draw, client.structure)
+        client.private = privacy.of_examples(config.privacy, config.training_seed)
     server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
     server.clients, server.cohort, server.step = tuple(clients), cohort, config.server
     if encoder and (note := encoder.note()):

@@ -21,6 +21,7 @@ from llm_fed.export import models
 from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring, federate
+from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.messages.wire import Message, WireError
 from llm_fed.models.images import ImageBase
@@ -217,6 +218,7 @@ def _check(config: Config) -> None:
                 "base.clients goes by the clients' order, which over a network is that of network.clients; list their "
                 "names there"
             )
+    check_elsewhere(config.privacy)
     if config.eval.base:
         raise UserError(
             "eval.base=true is for runs in one process or under accelerate launch: over a network clients score only "

@@ -296,9 +296,10 @@ def test_the_schedule_is_poisson_where_the_server_adds_the_noise(small, tmp_path
 
 def test_a_statement_says_where_the_noise_is_added():
     settings = PrivacyConfig(clip=2.0, noise=1.0, where="client")
-    said = statement(settings, {"epsilon": 3.14159, "delta": 1e-5, "where": "client"}, own=False)
+    said = statement(settings, {"epsilon": 3.14159, "delta": 1e-5, "where": "client"}, toy.server(), own=False)
     assert "epsilon = 3.14 at delta = 1e-05, clip 2" in said and "each client" in said and "either" not in said
-    assert "infinite" in statement(PrivacyConfig(clip=1.0), {"epsilon": None, "delta": 1e-5, "where": "server"}, False)
+    found = {"epsilon": None, "delta": 1e-5, "where": "server"}
+    assert "infinite" in statement(PrivacyConfig(clip=1.0), found, toy.server(), own=False)
 
 
 @pytest.mark.parametrize(
