@@ -150,6 +150,8 @@ class LocalConfig:
     decay: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0  # before that, steps of each round in which it rises to the round's own rate
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    # whether each client keeps its optimizer's moments from round to round; of methods that train once in a round
+    keep_optimizer: bool = False
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # of sgd
     weight_decay: NonNegativeFloat = 0.0  # apart from the gradient for adamw, part of it for adam and sgd
     clip: PositiveFloat | None = None  # largest gradient norm per client
@@ -381,6 +383,9 @@ def check(config: Config) -> None:
             "a number while local.epochs is null, or null while local.epochs is a number")  # fmt: skip
     require(not config.local.momentum or config.local.optimizer == "sgd", "local.momentum",
             "0 unless local.optimizer is sgd")  # fmt: skip
+    kept = config.local.optimizer != "sgd" or config.local.momentum
+    require(not config.local.keep_optimizer or bool(kept), "local.keep_optimizer", "false with sgd without momentum, "
+            "which has nothing to keep")  # fmt: skip
     require(config.privacy.clip is not None or not config.privacy.noise, "privacy.clip", "a number with privacy.noise")
     require(config.privacy.clip is not None or config.privacy.unit == "client", "privacy.clip",
             "a number with privacy.unit=example")  # fmt: skip

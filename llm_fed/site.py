@@ -38,7 +38,9 @@ from llm_fed.rng import derive, generator
 from llm_fed.state import Layout, State
 from llm_fed.tasks.common import Picture
 
-NOISY_STEPS = "noisy steps"  # the key of `memory` under which a private client counts them
+# Keys of `memory` that are not the methods':
+NOISY_STEPS = "noisy steps"  # how many a private client took
+OPTIMIZER = "optimizer"  # what is kept of it, with `local.keep_optimizer`
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,10 @@ class Site:
             mix=mix,
             loss=loss,
             private=self._noisy(len(examples), len(batches), nth),
+            moments=self._moments(state, train, nth),
         )
+        if self._keeps_optimizer:
+            self.memory[OPTIMIZER] = {"train": train, "moments": dict(fitted.moments)}
         self.losses.extend(fitted.losses)
         return fitted.state
 
@@ -237,6 +242,29 @@ class Site:
             order = torch.randperm(count, generator=draws).tolist()
             chosen += [order[at : at + size] for at in range(0, count, size)]
         return chosen[:total]
+
+    @property
+    def _keeps_optimizer(self) -> bool:
+        """Not after the last round, where a method finishes."""
+        return self.local.keep_optimizer and self.round <= self.rounds
+
+    def _moments(self, state: State, train: str, nth: int) -> Mapping[str, torch.Tensor] | None:
+        """What the optimizer remembers of the rounds before."""
+        if not self._keeps_optimizer:
+            return None
+        if nth:
+            raise UserError(
+                "local.keep_optimizer=true keeps one optimizer of each client, but this method trains more than once "
+                "in a round; set it to false"
+            )
+        kept = self.memory.get(OPTIMIZER, {"train": train, "moments": {}})
+        lengths = {len(value) for value in kept["moments"].values() if value.dim()}
+        if kept["train"] != train or lengths - {state.layout.size}:
+            raise UserError(
+                "local.keep_optimizer=true keeps what the optimizer remembers of the entries that were trained, but "
+                "this method now trains others; set it to false"
+            )
+        return kept["moments"]
 
     def _noisy(self, count: int, steps: int, nth: int) -> PerExample | None:
         """How a fit on `count` examples hides each of them; `memory` counts its steps, of which `privacy.spent_by`

@@ -203,7 +203,8 @@ class _Fit:
         state = job.start.like(self.bank.read(k).row.to(job.start.row.device))
         if not state.is_finite():
             return ClientError(f"client {job.site}: not finite after {len(job.batches)} local steps {hint}")
-        return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch))
+        moments = {} if job.moments is None else self.steps[k].moments()
+        return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch), moments)
 
 
 def _unusable(job: Fit, kind: Kind) -> ClientError | None:

@@ -53,6 +53,11 @@ class Steps:
             groups.append({"params": self.parameters[first:], "lr": lr})
         self.optimizer = self._settings.over([group for group in groups if group["params"]])
         self._rates, self._taken, self._steps = [g["lr"] for g in self.optimizer.param_groups], 0, len(fit.batches)
+        for place, parameter in zip(self._places, self.parameters, strict=True) if fit.moments else ():
+            self.optimizer.state[parameter] = {
+                name: (value[place] if value.dim() else value).to(values.device, copy=True)
+                for name, value in (fit.moments or {}).items()
+            }
         self._anchor = None
         if self._settings.proximal:
             self._anchor = self._row(self._settings.anchor or fit.start, layout)
@@ -64,6 +69,17 @@ class Steps:
                 "the anchor and the correction of an optimizer need the entries of the state that is fitted"
             )
         return state.row.to(self._values)
+
+    def moments(self) -> dict[str, Tensor]:
+        """What the optimizer remembers, as `Fit.moments` holds it, on the CPU; zero for what is not trained."""
+        found: dict[str, Tensor] = {}
+        for place, parameter in zip(self._places, self.parameters, strict=True):
+            for name, value in self.optimizer.state[parameter].items():
+                if value is not None and value.shape == parameter.shape:
+                    found.setdefault(name, torch.zeros_like(self._values))[place] = value
+                elif value is not None:  # sgd without momentum
+                    found[name] = value
+        return {name: value.to("cpu", copy=True) for name, value in found.items()}
 
     def add_clipped(self, each: Tensor) -> None:
         """Add the gradients (n, P) of single examples, each clipped as `Fit.private` says.

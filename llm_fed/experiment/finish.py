@@ -23,7 +23,7 @@ from llm_fed.messages.wire import Message, WireError
 from llm_fed.method import Method
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import NOISY_STEPS, Site
+from llm_fed.site import NOISY_STEPS, OPTIMIZER, Site
 
 
 def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def export_client(
 ) -> None:
     """Write a site's personal model and its card to `folder`; `spent` is what the run spent of its clients' privacy."""
     config, method = experiment.config, experiment.method
-    own = bool(site.memory) or type(method).personalize is not Method.personalize
+    own = bool(set(site.memory) - {NOISY_STEPS, OPTIMIZER}) or type(method).personalize is not Method.personalize
     prompt = prompt_of(experiment.base, config)
     card = model_card(
         models.described(config.base.name, site.structure, experiment.base, site.data.num_labels, prompt),
