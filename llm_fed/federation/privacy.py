@@ -187,7 +187,7 @@ def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: I
     """
     settings = config.privacy
     if by_example(settings):
-        value = max((spent_by(settings, site) for site in sites), default=0.0)
+        value = max((_epsilon(settings.noise, *most, settings.delta) for most in _most_noisy(sites)), default=0.0)
         return {"epsilon": shown(value), "delta": settings.delta, "unit": settings.unit}
     value = epsilon(settings, config.participation, round if central(settings) else most_asked(round))
     return {"epsilon": shown(value), "delta": settings.delta, "where": settings.where}
@@ -198,8 +198,21 @@ def spent_by(settings: PrivacyConfig, site: Site) -> float:
 
     Every step counts as if it sampled at the largest rate of any.
     """
+    return _epsilon(settings.noise, *_counted(site), settings.delta)
+
+
+def _counted(site: Site) -> tuple[float, int]:
+    """The largest rate and the number of its noisy steps."""
     counted = site.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
-    return _epsilon(settings.noise, counted["rate"], counted["steps"], settings.delta)
+    return counted["rate"], counted["steps"]
+
+
+def _most_noisy(sites: Iterable[Site]) -> list[tuple[float, int]]:
+    """For each number of steps the largest rate: one of them has the largest epsilon, and they are few."""
+    rates: dict[int, float] = {}
+    for rate, steps in map(_counted, sites):
+        rates[steps] = max(rate, rates.get(steps, 0.0))
+    return [(rate, steps) for steps, rate in rates.items()]
 
 
 def shown(epsilon: float) -> float | None:
