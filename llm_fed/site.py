@@ -235,8 +235,8 @@ class Site:
             total = (self.local.epochs or 1) * per_epoch
         draws = generator(self.private.seed if self.private else self.seed, "batches", self.round, self.id, nth)
         if self.private:
-            taken = torch.rand(total, count, generator=draws, dtype=torch.float64) < size / count
-            return [row.nonzero().flatten().tolist() for row in taken]
+            each = (torch.rand(count, generator=draws, dtype=torch.float64) < size / count for _ in range(total))
+            return [taken.nonzero().flatten().tolist() for taken in each]
         chosen: list[list[int]] = []
         while len(chosen) < total:
             order = torch.randperm(count, generator=draws).tolist()
@@ -244,9 +244,13 @@ class Site:
         return chosen[:total]
 
     @property
+    def _finishes(self) -> bool:
+        """Whether this is `Method.finish`, after the last round."""
+        return self.round > self.rounds
+
+    @property
     def _keeps_optimizer(self) -> bool:
-        """Not after the last round, where a method finishes."""
-        return self.local.keep_optimizer and self.round <= self.rounds
+        return self.local.keep_optimizer and not self._finishes
 
     def _moments(self, state: State, train: str, nth: int) -> Mapping[str, torch.Tensor] | None:
         """What the optimizer remembers of the rounds before."""
@@ -273,7 +277,8 @@ class Site:
             return None
         size, before = min(self.local.batch_size, count), self.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
         self.memory[NOISY_STEPS] = {"rate": max(before["rate"], size / count), "steps": before["steps"] + steps}
-        seed = derive(self.private.seed, "noise of examples", self.round, self.id, nth)
+        stage = "finish" if self._finishes else "round"  # of a longer run, this number may be a round's
+        seed = derive(self.private.seed, "noise of examples", stage, self.round, self.id, nth)
         return PerExample(self.private.clip, self.private.noise, size, seed)
 
     def _look(self, verb: str) -> None:

@@ -64,8 +64,13 @@ def test_batches_and_noise_come_from_the_secret_the_round_and_the_fit():
     (again,) = fits(same, same.fit(same.initial()))
     (strange,) = fits(other, other.fit(other.initial()))
     assert again.batches == found[0].batches and again.private == found[0].private
-    one.begin(2, 0.1)
+    longer = client()
+    longer.rounds = 5
+    for site in (one, longer):
+        site.begin(2, 0.1)  # after the last round of one run, and a round of a longer one
+    (of_longer,) = fits(longer, longer.fit(longer.initial()))
     found += [*fits(one, one.fit(one.initial())), strange]
+    assert of_longer.private.seed not in {fit.private.seed for fit in found}
     assert len({str(fit.batches) for fit in found}) == len({fit.private.seed for fit in found}) == 4
     assert {(fit.private.clip, fit.private.noise, fit.private.size) for fit in found} == {(1.0, 1.1, 3)}
     assert len({fit.seed for fit in found}) == 3  # dropout does not depend on the secret
