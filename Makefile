@@ -7,7 +7,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test check lint types long clean
+.PHONY: help install quickstart test check lint types long release clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,5 +41,8 @@ check: lint types test ## what has to pass before a change lands
 long: $(VENV)/.installed ## what is too long for every change: kills, full disks, hostile files, the soak, benchmarks
 	bash scripts/long.sh
 
+release: ## build sdist and wheel into dist, and try the wheel with every Python from 3.10 to 3.13 that is here
+	bash scripts/release.sh
+
 clean: ## delete the environment and caches
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

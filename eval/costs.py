@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.engine.drive import drive
-from llm_fed.messages.wire import entries
+from llm_fed.messages.wire import Message, entries
 from llm_fed.method import Method, Upload
 from llm_fed.requests import Fit, FitHead, Fitted, Gradient, Request
 from llm_fed.runs.folder import finished, read_records
@@ -35,6 +35,7 @@ class Traffic:
     down_per_round: float = 0.0
     up: float = 0.0  # over the run, mean over all clients
     down: float = 0.0
+    total: float = 0.0  # over the run, of all clients together and both ways
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -42,6 +43,7 @@ class Traffic:
             self.down_per_round + other.down_per_round,
             self.up + other.up,
             self.down + other.down,
+            self.total + other.total,
         )
 
 
@@ -63,14 +65,22 @@ def count_parameters(
     if needs:
         return Parameters(sum(n.server for n in needs), sum(n.down for n in needs), sum(n.up for n in needs), held)
     state = method.init(server)
-    message = method.broadcast(state, next(iter(clients)))
-    answer = method.upload_like(message)
-    step = method.server_update(server, state, [Upload(client, 1, 0, answer) for client in clients])
+    messages = {client: method.broadcast(state, client) for client in clients}
+    first, *_ = clients
+    answer = method.upload_like(messages[first])
+    state = after_a_step(method, server, state, messages)
+    later = method.broadcast(state, first)  # some send nothing in round 1 but what is to be trained
+    return Parameters(entries(state), max(entries(messages[first]), entries(later)), entries(answer), held)
+
+
+def after_a_step(method: Method, server: Site, state: Message, messages: Mapping[str, Message]) -> Message:
+    """The server's state after one step on answers of the right shape to these messages. Nothing is trained."""
+    answers = [Upload(client, 1, 0, method.upload_like(message)) for client, message in messages.items()]
     server.begin(1, 0.0)
-    (state,) = drive({server.id: step}, _idle).values()
+    (state,) = drive({server.id: method.server_update(server, state, answers)}, _idle).values()
     if isinstance(state, Exception):
         raise state
-    return Parameters(entries(state), entries(message), entries(answer), held)
+    return state
 
 
 def _idle(requests: Sequence[Request[Any]]) -> Sequence[Any]:
@@ -99,4 +109,4 @@ def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
     clients = max(len(scored), len({line["client"] for line in lines}))
     up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
     asked = max(1, len(lines))
-    return Traffic(up / asked, down / asked, up / clients, down / clients)
+    return Traffic(up / asked, down / asked, up / clients, down / clients, up + down)

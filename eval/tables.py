@@ -93,6 +93,7 @@ class Table:
     adapter: int  # parameters of one adapter as the configuration file describes it
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
+    budget: float | None = None  # of a benchmark, in MB (2^20 bytes) that a run's clients may send and receive in all
     pictures: list[Path] = field(default_factory=list)  # as far as they are drawn
 
     @property
@@ -282,9 +283,20 @@ class Table:
             notes.append("base: the base model without any adapter, before training.")
         if len(self.clients) > MAX_CLIENTS:
             notes.append(f"The scores of {len(self.clients)} single clients are in table.csv and table.json.")
+        if self.budget:
+            notes.append(self._within_budget(self.budget))
         for row in self.rows:
             notes += [f"{row.label}, seed {seed} failed: {reason}" for seed, reason in row.failures.items()]
         return notes + self.notes
+
+    def _within_budget(self, budget: float) -> str:
+        used = {row.label: row.traffic.total / 2**20 for row in self.rows if row.traffic}
+        said = "; ".join(
+            f"{label} {size:,.0f} MB, {size / budget:.1%}" + (", over the budget" if size > budget else "")
+            for label, size in used.items()
+        )
+        whole = f"Of the communication budget of {budget:,.0f} MB (2^20 bytes, all clients together, both ways)"
+        return f"{whole} used: {said or 'nothing yet'}."
 
 
 def _rich(title: str, first: str, columns: Sequence[str]) -> RichTable:

@@ -136,7 +136,7 @@ def options(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A YAML file, e.g. scripts/runs/flan_cpu.yaml.")],
+    config: Annotated[Path, typer.Argument(help="A YAML file, yours or one of llm-fed runs.")],
     settings: Annotated[
         list[str] | None, typer.Argument(help="key=value words laid over it, e.g. local.lr=1e-4.")
     ] = None,
@@ -525,14 +525,33 @@ def chat(
 @app.command()
 def export(
     run_dir: Annotated[Path, typer.Argument(help="A finished run folder.")],
-    out_dir: Annotated[Path, typer.Argument(help="Where the PEFT folders go, one per client.")],
+    out_dir: Annotated[Path, typer.Argument(help="Where the folders go, one per client.")],
     client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
+    merged: Annotated[
+        bool,
+        typer.Option("--merged", help="Whole models: the base with the adapter folded in, for use without PEFT."),
+    ] = False,
 ) -> None:
-    """Copy the personal adapters of a run: PEFT folders that `PeftModel.from_pretrained` loads."""
+    """Copy the personal adapters of a run: PEFT folders that `PeftModel.from_pretrained` loads. Standard error says
+    which of them vLLM and LoRAX can serve."""
     from llm_fed.commands import evaluate as runs
+    from llm_fed.export import serving
 
-    for folder in runs.export(run_dir, out_dir, client or []):
+    if merged:
+        from llm_fed.experiment.run import quiet
+        from llm_fed.export import merged as whole
+
+        quiet()
+        plan = whole.plan(run_dir, out_dir, client or [])
+        print(printable(plan.said), file=sys.stderr)
+        for folder in plan.write():
+            out.print(str(folder))
+        return
+    folders = runs.export(run_dir, out_dir, client or [])
+    for folder in folders:
         out.print(str(folder))
+    for line in serving.lines({folder.name: serving.servable(folder) for folder in folders}):
+        print(printable(line), file=sys.stderr)
 
 
 @app.command()
@@ -547,6 +566,9 @@ def push(
     prefix: Annotated[
         str | None, typer.Option(help="Repositories are NAMESPACE/PREFIX-<client> (default: the run folder's name).")
     ] = None,
+    one_repository: Annotated[
+        bool, typer.Option("--one-repository", help="One repository, NAMESPACE/PREFIX, with a folder per client.")
+    ] = False,
 ) -> None:
     """Push the personal adapters of a run to the Hub, one PEFT repository per client. Again: only what changed."""
     from llm_fed.experiment.run import quiet
@@ -554,13 +576,16 @@ def push(
 
     quiet()
     hub.quiet()
-    for pushed in hub.push(run_dir, namespace, clients=client or [], private=private, license=license, prefix=prefix):
+    for pushed in hub.push(
+        run_dir, namespace, clients=client or [], private=private, license=license, prefix=prefix,
+        one_repository=one_repository,
+    ):  # fmt: skip
         out.print(f"{'pushed   ' if pushed.changed else 'unchanged'} {pushed.url}")
 
 
 @app.command()
 def flower(
-    config: Annotated[Path, typer.Argument(help="A YAML file, e.g. scripts/runs/flan.yaml.")],
+    config: Annotated[Path, typer.Argument(help="A YAML file, yours or one of llm-fed runs.")],
     settings: Annotated[
         list[str] | None, typer.Argument(help="key=value words laid over it, e.g. network.clients=8.")
     ] = None,
@@ -592,6 +617,14 @@ def methods(as_json: Json = False) -> None:
 
 
 @app.command()
+def runs(as_json: Json = False) -> None:
+    """List the run and launch files that come with llm_fed. A run file is given by its name: llm-fed run flan.yaml."""
+    from llm_fed import shipped
+
+    _print_list(shipped.rows(), as_json)
+
+
+@app.command()
 def tasks(as_json: Json = False) -> None:
     """List the tasks with their metrics and sources."""
     from llm_fed.tasks import describe
@@ -600,21 +633,31 @@ def tasks(as_json: Json = False) -> None:
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    base: Annotated[
+        str | None, typer.Option(help="Say what is known of this base instead: a folder or a Hub id.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Say what this machine has, and check that the pieces work: a fused training step, a 4-bit layer, the metrics."""
-    from llm_fed.commands.doctor import examine
     from llm_fed.experiment.run import quiet
 
     quiet()
+    if base is None:
+        from llm_fed.commands.doctor import examine
 
-    findings = examine()
+        findings = examine()
+    else:
+        from llm_fed.commands.bases import known_of
+
+        findings = known_of(base)
     if as_json:
         print(json.dumps(findings))
     else:
         for finding in findings:
             out.print(f"{'ok  ' if finding['ok'] else 'FAIL'} {finding['what']}: {finding['found']}")
     if not all(finding["ok"] for finding in findings):
-        raise RunError("something does not work here; see the lines marked FAIL")
+        raise RunError("something does not work; see the lines marked FAIL")
 
 
 def _beside_base(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

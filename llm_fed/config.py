@@ -36,7 +36,7 @@ class BaseConfig:
     # Image models that clients have in the place of `name`, one after another in turn (cnn-1 ... cnn-5, resnet-9 ...);
     # `name` is then the small model of methods that share one.
     clients: tuple[str, ...] | None = None
-    # of the base's weights and the autocast of training
+    # of the base's weights and the autocast of training;
     # auto: bfloat16 on a GPU that has it, else float32; a run keeps what it began with
     dtype: Dtype = "auto"
     quantization: Literal["nf4", "int8"] | None = None  # by bitsandbytes
@@ -50,10 +50,12 @@ class BaseConfig:
 class AdapterConfig:
     """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
 
-    rank: Annotated[PositiveInt, AtMost(2**16)] = 8  # no layer is as wide
-    alpha: PositiveFloat = 16  # the adapter's output is scaled by alpha / rank
+    # r: rows of A, columns of B. Where a method takes clients of unequal rank (docs/guide.md), also a list of ranks in
+    # the clients' order, or {client: rank, ...} of all of them.
+    rank: Annotated[PositiveInt, AtMost(2**16)] | tuple[int, ...] | dict[str, int] = 8
+    alpha: PositiveFloat = 16  # the adapter's output is scaled by alpha / rank, the client's own
     rslora: bool = False  # by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
-    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05
+    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # share of an adapter's inputs left out in training
     # last parts of module names, or one regular expression
     target_modules: Annotated[tuple[str, ...] | str, NonEmpty("at least one module name")] = (
         "q_proj", "v_proj",
@@ -110,7 +112,7 @@ class ServerConfig:
 class TaskConfig:
     """Whose examples, and how they become text or inputs of an image model."""
 
-    name: str = "flan"
+    name: str = "flan"  # see docs/tasks.md
     path: str | None = None  # a folder with one folder per client, one file with a client column, or hf://owner/name
     groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
     # keep only the first so many clients, after `groups` and `partition`
@@ -140,7 +142,7 @@ class LocalConfig:
     """One client's training within one round."""
 
     steps: PositiveInt | None = 20  # optimizer steps; null: `epochs` counts
-    epochs: PositiveInt | None = None
+    epochs: PositiveInt | None = None  # passes over the training examples, in the place of steps
     batch_size: PositiveInt = 4  # examples per optimizer step and client
     lr: PositiveFloat = 5e-5  # in the first round
     lr_end: NonNegativeFloat = 5e-6  # in the last round
@@ -149,8 +151,9 @@ class LocalConfig:
     # of the rate over the optimizer steps of each round, from the round's own rate down to zero
     decay: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0  # before that, steps of each round in which it rises to the round's own rate
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    # whether each client keeps its optimizer's moments from round to round; of methods that train once in a round
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # of the client
+    # Whether each client keeps its optimizer's moments from round to round, of methods that train once in a round; else
+    # it starts anew in each round.
     keep_optimizer: bool = False
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # of sgd
     weight_decay: NonNegativeFloat = 0.0  # apart from the gradient for adamw, part of it for adam and sgd
@@ -235,7 +238,7 @@ class EvalConfig:
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
     batch_size: PositiveInt = 32  # rows per generation batch, of any clients
-    max_new_tokens: PositiveInt = 128
+    max_new_tokens: PositiveInt = 128  # of an answer
     # Which round is tested. best: that with the best score during training; of equal scores that with the lowest loss,
     # and of equal losses the last one
     select: Literal["best", "last"] = "best"
@@ -280,7 +283,7 @@ class TrackConfig:
     """Experiment trackers, through Accelerate."""
 
     with_: tuple[str, ...] = ()  # tensorboard, wandb
-    project: str = "llm_fed"
+    project: str = "llm_fed"  # the name under which trackers file the run
 
 
 @dataclass(frozen=True)
@@ -301,9 +304,9 @@ class SeedsConfig:
 class Config:
     """A whole run. `llm-fed run CONFIG.yaml key=value` resolves to one of these and saves it with the run."""
 
-    seed: int = 0
+    seed: int = 0  # of everything that is drawn, unless `seeds` says otherwise
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
-    rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50
+    rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50  # of asking, training and one server step
     # share of the clients asked each round, of those that are not at work
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0
     # how many clients are trained in one fused pass; 1: one after another
@@ -311,11 +314,11 @@ class Config:
     # Uploads whose norm is over so many times the median of those that arrive in the round are refused; null: only
     # those with NaN or infinite values.
     norm_bound: Annotated[float, Above(1)] | None = 10.0
-    device: Device = "auto"
+    device: Device = "auto"  # auto: a GPU if there is one
     base: BaseConfig = field(default_factory=BaseConfig)
     adapter: AdapterConfig | None = field(default_factory=AdapterConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
-    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})  # its name and settings
     local: LocalConfig = field(default_factory=LocalConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from llm_fed import shipped
 from llm_fed.config import Config, check
 from llm_fed.errors import UserError, did_you_mean, one_line
 from llm_fed.settings import coerce, hints, key_of
@@ -114,15 +115,13 @@ def keys_of(words: Sequence[str], where: str) -> list[str]:
 
 
 def read(path: str | Path) -> DictConfig:
-    """A YAML file of settings as it stands, unchecked.
+    """A YAML file of settings as it stands, unchecked; one that llm_fed ships may be given by its name alone.
 
     Raises:
         UserError: the file cannot be read, or is no mapping.
     """
     try:
-        given = OmegaConf.load(path)
-    except FileNotFoundError as error:
-        raise UserError(f"there is no configuration file {path}") from error
+        given = OmegaConf.load(shipped.find(path))
     except (OSError, *_UNREADABLE) as error:
         raise UserError(f"cannot read {path}: {one_line(str(error))}") from error
     if not isinstance(given, DictConfig):

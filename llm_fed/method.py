@@ -71,6 +71,8 @@ class Method:
     adapters_only: ClassVar[bool] = False
     # Clients' models may differ (`base.clients`): what they share does not depend on them.
     any_model: ClassVar[bool] = False
+    # Clients' adapters may differ in rank (`adapter.rank`); at the server `site.structures` says which they are.
+    any_rank: ClassVar[bool] = False
     # A client may start from a model of its own (`adapter.start`), as nothing is shared.
     own_start: ClassVar[bool] = False
 

@@ -23,10 +23,19 @@ _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0}  # numbers kept for each trained one; sgd's momentum is one more
 
 
+@dataclass(frozen=True)
+class Tail:
+    """The penalty `strength * sum over layers of ||B[:, first:]|| ||A[first:]||`, in Frobenius norms, which makes the
+    last components of an adapter small (HetLoRA, Cho et al. 2024)."""
+
+    strength: float  # lambda
+    first: int  # how many components it leaves alone
+
+
 @dataclass(frozen=True, eq=False)
 class Optimizer:
-    """One client's optimizer. A step's gradient is that of the loss and of the proximal term; then it is clipped, and
-    then `correction` is added.
+    """One client's optimizer. A step's gradient is that of the loss, of the proximal term and of `tail`; then it is
+    clipped, and then `correction` is added.
 
     Raises:
         UserError: an unknown name, a number out of range, or momentum without sgd.
@@ -43,6 +52,7 @@ class Optimizer:
     lr_of: Mapping[str, float] = field(default_factory=dict)  # another lr, by regular expression of entries
     decay: str = "constant"  # constant | linear | cosine: of the rates over the steps of the fit, down to zero
     warmup: int = 0  # steps before that in which they rise
+    tail: Tail | None = None  # of adapters
     frozen: str | None = None  # regular expression of entries that stay as they are, whatever a method trains
 
     def __post_init__(self) -> None:

@@ -245,6 +245,8 @@ def _converted(value: Any, kind: Any) -> Any:
         return value
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_taken(item, members_of(get_args(kind)[0])) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {str(key): _taken(item, members_of(get_args(kind)[1])) for key, item in value.items()}
     if kind is float and _is_number(value):
         try:
             return float(value)

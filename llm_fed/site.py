@@ -21,6 +21,7 @@ from llm_fed.requests import (
     AnswerLoss,
     Answers,
     Distillation,
+    ExpertWeights,
     Features,
     Fit,
     FitHead,
@@ -82,6 +83,7 @@ class Site:
     rounds: int = 1  # of the whole run
     clients: tuple[str, ...] = ()  # at the server: who is registered
     cohort: int = 0  # at the server: the most clients that are asked in one round
+    structures: Mapping[str, Structure] = field(default_factory=dict)  # at the server: of clients, where ranks differ
     start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
     given: Mapping[str, State] = field(default_factory=dict)  # by name of a needed method, its result for this client
     memory: MutableMapping[str, Message] = field(default_factory=dict)
@@ -381,6 +383,11 @@ class Site:
         nth, self.fits = self.fits, self.fits + 1
         batches = self.places(len(self.train), nth=nth, epochs=epochs)
         return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)
+
+    async def expert_weights(self, state: State, examples: Sequence[Any]) -> torch.Tensor:
+        """(len(examples), E): how much each expert of an adapter with a gate counts for each example, the mean over its
+        tokens and the adapted layers."""
+        return await ExpertWeights(self.id, self.structure, state, examples)
 
     async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:
         """Greedy answers to the prompts (token ids) under `state`; one batch serves several clients."""

@@ -1,4 +1,4 @@
-"""Writes docs/methods.md and docs/tasks.md from the classes and tables themselves.
+"""Writes docs/methods.md, docs/tasks.md and docs/configuration.md from the classes and tables themselves.
 
 python scripts/lists.py
 """
@@ -9,6 +9,8 @@ import inspect
 import json
 import re
 from pathlib import Path
+
+import settings_page
 
 from llm_fed import methods, tasks
 
@@ -39,9 +41,13 @@ data do not. This page is written by `python scripts/lists.py` from the table in
 
 
 def main() -> None:
-    for name, text in (("methods.md", methods_page()), ("tasks.md", tasks_page())):
+    for name, text in pages().items():
         (DOCS / name).write_text(text)
         print(DOCS / name)
+
+
+def pages() -> dict[str, str]:
+    return {"methods.md": methods_page(), "tasks.md": tasks_page(), "configuration.md": settings_page.page()}
 
 
 def methods_page() -> str:

@@ -1,6 +1,6 @@
 """Push the personal adapters of a finished run to the Hub; takes the words of `llm-fed push`.
 
-python scripts/push.py RUN_DIR NAMESPACE [--client ...] [--private] [--license ...] [--prefix ...]
+python scripts/push.py RUN_DIR NAMESPACE [--client ...] [--private] [--license ...] [--prefix ...] [--one-repository]
 """
 
 from __future__ import annotations

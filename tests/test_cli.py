@@ -41,12 +41,13 @@ FLAGS = {
     ],
     "audit": ["run_dir", "--rounds", "--sample", "--all", "--json"],
     "chat": ["run_dir", "--client", "--base", "--adapter", "--template", "--dtype", "--max-new-tokens"],
-    "export": ["run_dir", "out_dir", "--client"],
-    "push": ["run_dir", "namespace", "--client", "--private", "--license", "--prefix"],
+    "export": ["run_dir", "out_dir", "--client", "--merged"],
+    "push": ["run_dir", "namespace", "--client", "--private", "--license", "--prefix", "--one-repository"],
     "flower": ["config", "settings", "--out"],
     "methods": ["--json"],
+    "runs": ["--json"],
     "tasks": ["--json"],
-    "doctor": ["--json"],
+    "doctor": ["--base", "--json"],
 }  # fmt: skip
 KEYS = ["metric", "clients", "mean", "std", "worst_half", "loss", "losses"]
 

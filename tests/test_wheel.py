@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,13 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-PLACES = {"llm_fed": "llm_fed", "tasks": "llm_fed/tasks", "eval": "llm_fed/eval"}  # in the checkout, in the wheel
+PLACES = {  # in the checkout, in the wheel
+    "llm_fed": "llm_fed",
+    "tasks": "llm_fed/tasks",
+    "eval": "llm_fed/eval",
+    "scripts/runs": "llm_fed/scripts/runs",
+    "scripts/launch": "llm_fed/scripts/launch",
+}
 # The checkout's own import hook would answer for what the wheel lacks.
 ALONE = """
 import sys
@@ -52,9 +59,30 @@ def test_it_holds_all_that_the_checkout_holds(wheel):
     assert held == wanted
 
 
-def test_the_first_round_of_the_quickstart_outside_the_checkout(wheel, tmp_path):
-    place = tmp_path / "installed"
-    zipfile.ZipFile(wheel).extractall(place)
+@pytest.fixture(scope="module")
+def place(wheel, tmp_path_factory) -> Path:
+    """Where it is installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def test_run_files_are_found_by_name_outside_the_checkout(place, tmp_path):
+    code = ALONE.partition("from llm_fed")[0] + (
+        "import json\nfrom llm_fed import configfile, shipped\n"
+        "print(json.dumps([shipped.rows(), configfile.load('flan.yaml', ['rounds=3']).rounds]))"
+    )
+    words = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    rows, rounds = json.loads(ended.stdout)
+    wanted = {path.name for kind in ("runs", "launch") for path in (REPOSITORY / "scripts" / kind).glob("*.yaml")}
+    assert {row["name"] for row in rows} == wanted and rounds == 3
+    assert all(Path(row["file"]).is_relative_to(place) for row in rows)
+
+
+def test_the_first_round_of_the_quickstart_outside_the_checkout(place, tmp_path):
     assets = place / "llm_fed" / "assets"
     words = ["run", assets / "quickstart.yaml", f"base.name={assets / 'tiny-base'}", "rounds=1", "--out", "run"]
     environment = {**os.environ, "PYTHONPATH": str(place)}

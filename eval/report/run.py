@@ -14,7 +14,7 @@ from llm_fed.eval.report.clients import client_table, curves
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, read_timing, reference, usage
-from llm_fed.runs.folder import CROSS, SAMPLES, comparable
+from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES, comparable
 
 KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy")
 ALONE = "the base alone"
@@ -23,9 +23,9 @@ ALONE = "the base alone"
 def write_report(run_dir: str | Path) -> Path:
     """Writes `report.html` into the run's folder and returns its path; it says if the run is unfinished.
 
-    Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, environment.json,
-    cross.json and the card of an exported model; for comparison the scores of a run of `local` beside it. The lines of
-    metrics.jsonl and timing.jsonl may end in a half-written one.
+    Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, experts.jsonl,
+    environment.json, cross.json and the card of an exported model; for comparison the scores of a run of `local` beside
+    it. The lines of metrics.jsonl and timing.jsonl may end in a half-written one.
     UserError: `run_dir` is no run's folder, or a file in it is damaged.
     RunError: the disk is full, or the folder cannot be written.
     """
@@ -84,6 +84,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
         samples=_samples(read_lines(run_dir / SAMPLES)[0]),
         network=(run_dir / "network.json").exists(),
         usage=usage(run_dir),
+        experts=read_lines(run_dir / EXPERTS)[0],
         cross=read_object(run_dir / CROSS),
     )
 

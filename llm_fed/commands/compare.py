@@ -31,7 +31,7 @@ def load_rows(path: str | Path) -> dict[str, list[str]]:
     Raises:
         UserError: the file cannot be read, or the section is not as it should be.
     """
-    return read_section(path)[0]
+    return read_section(path).rows
 
 
 def compare(
@@ -107,7 +107,7 @@ def _empty_table(plan: Plan, bases: Bases) -> Table:
         raise UserError(f"rows of one table need one metric, but they are scored {scored}; give eval.metric")
     base = bases.of(plan.file)
     layout = base.layout(structure_of(plan.file.adapter, base.head))
-    table = Table(metrics[rows[0].label], plan.seeds, layout.size, rows)
+    table = Table(metrics[rows[0].label], plan.seeds, layout.size, rows, budget=plan.budget)
     if plan.file.adapter and base.head:
         head = layout.size - base.layout(structure_of(plan.file.adapter)).size
         table.notes.append(f"Of an adapter's parameters {head:,} are its head's, which is trained whole.")

@@ -92,7 +92,7 @@ class Plan:
 
     def __init__(self, path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], out: Path):
         given = section.read_rows(path, words, chosen, seeds)
-        self.rows, self.seeds, self._out = given.rows, given.seeds, out
+        self.rows, self.seeds, self.budget, self._out = given.rows, given.seeds, given.budget, out
         # By digest: what an earlier command began there (under another label, perhaps), and what is planned.
         configs = sorted([*out.glob("*/config.yaml"), *out.glob("needs/*/config.yaml")])
         begun = {config.parent: saved_config(config.parent) for config in configs if holds_results(config.parent)}

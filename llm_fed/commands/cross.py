@@ -46,7 +46,9 @@ def cross_scores(
         raise UserError(f"--cross compares clients, but {len(clients)} has {split} examples; leave it out")
     first = experiment.scored[clients[0]].structure
     if any(experiment.scored[id].structure != first for id in clients):
-        raise UserError("--cross needs one kind of model at all clients, but base.clients gives them several")
+        raise UserError(
+            "--cross needs one kind of model at all clients, but base.clients or adapter.rank gives them several"
+        )
     examples = len(clients) * sum(sizes[id] for id in clients)
     reporter.note(
         f"{len(clients)} models on the examples of {len(clients)} clients are {len(clients) ** 2} evaluations with "

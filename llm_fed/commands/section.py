@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ class Rows:
     rows: dict[str, list[str]]  # by label: the words of the row alone
     seeds: list[int]
     cells: dict[tuple[str, int], Config]  # by label and seed
+    budget: float | None = None  # see `Section`
 
     def check_draws(self) -> None:
         """Refuse rows in which draws would share a federation, or its training: --draws makes both anew.
@@ -82,11 +84,12 @@ def read_rows(path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Se
     for word in words:
         if word.partition("=")[0] in ("method", "method.name", "seed"):
             raise UserError(f"{word} would make all rows alike; give --methods and --seeds instead")
-    of_file, own_seeds = read_section(path)
+    section = read_section(path)
+    of_file = section.rows
     if not (of_file or chosen):
         raise UserError(f"{path} has no compare section; say what to compare, e.g. --methods local,fedit,fedmerge")
     file = configfile.load(path, list(words))
-    seeds = list(dict.fromkeys(seeds or own_seeds or [file.seed]))
+    seeds = list(dict.fromkeys(seeds or section.seeds or [file.seed]))
     rows = {name: of_file.get(name, [f"method={name}"]) for name in chosen or of_file}
     cells = {}
     for seed in seeds:
@@ -100,11 +103,20 @@ def read_rows(path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Se
         for name in others:
             if name not in known and ":" not in name:
                 raise UserError(f"--methods: there is no row or method {name!r}{did_you_mean(name, known)}")
-    return Rows(file, rows, seeds, cells)
+    return Rows(file, rows, seeds, cells, section.budget)
 
 
-def read_section(path: str | Path) -> tuple[dict[str, list[str]], list[int]]:
-    """The rows (label -> words) and the seeds in a file's `compare` section; both empty without one.
+@dataclass(frozen=True)
+class Section:
+    """The `compare` section of a file; empty without one."""
+
+    rows: dict[str, list[str]]  # label -> words
+    seeds: list[int]
+    budget: float | None = None  # MB (2^20 bytes) that all clients together may send and receive in a run
+
+
+def read_section(path: str | Path) -> Section:
+    """The `compare` section of a file.
 
     Raises:
         UserError: the file cannot be read, or the section is not as it should be.
@@ -114,7 +126,7 @@ def read_section(path: str | Path) -> tuple[dict[str, list[str]], list[int]]:
     example = "compare: {seeds: [0, 1], rows: {some label: [method=fedit, adapter.rank=16]}}"
     if not isinstance(section, dict):
         raise UserError(f"{path}: compare is {section!r}; it takes a mapping, e.g. {example}")
-    configfile.check_keys(section, ["seeds", "rows"], "compare.")
+    configfile.check_keys(section, ["seeds", "rows", "budget"], "compare.")
     rows, seeds = section.get("rows", {}), section.get("seeds", [])
     if not isinstance(rows, dict):
         raise UserError(f"{path}: compare.rows is {rows!r}; it takes labels with lists of words, e.g. {example}")
@@ -123,7 +135,10 @@ def read_section(path: str | Path) -> tuple[dict[str, list[str]], list[int]]:
             raise UserError(f"{path}: row {label!r} is {words!r}; it takes a list of words such as local.lr=1e-4")
     if not (isinstance(seeds, list) and all(type(seed) is int for seed in seeds)):
         raise UserError(f"{path}: compare.seeds is {seeds!r}; it takes a list of whole numbers")
-    return {str(label): words for label, words in rows.items()}, seeds
+    budget = section.get("budget")
+    if budget is not None and not (type(budget) in (int, float) and 0 < budget < math.inf):
+        raise UserError(f"{path}: compare.budget is {budget!r}; it takes a number of MB above 0, e.g. 200000")
+    return Section({str(label): words for label, words in rows.items()}, seeds, budget)
 
 
 @contextmanager

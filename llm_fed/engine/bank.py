@@ -6,13 +6,14 @@ all its experts and routers, D inputs of all adapted layers together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from llm_fed.engine.deltas import Deltas
 from llm_fed.errors import UserError
 from llm_fed.models.frozen import device_of, freeze
 from llm_fed.models.lora import Lora, layout, pair, router, sizes, targets
@@ -68,10 +69,11 @@ class AdapterBank:
             self._inputs[name] = slice(self._width, self._width + sizes(module)[0])
             self._width = self._inputs[name].stop
         self._kept = max(1, round((1 - structure.dropout) * 2**16))  # of 2^16 inputs
+        self._deltas = Deltas(self.rows)
         self._attached = False
 
     def load(self, k: int, state: State) -> None:
-        """Put `state` into row k.
+        """Put `state`, with what lies beneath it, into row k.
 
         Raises:
             ValueError: the state has other entries than the bank.
@@ -79,6 +81,7 @@ class AdapterBank:
         if state.layout != self.layout:
             raise ValueError(f"row {k}: the state's entries are not those of {self.structure}")
         self.rows[k].copy_(state.row)
+        self._deltas.load(k, state)
 
     def read(self, k: int) -> State:
         """A copy of row k, on the bank's device."""
@@ -113,7 +116,12 @@ class AdapterBank:
 
     @contextmanager
     def attached(
-        self, index: Tensor, masks: Tensor | None = None, mix: Tensor | None = None, each: Tensor | None = None
+        self,
+        index: Tensor,
+        masks: Tensor | None = None,
+        mix: Tensor | None = None,
+        listen: Callable[[Tensor], None] | None = None,
+        each: Tensor | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
@@ -126,6 +134,7 @@ class AdapterBank:
             masks: (N, T, D) from `draw_masks`: the inputs x that are kept. None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
             each: (N, P): what takes the gradient of each row of the batch by itself, in the place of `grads`.
+            listen: is given the weights (N, T, E) that a router finds, layer by layer.
 
         Raises:
             RuntimeError: the bank is attached already.
@@ -150,6 +159,8 @@ class AdapterBank:
                     apart = each[:, self.layout.slices[entry]].view(len(index), *values.shape[1:])
                     chosen[entry] = _Own.apply(values, apart, where, torch.arange(len(index), device=where.device))
             for name, module in self.targets.items():
+                if (below := self._deltas.on(name, index)) is not None:
+                    handles.append(module.register_forward_hook(below))
                 pairs = [pair(name, expert) for expert in self.structure.experts]
                 adapted = _Adapted(
                     name=name,
@@ -160,6 +171,7 @@ class AdapterBank:
                     mix=None if mix is None else mix.to(self.rows)[:, None],
                     scaling=self.structure.scaling / (1 if masks is None else self._kept / 2**16),
                     mask=None if masks is None else masks[..., self._inputs[name]],
+                    listen=listen,
                 )
                 handles.append(module.register_forward_hook(adapted))
             for name, module in self.whole.items():
@@ -198,6 +210,7 @@ class _Adapted:
     mix: Tensor | None  # (N, 1, E)
     scaling: float
     mask: Tensor | None  # (N, T or more, in)
+    listen: Callable[[Tensor], None] | None  # to what a router says
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         device = output.device  # the base's layers may lie on several
@@ -222,7 +235,10 @@ class _Adapted:
         if self.router is None:
             return None if self.mix is None else self.mix.to(x.device)
         scores = torch.bmm(x, self.router.to(x.device).mT)
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+        weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+        if self.listen is not None:
+            self.listen(weights)
+        return weights
 
 
 @dataclass(frozen=True)

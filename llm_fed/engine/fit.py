@@ -129,7 +129,7 @@ class _Fit:
             mix = torch.tensor([self.jobs[k].mix for k, _, _ in rows]) if self.bank.structure.gate == "mix" else None
             wanted = self._taught(batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
             each = self.bank.rows.new_zeros(len(rows), self.bank.layout.size) if self.private else None
-            with self.bank.attached(index, masks, mix, each):
+            with self.bank.attached(index, masks, mix, each=each):
                 with self.model.computing():
                     loss = token_losses(
                         self.model.model, batch, kind=self.kind, all_rows=self.bank.adapts_head, wanted=wanted

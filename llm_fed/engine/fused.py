@@ -4,7 +4,10 @@ adapter."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from llm_fed.engine import fit, gradients, inference
 from llm_fed.engine.adapted import AdaptedModel
@@ -12,11 +15,12 @@ from llm_fed.engine.answering import Answering, answers, answers_each
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import Kind
 from llm_fed.errors import ClientError, UserError
+from llm_fed.merge.delta import under
 from llm_fed.merge.moments import Evidence
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
-from llm_fed.requests import Fit, Fitted, Gradient, GradientMoments, MeanLosses
+from llm_fed.requests import ExpertWeights, Fit, Fitted, Gradient, GradientMoments, MeanLosses
 from llm_fed.state import State
 
 
@@ -61,11 +65,34 @@ class FusedEngine(Answering):
 
     @answers(GradientMoments)
     def gradient_moments(self, requests: Sequence[GradientMoments]) -> Sequence[Evidence | ClientError]:
+        if any(under(request.first) or under(request.second) for request in requests):
+            raise UserError(
+                "moments of gradients are of plain adapters, but something of this method lies beneath them"
+            )
         return gradients.evidence(self.adapted(requests[0].structure), requests)
 
     @answers_each(Gradient)
     def gradient(self, request: Gradient) -> tuple[float, State]:
         return gradients.mean_gradient(self.adapted(request.structure), request)
+
+    @answers(ExpertWeights)
+    def expert_weights(self, requests: Sequence[ExpertWeights]) -> Sequence[Tensor]:
+        structure, states = requests[0].structure, [request.state for request in requests]
+        asked = [(row, example) for row, request in enumerate(requests) for example in request.examples]
+        model = self.adapted(structure)
+        if model.structure.gate == "mix":
+            found = self.mixed_weights(structure, [(states[row], example) for row, example in asked])
+        else:
+            bank = self.bank(structure, states)
+            found = model.within_memory(
+                lambda budget: inference.routed_weights(replace(model, budget=budget), bank, asked)
+            )
+        return found.split([len(request.examples) for request in requests])
+
+    def mixed_weights(self, structure: Any, asked: Sequence[tuple[State, Any]]) -> Tensor:
+        """(len(asked), 2): the experts' weights by `inference.similarity_weights` for each example under the state
+        beside which it stands."""
+        raise NotImplementedError
 
     def bank(self, structure: Any, states: Sequence[State]) -> AdapterBank:
         """One row for each of these states."""

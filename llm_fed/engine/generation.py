@@ -16,8 +16,10 @@ from transformers import Cache
 
 from llm_fed import signs
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.errors import UserError
+from llm_fed.errors import RunError, UserError
 from llm_fed.models.loading import Base
+
+_NAN = -1  # stands for a token where the logits are no numbers
 
 Asked = tuple[int, Sequence[int]]  # row of the bank, token ids of the prompt
 Scored = tuple[int, Sequence[int], Sequence[Sequence[int]]]  # the same, and token ids of each option
@@ -145,9 +147,11 @@ def _tokens(
             going = live
             while going == live:
                 logits, cache = _forward(base, ids, mask, cache, keep=1)
-                ids = logits[:, -1].argmax(-1, keepdim=True)  # (N, 1)
+                best, ids = logits[:, -1].max(-1, keepdim=True)  # (N, 1); NaN if any logit is
                 going = []
-                for n, token in zip(live, ids[:, 0].tolist(), strict=True):
+                for n, token in zip(live, torch.where(best.isnan(), _NAN, ids)[:, 0].tolist(), strict=True):
+                    if token == _NAN:
+                        raise _not_a_number(base, len(batch[n][1]) + lengths[n])
                     if token not in stops:
                         yield n, token
                         lengths[n] += 1
@@ -182,7 +186,17 @@ def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor |
         logits = torch.cat([logits, rest], dim=1)  # (R, T, V)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     picked = logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(-1)
-    return (picked * real).sum(1).tolist()
+    scores = torch.where(real.bool(), picked, 0.0).sum(1)
+    if scores.isnan().any():
+        raise _not_a_number(base, max(len(prompt) for _, prompt, _ in batch))
+    return scores.tolist()
+
+
+def _not_a_number(base: Base, length: int) -> RunError:
+    return RunError(
+        f"{base.name!r} says NaN (not a number) of a text of {length} tokens, so no answer of it means anything; "
+        "choose another base.dtype (bfloat16 or float32), or look for infinite weights in the base"
+    )
 
 
 def _forward(base: Base, ids: Tensor, mask: Tensor, cache: Cache | None, keep: int) -> tuple[Tensor, Cache]:

@@ -76,11 +76,16 @@ class ImageAdapterEngine(FusedEngine):
         index = torch.tensor([row for row, (_, pictures) in enumerate(asked) for _ in pictures])
         bank, mix = self.bank(structure, [state for state, _ in asked]), None
         if structure.gate == "mix":
-            own = self._in_chunks(structure, pictures, lambda part: nullcontext()).features
-            mix = similarity_weights(own, [asked[row][0] for row in index.tolist()])
+            mix = self.mixed_weights(
+                structure, [(asked[row][0], picture) for row, picture in zip(index.tolist(), pictures, strict=True)]
+            )
         return self._in_chunks(
             structure, pictures, lambda part: bank.attached(index[part], mix=None if mix is None else mix[part])
         )
+
+    def mixed_weights(self, structure: Any, asked: Sequence[tuple[State, Picture]]) -> Tensor:
+        own = self._in_chunks(structure, [picture for _, picture in asked], lambda part: nullcontext()).features
+        return similarity_weights(own, [state for state, _ in asked])
 
     @torch.inference_mode()
     def _in_chunks(

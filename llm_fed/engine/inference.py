@@ -55,6 +55,29 @@ def mean_losses(
 
 
 @torch.inference_mode()
+def routed_weights(model: AdaptedModel, bank: AdapterBank, asked: Sequence[tuple[int, Any]]) -> Tensor:
+    """What the routers of one row of the bank each make of an example: (len(asked), E), the mean over the example's
+    tokens and then over the layers, in float64 on the CPU.
+
+    Args:
+        asked: (row of the bank, example).
+    """
+    found = torch.zeros(len(asked), len(bank.structure.experts), dtype=torch.float64)
+    lengths = [model.kind.length(example) for _, example in asked]
+    for chosen in plan(lengths, model.budget or budget_and_overhead(model.device)[0], model.overhead):
+        batch = model.kind.collate([asked[i][1] for i in chosen])
+        heard: list[Tensor] = []
+        with bank.attached(torch.tensor([asked[i][0] for i in chosen]), listen=heard.append), model.computing():
+            model.kind.logits(model.model, batch, all_rows=bank.adapts_head)
+        ends = torch.tensor([lengths[i] for i in chosen])
+        for weights in heard:
+            real = torch.arange(weights.shape[1]) < ends[:, None]  # a layer may see fewer tokens of a picture
+            sums = (weights.double().cpu() * real[..., None]).sum(1)
+            found[torch.tensor(chosen)] += sums / real.sum(1, keepdim=True) / len(heard)
+    return found
+
+
+@torch.inference_mode()
 def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
     """h (R, H): the base's last hidden state at each prompt's last token, at least float32, on the CPU."""
     lengths = [len(prompt) for prompt in prompts]

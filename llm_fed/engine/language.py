@@ -35,6 +35,9 @@ class LanguageEngine(FusedEngine):
         """See `inference.mixing_weights`; None unless the structure's gate is `mix`."""
         return inference.mixing_weights(self.base, asked) if structure.gate == "mix" else None
 
+    def mixed_weights(self, structure: Any, asked: Sequence[tuple[State, Any]]) -> Tensor:
+        return inference.mixing_weights(self.base, [(state, example.prompt) for state, example in asked])
+
     @answers(Features)
     def features(self, requests: Sequence[Features]) -> Sequence[Tensor]:
         prompts = [example.prompt for request in requests for example in request.examples]

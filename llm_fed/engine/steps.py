@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.errors import UserError
+from llm_fed.models.lora import FACTORS, factor_of
 from llm_fed.requests import Fit
 from llm_fed.rng import generator
-from llm_fed.state import Layout, State
+from llm_fed.state import Layout, State, module_of
 
 
 class Steps:
@@ -61,7 +62,20 @@ class Steps:
         self._anchor = None
         if self._settings.proximal:
             self._anchor = self._row(self._settings.anchor or fit.start, layout)
+        self._tails: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # of A and of B, values and gradients
+        if self._settings.tail:
+            self._tails = [self._last(name, layout) for name in layout.names if factor_of(name) == FACTORS[0]]
         self._correction = None if self._settings.correction is None else self._row(self._settings.correction, layout)
+
+    def _last(self, a: str, layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The last components of the adapter whose A has this name."""
+        assert self._settings.tail
+        b, first = f"{module_of(a)}.{FACTORS[1]}", self._settings.tail.first
+        (a_values, a_grads), (b_values, b_grads) = (
+            [row[layout.slices[name]].view(layout.shape_of[name]) for row in (self._values, self._grads)]
+            for name in (a, b)
+        )
+        return a_values[first:], a_grads[first:], b_values[:, first:], b_grads[:, first:]
 
     def _row(self, state: State, layout: Layout) -> Tensor:
         if state.layout != layout:
@@ -112,6 +126,12 @@ class Steps:
             for place in self._places:
                 drift = self._values[place] - self._anchor[place]
                 self._grads[place].add_(drift, alpha=2 * self._settings.proximal)
+        for a, a_grads, b, b_grads in self._tails:
+            assert self._settings.tail
+            strength, norm_a, norm_b = self._settings.tail.strength, a.norm(), b.norm()
+            least = torch.finfo(a.dtype).tiny  # of a norm by which is divided: at zero the gradient is taken as zero
+            a_grads.add_(strength * norm_b / norm_a.clamp(min=least) * a)
+            b_grads.add_(strength * norm_a / norm_b.clamp(min=least) * b)
         if self._settings.clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self._settings.clip)
         if self._correction is not None:

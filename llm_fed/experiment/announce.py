@@ -13,12 +13,13 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from llm_fed.config import Config
 from llm_fed.engine.footprint import activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory
+from llm_fed.eval.costs import after_a_step
 from llm_fed.federation.clients import broadcast
 from llm_fed.messages.wire import Message, entries, pack, unpack
 from llm_fed.models.images import ImageBase
+from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
 from llm_fed.runs.pace import Ahead
 from llm_fed.site import Site
@@ -266,7 +267,8 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         base=config.base.name if not config.base.clients else f"{config.base.name} (shared)",
         base_parameters=parameters_of(base), device=where, processes=PartialState().num_processes,
         dtype=_dtype(base), quantization=config.base.quantization,
-        structure=describe(sites[0].structure if sites else server.structure, config), parameters=Counts.of(trained),
+        structure=describe([s.structure for s in sites] or [*server.structures.values()] or [server.structure]),
+        parameters=Counts.of(trained),
         sent=sent, steps=steps, epochs=config.local.epochs,
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
         scored=_scored(built, bool(sites)), needs=method.needs,
@@ -281,15 +283,21 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         parents: the plans, with costs, of the runs that this one starts from.
     """
     config, base, method, server = built.config, built.base, built.method, built.server
-    sites, down, up, exact, state = built.clients, {}, {}, True, None
+    sites, down, up, later, exact, state = built.clients, {}, {}, {}, True, None
     if not method.needs:
         state = method.init(server)
+        messages = {}
         for client, sent in broadcast(method, state, sites, config.transport.down).items():
-            answer = method.upload_like(unpack(sent))
+            messages[client] = unpack(sent)
+            answer = method.upload_like(messages[client])
             down[client], up[client] = len(sent), len(pack(answer, config.transport.up))
             exact = exact and _fixed(answer)
+        later = down
+        if sites and not exact:  # what is sent may depend on the round, too
+            after = broadcast(method, after_a_step(method, server, state, messages), sites, config.transport.down)
+            later = {client: max(down[client], len(sent)) for client, sent in after.items()}
     asks = [built.schedule.asks(round) for round in range(1, config.rounds + 1)] if down else []
-    moved_down = [sum(down[ask.client] for ask in round) for round in asks] or [0]
+    moved_down = [sum((later if n else down)[ask.client] for ask in round) for n, round in enumerate(asks)] or [0]
     moved_up = [sum(up[ask.client] for ask in round if ask.delay is not None) for round in asks] or [0]
     trainers = [site for site in sites.values() if site.train]
     at_once = min(built.runtime.clients_per_pass, server.cohort)
@@ -343,8 +351,9 @@ def local_steps(site: Site) -> int:
     return site.local.steps or (site.local.epochs or 1) * -(-site.num_examples // size)
 
 
-def describe(structure: Structure, config: Config) -> str:
-    """What a client trains, in words."""
+def describe(structures: Sequence[Structure]) -> str:
+    """What clients train, in words; only ranks of adapters may differ."""
+    structure = structures[0]
     if isinstance(structure, Full):
         if structure.plain:
             return "a whole model"
@@ -354,7 +363,9 @@ def describe(structure: Structure, config: Config) -> str:
     layers = chosen if isinstance(chosen, str) else ", ".join(chosen)
     several = f"{len(structure.experts)} LoRA adapters" if len(structure.experts) > 1 else "a LoRA adapter"
     head = f" and the head {', '.join(structure.whole)}" if structure.whole else ""
-    return f"{several} of rank {structure.rank} on {layers}{head}"
+    ranks = sorted({each.rank for each in structures if isinstance(each, Lora)})
+    rank = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"{several} of {rank} on {layers}{head}"
 
 
 def parameters_of(base: Any) -> int:

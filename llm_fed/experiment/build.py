@@ -24,6 +24,7 @@ from llm_fed.federation import aggregation, privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
+from llm_fed.models import ranks
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.models.structure import Structure, structure_of
@@ -60,6 +61,14 @@ class Experiment:
         """The score of everybody who is scored, under the model that the method makes of what this one is sent;
         `options` are those of `eval.clients.evaluate`."""
         return self.score(lambda site: self.method.personalize(site, messages[site.id]), split, **options)
+
+    def score_states(self, states: Mapping[str, State], split: str, **options: Any) -> Summary | None:
+        """The score of everybody who is scored, each under its own state."""
+
+        async def personal(site: Site) -> State:
+            return states[site.id]
+
+        return self.score(personal, split, **options)
 
     def score(self, personal: Personal, split: str, **options: Any) -> Summary | None:
         """The score of everybody who is scored, under the model that `personal` gives it."""
@@ -103,12 +112,14 @@ def prepare(
     *,
     base: Base | ImageBase | None = None,
     task: tasks.common.TaskData | None = None,
+    everybody: bool = True,
 ) -> Experiment:
     """Load and build everything, the cheap and fallible parts first; the experiment's configuration says in which dtype
     it computes, also where the given one says `auto`.
 
     Args:
         base, task: instead of what the configuration names; a client of such a task may come without training examples.
+        everybody: whether these are all clients, and not those of one machine of a network.
 
     Raises:
         UserError: anything that the configuration names is not there or does not fit.
@@ -123,6 +134,8 @@ def prepare(
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
     check_kinds(config, task, method, metric)
+    if everybody:
+        ranks.check(config.adapter, tuple(task.clients))
     device = str(base.device) if base else choose_device(config.device)
     settled, said = settle_dtype(config.base, device)
     if said:
@@ -175,6 +188,15 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
             f"base.clients gives clients image models of their own, and {config.method['name']} needs the same model "
             "at all of them; leave base.clients out, or choose another method"
         )
+    if ranks.differ(config.adapter):
+        if not method.any_rank:
+            able = ", ".join(name for name, its in methods.METHODS.items() if its.any_rank)
+            raise UserError(
+                f"adapter.rank gives clients ranks of their own, and {config.method['name']} needs the same at all of "
+                f"them; give one number, or choose {able}"
+            )
+        if start.place(config):
+            raise UserError("adapter.start gives all clients one adapter, which has one rank; set adapter.rank to it")
     if config.adapter is None and method.adapters_only:
         raise UserError(
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
@@ -234,16 +256,32 @@ def build(
     for number, client in enumerate(clients.values()):
         number = named.get(client.id, number)  # a machine of a network has some of the clients alone
         own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
-        client.structure = method.wrap(structure_of(config.adapter, base.head, own), client)
+        rank = ranks.of(config.adapter, client.id, number)
+        client.structure = method.wrap(structure_of(config.adapter, base.head, own, rank), client)
         client.draw = partial(base.draw, client.structure)
         client.private = privacy.of_examples(config.privacy, config.training_seed)
     server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
     server.clients, server.cohort, server.step = tuple(clients), cohort, config.server
+    if ranks.differ(config.adapter):
+        server.structures = {id: client.structure for id, client in clients.items()}
     if encoder and (note := encoder.note()):
         reporter.note(note)
     for warning in notes_without_credit([*clients.values(), server], metric):
         reporter.note_once(warning)
     return clients, server
+
+
+def structures(config: Config, method: Method, base: Base | ImageBase, clients: Sequence[str]) -> dict[str, Structure]:
+    """What the server of a network knows of its clients' structures, where they differ in rank.
+
+    Raises:
+        UserError: `adapter.rank` gives other clients a rank.
+    """
+    ranks.check(config.adapter, clients)
+    if not ranks.differ(config.adapter):
+        return {}
+    each = {id: ranks.of(config.adapter, id, place) for place, id in enumerate(clients)}
+    return {id: method.wrap(structure_of(config.adapter, base.head, rank=rank), None) for id, rank in each.items()}
 
 
 def _encoded(id: str, given: ClientData, data: Data, encoder: Encoder | None, config: Config) -> Data:

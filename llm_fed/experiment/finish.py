@@ -10,6 +10,7 @@ from typing import Any
 from llm_fed import checksum, signs
 from llm_fed.errors import RunError
 from llm_fed.eval.report import write_report
+from llm_fed.experiment import experts
 from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
@@ -77,29 +78,42 @@ def deliver(
     with signs.part("test"):
         if experiment.config.eval.base and (base := log_base(run, "test", experiment.score_base)):
             facts["base"] = base
+        server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, if it is scored
+        exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
+        personal = personal_models(experiment, messages, exported)
         samples = Samples(experiment)
-        summary = experiment.evaluate(messages, "test", listen=samples.listen)
+        summary = experiment.score_states(personal, "test", listen=samples.listen)
     with signs.part("the base's answers to the samples"):
         samples.write(run)
+    with signs.part("the weights of the experts"):
+        experts.write(experiment, run, personal)
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})
     if summary:
         run.log(record)
-    server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, where it is scored
-    exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
     for path in (run.folder / "adapters").glob("*"):
         if path.is_dir() and path.name not in exported:  # of an earlier end of this run
             shutil.rmtree(path)
-    personal = experiment.runtime.run(
-        {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in exported}
-    )
     config_text = checksum.uncommented((run.folder / "config.yaml").read_text(encoding="utf-8"))
     spent = spent_in(run)
-    for id, state in personal.items():
+    for id in exported:
+        score, folder = summary.clients.get(id) if summary else None, run.folder / "adapters" / id
+        export_client(experiment, experiment.scored[id], personal[id], score, folder, config_text, spent)
+    return write_summary(experiment, run, record, round, **facts)
+
+
+def personal_models(
+    experiment: Experiment, messages: Mapping[str, Message], exported: Collection[str]
+) -> dict[str, Message]:
+    """The personal model of everybody who is tested or exported, once for all that is done with it: some methods look
+    at every training example for it."""
+    wanted = [id for id, site in experiment.scored.items() if id in exported or site.data.queries.get("test")]
+    found = experiment.runtime.run(
+        {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in wanted}
+    )
+    for state in found.values():
         if isinstance(state, Exception):
             raise state
-        score = summary.clients.get(id) if summary else None
-        export_client(experiment, experiment.scored[id], state, score, run.folder / "adapters" / id, config_text, spent)
-    return write_summary(experiment, run, record, round, **facts)
+    return found
 
 
 def spent_in(run: Run) -> dict[str, Any] | None:

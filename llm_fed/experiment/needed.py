@@ -18,6 +18,7 @@ from llm_fed.messages.wire import WireError
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
+from llm_fed.models.lora import Lora
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runtime.local import LocalRuntime
@@ -90,8 +91,8 @@ def states_of_run(
     sites = {}
     for id, site in clients.items():
         wrapped = method.wrap(structure, site)
-        if not wrapped.plain:
-            raise UserError(f"the run {folder} gives client {id} several experts; only plain adapters can be merged")
+        if not wrapped.plain or (isinstance(wrapped, Lora) and wrapped.delta):
+            raise UserError(f"the run {folder} gives client {id} more than one adapter; only plain ones can be merged")
         sites[id] = replace(site, structure=wrapped, draw=partial(base.draw, wrapped), memory={})
     if start.place(config):
         start.give(config, method, sites.values(), base)

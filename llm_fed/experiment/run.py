@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, look, read_records
-from llm_fed.runs.tracking import Reporter
+from llm_fed.runs.tracking import Reporter, time_of_day
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks
 
@@ -154,13 +155,16 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         folder, its_config = needed.get(need, run.folder / "needs" / need), needed_config(config, need)
         reporter.note(f"{name} starts from {need}: {folder}")
         summary = train(its_config, folder, reporter=reporter, needed=needed, base=experiment.base)
-        round = method.needed(need).round
-        rounds[need] = summary["round"] if round is None else round
-        given[need] = states_of_run(folder, round, its_config, experiment.base, experiment.clients, experiment.runtime)
+        chosen = method.needed(need).round
+        rounds[need] = summary["round"] if chosen is None else chosen
+        given[need] = states_of_run(folder, chosen, its_config, experiment.base, experiment.clients, experiment.runtime)
         seen |= models.seen(read_records(folder / "metrics.jsonl"), rounds[need])
     run.rewind()
+    began = time.perf_counter()
     with signs.part("merging at the clients"):
         merge(experiment, given, config.rounds + 1, config.local.lr)
+    seconds = round(time.perf_counter() - began, 4)
+    run.log_timing({"round": config.rounds, "seconds": seconds, "parts": {"merge": seconds}, "ended": time_of_day()})
     for id, site in experiment.clients.items():
         recipe = method.recipe(site)
         run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})

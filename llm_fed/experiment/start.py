@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from llm_fed.config import Config
@@ -100,6 +101,7 @@ def _digest(sites: Sequence[Site]) -> str:
 def _read(start: Path, structure: object, base: Base | ImageBase, method: str) -> dict[str, State]:
     """The adapters in a run folder, in a folder of adapters, or in the folder of one, by the name of their folder."""
     assert isinstance(structure, Lora)  # since the key is one of `adapter`
+    structure = replace(structure, delta=False)  # an adapter of the rank that clients train
     folders = [start] if _holds_adapter(start) else _exported(start)
     found = {}
     for folder in folders:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from llm_fed import datapath
 from llm_fed.export.prompt import Prompt
@@ -32,6 +32,23 @@ inputs = torch.tensor([ids], device=model.device)
 output = model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs))[0, len(ids):].tolist()
 answer = [token for token in output if token not in {stop}]
 print(tokenizer.decode(answer, skip_special_tokens=True).strip())"""
+# Of a model with the adapter folded in: all is in one folder, and nothing is PEFT's.
+_LOAD_MERGED = (
+    _LOAD.replace("from peft import PeftModel\n", "")
+    .replace("base, folder = {base!r}, ", "folder = ")
+    .replace("from_pretrained(base{revision}", "from_pretrained(folder")
+    .replace("{quantized}", "")
+    .replace("model = PeftModel.from_pretrained(model, folder).eval()\n", "")
+)
+_LOAD_SUBFOLDER = """
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained({base!r})
+model = PeftModel.from_pretrained(base, {repo!r}, subfolder={folder!r})
+```
+"""
 _ENCODE = """text = {text!r}.replace("{{prompt}}", prompt)
 ids = tokenizer(text)["input_ids"]
 if ids[-1] == tokenizer.eos_token_id:  # some tokenizers end every text with it
@@ -83,6 +100,12 @@ WORDINGS = {
     "adapter": Wording("A personal LoRA adapter", _LOAD, "peft", "text-generation"),
     "experts": Wording(
         "Personal LoRA experts, a folder each, with their gate,", _LOAD_EXPERTS, "peft", "text-generation"
+    ),
+    "merged": Wording(
+        "A personal model, with a LoRA adapter folded into the weights,",
+        _LOAD_MERGED,
+        "transformers",
+        "text-generation",
     ),
     "image adapter": Wording("A personal LoRA adapter", _LOAD_IMAGE_ADAPTER, "peft", "image-classification"),
     "image experts": Wording(
@@ -180,6 +203,45 @@ trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}.
 """
 
 
+def repository_card(repository: str, card: ModelCard, folder: str, terms: Mapping[str, Any]) -> str:
+    """The card of a repository with a folder for each client.
+
+    Args:
+        card: of one of the clients.
+        folder: that client's, if it is one adapter of a language model, which PEFT loads from there; else empty.
+        terms: the licence fields.
+    """
+    known = card.data.to_dict()
+    shared = {key: known[key] for key in ("base_model", "library_name", "pipeline_tag", "tags") if key in known}
+    example = _LOAD_SUBFOLDER.format(base=known.get("base_model", "path/to/the/base"), repo=repository, folder=folder)
+    return f"""---
+{ModelCardData(**shared, **terms).to_yaml()}
+---
+
+# Personal models, a folder for each client
+
+Trained by llm_fed, as a federation whose clients kept their data. Each folder has a README.md with its client's scores
+and with the code that uses it.
+{example if folder else ""}"""
+
+
+def merged_card(card: str, model: Model) -> str:
+    """The card of an adapter as that of the model into which it has been folded, with all else that it says.
+
+    Args:
+        model: the kind is `merged`.
+    """
+    adapter, shown = ModelCard(card), WORDINGS[model.kind]
+    data: Any = adapter.data
+    before, _, rest = adapter.text.partition("```python\n")
+    _, _, after = rest.partition("\n```")
+    before = before.replace("# Adapter of", "# Model of", 1).replace(WORDINGS["adapter"].words, shown.words, 1)
+    adapter.text = f"{before}```python\n{_example(model, {})}\n```{after}"
+    data.library_name = shown.library
+    data.tags = [tag for tag in data.tags or [] if tag != "lora"]
+    return str(adapter)
+
+
 def _example(model: Model, settings: Mapping[str, Any]) -> str:
     """A few lines of Python that use the model, with stock transformers and PEFT where these know it.
 
@@ -188,13 +250,14 @@ def _example(model: Model, settings: Mapping[str, Any]) -> str:
     """
     shown, prompt, dtype = WORDINGS[model.kind], model.prompt, model.dtype
     base = f"path/to/{public(model.base)}" if is_local(model.base) else model.base
+    of_text = shown.loads in (_LOAD, _LOAD_MERGED)
     if shown.loads == _LOAD and prompt is None:  # a merge of adapters that do not say how they were trained
         return _LOAD_EXPERTS.format(base=base, dtype=dtype)
-    if prompt is None or shown.loads != _LOAD:
+    if prompt is None or not of_text:
         return shown.loads.format(base=base, labels=model.labels, dtype=dtype)
     chat = prompt.template.date is not None
     kind, revision = settings.get("quantization"), settings.get("revision")
-    text = _LOAD.format(
+    text = shown.loads.format(
         base=base, dtype=dtype, most=prompt.max_new_tokens, stop=list(prompt.stop), pad=prompt.stop[0],
         encode=_ENCODE_CHAT if chat else _ENCODE.format(text=prompt.template.text),
         revision=f", revision={revision!r}" if revision else "",

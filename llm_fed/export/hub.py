@@ -1,4 +1,5 @@
-"""Pushes the personal adapters of a finished run to the Hugging Face Hub, one PEFT repository per client."""
+"""Pushes the personal adapters of a finished run to the Hugging Face Hub: one PEFT repository per client, or one
+for all with a folder per client."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from huggingface_hub.utils import logging, validate_repo_id
 
 from llm_fed.errors import RunError, UserError
 from llm_fed.export import peft_folders
+from llm_fed.export.card import repository_card
 from llm_fed.export.copies import handed_out
 from llm_fed.plugins import short
 from llm_fed.runs.folder import adapter_folders, read_config
@@ -32,9 +34,8 @@ from llm_fed.runs.folder import adapter_folders, read_config
 
 @dataclass(frozen=True)
 class Pushed:
-    """What became of one client's adapter; `changed` is false where the Hub had all of it already."""
+    """What became of one repository; `changed` is false where the Hub had all of it already."""
 
-    client: str
     url: str
     changed: bool
 
@@ -47,8 +48,12 @@ def push(
     private: bool = False,
     license: str | None = None,
     prefix: str | None = None,
+    one_repository: bool = False,
 ) -> Iterator[Pushed]:
     """Push each client's adapter folder to `namespace/<prefix>-<client>`, and yield what became of it.
+
+    With `one_repository` all go to the repository `namespace/<prefix>`, in which each client has a folder, and from
+    which `PeftModel.from_pretrained(base, repository, subfolder=client)` loads.
 
     A repository changes in one commit, and only where its files differ from those that are pushed: what was pushed
     before is left alone, and a push that was interrupted continues when it is given again. Files that only the Hub
@@ -68,7 +73,13 @@ def push(
     config, found = read_config(folder), adapter_folders(folder)
     cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
     method, name = short(config.method["name"]), _allowed(folder.resolve().name)
-    names = repository_names(namespace, prefix or (name if method in name else f"{name}-{method}"), found)
+    prefix = prefix or (name if method in name else f"{name}-{method}")
+    if one_repository:
+        names = _unique(found)
+        repositories = {_valid(f"{namespace}/{prefix}", "this run"): {client: f"{names[client]}/" for client in cards}}
+    else:
+        names = repository_names(namespace, prefix, found)
+        repositories = {names[client]: {client: ""} for client in cards}
     token = get_token()
     if token is None:
         raise UserError("no token for the Hub: give one with hf auth login, or as HF_TOKEN in the environment")
@@ -78,11 +89,11 @@ def push(
     hub_id = next((card.data.get("base_model") for card in cards.values()), None)
     with _errors(f"the model card of {hub_id} cannot be read", denied=f"{user} may not read {hub_id}"):
         terms, source = _terms(license, hub_id, Path(config.base.name))
-    for client, card in cards.items():
-        repository = names[client]
+    for card in cards.values():
         for key, value in terms.items():
             card.data[key] = value
         card.text += f"\n## Licence\n\n`{terms.get('license_name') or terms['license']}`: {source}.\n"
+    for repository, places in repositories.items():
         with _errors(f"{repository} is not pushed", denied=f"{user} may not write to {repository} with this token"):
             api.create_repo(repository, private=private or None, exist_ok=True)
             before = api.model_info(repository)
@@ -91,9 +102,19 @@ def push(
                     f"{repository} exists and is public, but --private is given; make it private on the Hub, or give "
                     "another --prefix"
                 )
-            files = _files(found[client], str(card), is_local=not hub_id)
-            commit = api.create_commit(repository, files, commit_message=f"Adapter of client {client}")
-        yield Pushed(client, f"{api.endpoint}/{repository}", commit.oid != before.sha)
+            files = [
+                file
+                for client, place in places.items()
+                for file in _files(found[client], str(cards[client]), is_local=not hub_id, under=place)
+            ]
+            first = next(iter(places))
+            what = f"Adapter of client {first}"
+            if one_repository:
+                text = repository_card(repository, cards[first], names[first] if _plain(found[first]) else "", terms)
+                files.append(CommitOperationAdd(peft_folders.CARD, text.encode()))
+                what = f"Adapters of {len(places)} clients"
+            commit = api.create_commit(repository, files, commit_message=what)
+        yield Pushed(f"{api.endpoint}/{repository}", commit.oid != before.sha)
 
 
 def repository_names(namespace: str, prefix: str, clients: Collection[str]) -> dict[str, str]:
@@ -102,23 +123,40 @@ def repository_names(namespace: str, prefix: str, clients: Collection[str]) -> d
     Raises:
         UserError: the Hub does not allow the namespace or the prefix, or a name is too long.
     """
-    counts = Counter(_allowed(client).lower() for client in clients)  # the Hub's names do not differ by case alone
+    return {
+        client: _valid(f"{namespace}/{prefix}-{name}", f"client {client}") for client, name in _unique(clients).items()
+    }
+
+
+def _unique(clients: Collection[str]) -> dict[str, str]:
+    """Each client's id in the Hub's alphabet, in which names do not differ by case alone."""
+    counts = Counter(_allowed(client).lower() for client in clients)
     names = {}
     for client in clients:
         name = _allowed(client)
         if not name or counts[name.lower()] > 1:
             name = "-".join(filter(None, (name, hashlib.sha256(client.encode()).hexdigest()[:8])))
-        names[client] = f"{namespace}/{prefix}-{name}"
-        try:
-            validate_repo_id(names[client])
-        except HFValidationError as error:
-            raise UserError(f"client {client}: {_one_line(error)} Give another NAMESPACE or --prefix.") from error
+        names[client] = name
     return names
+
+
+def _valid(repository: str, whose: str) -> str:
+    """The name of a repository, if the Hub allows it."""
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UserError(f"{whose}: {_one_line(error)} Give another NAMESPACE or --prefix.") from error
+    return repository
 
 
 def _allowed(name: str) -> str:
     """The name with what the Hub does not allow in one replaced or left out."""
     return re.sub(r"\.+", ".", re.sub(r"[^\w.]+", "-", name, flags=re.ASCII)).strip("-.")
+
+
+def _plain(folder: Path) -> bool:
+    """Whether a folder holds one adapter of a language model."""
+    return (folder / peft_folders.CONFIG).is_file() and not peft_folders.setting(folder, "modules_to_save")
 
 
 def _card(folder: Path) -> ModelCard:
@@ -144,14 +182,18 @@ def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[st
     return terms, "the base's licence, by its model card"
 
 
-def _files(folder: Path, card: str, is_local: bool) -> list[CommitOperationAdd]:
-    """The files of an adapter as they are pushed: with this card, and without the path of a local base."""
+def _files(folder: Path, card: str, is_local: bool, under: str) -> list[CommitOperationAdd]:
+    """The files of an adapter as they are pushed: with this card, and without the path of a local base.
+
+    Args:
+        under: the folder in the repository, with a slash at its end; empty: the repository itself.
+    """
     content: dict[Path, Any] = {path: path for path in sorted(folder.rglob("*")) if path.is_file()}
     content[folder / peft_folders.CARD] = card.encode()
     for path in content:
         if path.name == peft_folders.CONFIG and is_local:
             content[path] = peft_folders.public_config(path)
-    return [CommitOperationAdd(path.relative_to(folder).as_posix(), data) for path, data in content.items()]
+    return [CommitOperationAdd(f"{under}{path.relative_to(folder).as_posix()}", data) for path, data in content.items()]
 
 
 @contextmanager

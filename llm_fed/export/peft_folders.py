@@ -19,6 +19,7 @@ from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError, one_line
 from llm_fed.export.tensors import check_settings, load, pack
 from llm_fed.files import write_folder
+from llm_fed.merge import delta
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.paths import public
 from llm_fed.state import Layout, State
@@ -52,9 +53,9 @@ def write(
 ) -> None:
     """Write one adapter as a folder that `peft.PeftModel.from_pretrained(model, folder)` loads.
 
-    Several experts become one such folder each, `folder/<expert>`, beside a gate.safetensors with what weighs them and
-    with the head that they share; `llm_fed.load_client` loads the whole. The folder appears complete or not at all, see
-    `files.write_folder`.
+    What lies beneath an adapter becomes part of it, which gives it a higher rank. Several experts become one such
+    folder each, `folder/<expert>`, beside a gate.safetensors with what weighs them and with the head that they share;
+    `llm_fed.load_client` loads the whole. The folder appears complete or not at all, see `files.write_folder`.
 
     Args:
         state: the entries of `bank.layout(base.model, structure)`; their dtype is kept.
@@ -65,6 +66,8 @@ def write(
         UserError: the folder holds other files than an adapter's.
         RunError: the disk is full, or the folder cannot be written.
     """
+    if structure.delta:
+        state, structure = delta.joined(state, structure)
     files = {**_files(state, structure, base), CARD: card.encode(), **more}
     write_folder(Path(folder), files, "an adapter")
 
@@ -84,6 +87,9 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
             base, rank or scaling.
     """
     folder = Path(folder)
+    if structure and structure.delta:
+        state, found = read(folder, base)
+        return delta.apart(state, found, layout(base.model, structure)), structure
     if (folder / GATE).is_file() or (structure and not structure.plain):
         return _read_experts(folder, base, structure)
     found, name = _read_config(folder)
@@ -110,6 +116,21 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
     if not state.is_finite():
         raise UserError(f"the adapter {folder} holds NaN or infinite numbers; export it again")
     return state, found
+
+
+def folded(folder: Path, base: Base) -> nn.Module:
+    """The base's model with an adapter folded into its weights, in their dtype; the base is used up.
+
+    Raises:
+        UserError: see `read`; or a weight becomes too large for the dtype.
+    """
+    import peft  # as in `_peft_settings`
+
+    read(folder, base)  # names what is wrong with it
+    try:
+        return peft.PeftModel.from_pretrained(base.model, folder).merge_and_unload(safe_merge=True)
+    except ValueError as error:
+        raise UserError(f"the adapter {folder} cannot be folded into {base.dtype} weights: {error}") from error
 
 
 def setting(folder: Path, key: str) -> Any:

@@ -25,6 +25,7 @@ from llm_fed.methods.feddle import Feddle
 from llm_fed.methods.feddpa import FedDPA
 from llm_fed.methods.feddyn import FedDyn
 from llm_fed.methods.fedem import FedEM
+from llm_fed.methods.fedex_lora import FedExLoRA
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.fedit import FedIT, FedLoRA
 from llm_fed.methods.fedkd import FedKD
@@ -33,11 +34,16 @@ from llm_fed.methods.fedmoe import FedMoE
 from llm_fed.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from llm_fed.methods.fedproto import FedProto
 from llm_fed.methods.fedprox import FedProx
+from llm_fed.methods.fedrot_lora import FedRotLoRA
 from llm_fed.methods.fedsa import FedSA
+from llm_fed.methods.fedsvd import FedSVD
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.fields import check, defaults_of, fields_of
 from llm_fed.methods.fisher_merging import FisherMerging
+from llm_fed.methods.flexlora import FlexLoRA
+from llm_fed.methods.flora import FLoRA
 from llm_fed.methods.fml import FML
+from llm_fed.methods.hetlora import HetLoRA
 from llm_fed.methods.hfcl import HFCL
 from llm_fed.methods.ifca import IFCA
 from llm_fed.methods.interpolation import Grid, Mean
@@ -46,6 +52,7 @@ from llm_fed.methods.local import Local
 from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.potara import Potara
+from llm_fed.methods.rolora import RoLoRA
 from llm_fed.methods.scaffold import Scaffold
 from llm_fed.methods.slerp import Slerp
 from llm_fed.methods.task_arithmetic import TaskArithmetic
@@ -69,6 +76,13 @@ METHODS: dict[str, type[Method]] = {
     "fedsa": FedSA,
     "feddpa": FedDPA,
     "fedalt": FedALT,
+    "rolora": RoLoRA,
+    "fedrot-lora": FedRotLoRA,
+    "fedsvd": FedSVD,
+    "hetlora": HetLoRA,
+    "flexlora": FlexLoRA,
+    "flora": FLoRA,
+    "fedex-lora": FedExLoRA,
     "fedbn": FedBN,
     "fedmoe": FedMoE,
     "lg-fedavg": LGFedAvg,

@@ -18,6 +18,7 @@ class Local(Method):
     paper: ClassVar[str] = "Local training (no federation)"
     any_model: ClassVar[bool] = True
     own_start: ClassVar[bool] = True
+    any_rank: ClassVar[bool] = True
 
     def init(self, server: Site) -> Message:
         return None

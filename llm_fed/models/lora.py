@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -43,11 +43,14 @@ class Lora:
     experts: tuple[str, ...] = ("",)  # adapters side by side on each layer; one alone needs no name
     gate: str = "sum"  # sum | router | mix
     whole: tuple[str, ...] = ()  # modules trained whole beside the adapters: an image model's head
+    delta: bool = False  # whether something frozen lies beneath the adapters, in a state's extras (`merge.delta`)
 
     @classmethod
     def from_config(cls, config: AdapterConfig, whole: tuple[str, ...] = ()) -> Lora:
         """Raises UserError where a value cannot be an adapter's."""
         check_fields(config, "adapter.")
+        if not isinstance(config.rank, int):
+            raise UserError(f"adapter.rank is {config.rank!r}, ranks of several clients, where one number is needed")
         chosen = config.target_modules
         chosen = chosen if isinstance(chosen, str) else tuple(chosen)
         alpha = config.alpha * (math.sqrt(config.rank) if config.rslora else 1)
@@ -93,8 +96,14 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     if isinstance(chosen, str) and chosen.lower() == "all-linear":
         head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-        return {name: module for name, module in linear.items() if module is not head and name not in structure.whole}
-    if isinstance(chosen, str):
+        found = [name for name, module in linear.items() if module is not head and name not in structure.whole]
+        if mixture := next((name for name in modules if name.endswith(".experts")), None):
+            raise UserError(
+                f"adapter.target_modules=all-linear would adapt the mixture of experts {mixture} in stock PEFT, too, "
+                "which is not built here; give the layers of the attention, e.g. "
+                "adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
+            )
+    elif isinstance(chosen, str):
         try:
             found = _matching(chosen, modules)
         except (re.error, RecursionError, OverflowError) as error:
@@ -116,9 +125,21 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
                 f"adapter.target_modules={chosen!r} matches {name}, a {type(modules[name]).__name__}; "
                 "only linear layers can be adapted" + (f", such as {', '.join(inner[:8])} within it" if inner else "")
             )
+        if any(f"{part}.experts" in modules for part in _parts(name)):
+            raise UserError(
+                f"adapter.target_modules={chosen!r} matches {name}, which belongs to a mixture of experts; these read "
+                "only the tokens that are routed to them, so that they cannot tell whose adapter is meant. Adapt the "
+                "attention alone, e.g. adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
+            )
         if name in structure.whole:
             raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
     return {name: linear[name] for name in found}
+
+
+def _parts(name: str) -> Iterator[str]:
+    """The names of the modules that a module lies in, from the innermost."""
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def _matching(pattern: str, names: Iterable[str]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError
+from llm_fed.models import ranks
 from llm_fed.models.lora import Lora
 
 
@@ -58,16 +59,20 @@ class Full:
 Structure = Lora | Full
 
 
-def structure_of(adapter: AdapterConfig | None, head: str = "", architecture: str = "") -> Structure:
+def structure_of(
+    adapter: AdapterConfig | None, head: str = "", architecture: str = "", rank: int | None = None
+) -> Structure:
     """The structure that a configuration describes.
 
     Args:
         head: name of the module that is trained whole beside the adapters; empty: none.
         architecture: of a whole model that is not the run's base.
+        rank: of the client's adapter (default: the largest that a client has).
 
     Raises:
         UserError: a value cannot be an adapter's.
     """
     if adapter is None:
         return Full((("", architecture),))
-    return Lora.from_config(adapter, whole=(head,) if head else ())
+    one = replace(adapter, rank=ranks.largest(adapter) if rank is None else rank)
+    return Lora.from_config(one, whole=(head,) if head else ())

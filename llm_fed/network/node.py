@@ -186,7 +186,7 @@ class Node:
         if key not in self._built:
             self._built = {k: built for k, built in self._built.items() if built.config.base == here.base}
             base, loaded = self._bases.of(here), self._bases.loads
-            self._built[key] = build.prepare(here, Reporter(Console(quiet=True)), base=base)
+            self._built[key] = build.prepare(here, Reporter(Console(quiet=True)), base=base, everybody=False)
             print(
                 f"{config.method['name']} for {', '.join(self._built[key].clients)}; bases loaded so far: {loaded}",
                 flush=True,

@@ -13,7 +13,7 @@ from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, one_line
 from llm_fed.eval import merges
 from llm_fed.experiment import announce, bases, start
-from llm_fed.experiment.build import Experiment, prepare
+from llm_fed.experiment.build import Experiment, prepare, structures
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
 from llm_fed.experiment.needed import needed_config
@@ -67,7 +67,7 @@ def train(
         if done is not None and not done.get("unfinished"):
             reporter.note(f"{folder} is complete: {config.rounds} rounds; fresh=true starts again")
             return done
-        built = prepare(run.config, reporter, base=base, task=_own_data(run.config))
+        built = prepare(run.config, reporter, base=base, task=_own_data(run.config), everybody=False)
         run.config = config = built.config
         if fresh or not holds_results(folder):
             check_names(built.base.model, config.adapter)
@@ -88,6 +88,7 @@ def train(
         told = {"clients": list(clients.names), "nodes": clients.roster.owners, "examples": clients.roster.examples}
         run.remember("network.json", known | told)
         built.server.clients, built.server.cohort = clients.names, clients.cohort_size
+        built.server.structures = structures(config, built.method, built.base, clients.names)
         aggregation.check_cohort(config, clients.cohort_size)
         reporter.announce(announce.run_plan(built, reached=run.reached, names=clients.names).rows())
         name = name or folder.name
@@ -128,7 +129,7 @@ def _merge(
         rounds[need] = summary["round"] if round is None else round
         with Run(folder, its_config) as its_run:
             its_run.begin()
-            its_built = prepare(its_config, reporter, base=built.base, task=_own_data(its_config))
+            its_built = prepare(its_config, reporter, base=built.base, task=_own_data(its_config), everybody=False)
             try:
                 progress = restore(its_run.checkpoints.load(rounds[need]), {}, its_built.server)
             except WireError as error:
@@ -219,6 +220,11 @@ def _check(config: Config) -> None:
                 "names there"
             )
     check_elsewhere(config.privacy)
+    if config.adapter and isinstance(config.adapter.rank, tuple) and isinstance(config.network.clients, int):
+        raise UserError(
+            "a list in adapter.rank goes by the clients' order, which over a network is that of network.clients; list "
+            "their names there, or give {client: rank}"
+        )
     if config.eval.base:
         raise UserError(
             "eval.base=true is for runs in one process or under accelerate launch: over a network clients score only "

@@ -288,5 +288,9 @@ class Watch:
     def record(self) -> dict[str, Any]:
         """Seconds of the round so far, and of each part; and the time of day."""
         signs.round_ended()
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        return {"seconds": round(time.perf_counter() - self._start, 4), "parts": self._parts, "ended": now}
+        return {"seconds": round(time.perf_counter() - self._start, 4), "parts": self._parts, "ended": time_of_day()}
+
+
+def time_of_day() -> str:
+    """Now, by the clocks of all countries (UTC), to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -26,6 +26,7 @@ class Slack:
 
     order: float = 1e-12  # of the server's state, by the order of the uploads: more where it adds up float32
     bytes: float = 0.0  # of a message's size from round to round, as a share: where it depends on what was learned
+    rounding: float = 2e-4  # of float32: AdamW makes a step of up to lr of a gradient as small as its rounding
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ for _per_pass in (1, 2):
 def _fused_in_float32(whole: Outcome, folder: Path, slack: Slack) -> None:
     fused = whole.again(folder / "fused", dtype=torch.float32)
     alone = whole.again(folder / "alone", dtype=torch.float32, per_pass=1)
-    close_runs(fused, alone, 2e-4)  # AdamW makes a step of up to lr of a gradient as small as its rounding
+    close_runs(fused, alone, slack.rounding)
 
 
 @check("the loss falls", "Method.client_update")

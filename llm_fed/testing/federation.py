@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -61,6 +61,7 @@ class Setup:
     least: int  # bytes of a message
     config: Mapping[str, Any]  # the sections of a configuration that ask for such models
     labels: tuple[str, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)  # of clients' adapters, where it is not the structure's
 
     def training(self, words: Sequence[str]) -> Setup:
         """The same with `local.key=value` words laid over how clients train.
@@ -69,6 +70,12 @@ class Setup:
             UserError: a word that a configuration would refuse, too.
         """
         return replace(self, local=overlay(replace(Config(), local=self.local), words, "the method").local)
+
+    def structure_of(self, id: str) -> Structure:
+        """What a site trains; the server's adapter has the largest rank."""
+        if not self.ranks or not isinstance(self.structure, Lora):
+            return self.structure
+        return replace(self.structure, rank=self.ranks.get(id, max(self.ranks.values())))
 
     def refusal(self, method: Method, settings: Mapping[str, Any]) -> str:
         """Why the method does not train such models, in its words; empty where it does."""
@@ -209,10 +216,11 @@ def go(
     method, model = methods.build(dict(settings)), setup.base(dtype)
 
     def site(id: str, train: list[Any]) -> Site:
-        fresh = partial(setup.draw, model, setup.structure, dtype)
+        structure = setup.structure_of(id)
+        fresh = partial(setup.draw, model, structure, dtype)
         data = Data(train, num_labels=tiny.CLASSES)
-        made = Site(id, setup.structure, setup.local, seed, fresh, data, rounds=rounds)
-        made.structure = method.wrap(setup.structure, None if id == "server" else made)
+        made = Site(id, structure, setup.local, seed, fresh, data, rounds=rounds)
+        made.structure = method.wrap(structure, None if id == "server" else made)
         made.draw = partial(setup.draw, model, made.structure, dtype)
         return made
 
@@ -224,6 +232,8 @@ def go(
     runtime = LocalRuntime(setup.engine(model), per_pass)
     server = site("server", [example for client in range(len(SIZES)) for example in setup.examples(client, 2)])
     server.clients, server.cohort = tuple(sorted(order)), len(order)
+    if setup.ranks:
+        server.structures = {id: clients[id].structure for id in server.clients}
     local = {"lr": setup.local.lr, "lr_end": setup.local.lr}
     config = from_dict({"seed": seed, "rounds": rounds, "eval": {"every": 0}, "local": local})
     with Run(folder, config, listen=listen) as run:

@@ -53,6 +53,7 @@ def runs(tmp_path_factory) -> dict[str, tuple[Any, Path]]:
         "fedmerge",
         "feddle, late answers",
         "fedproto, image models",
+        "flora, unequal ranks",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedit", "local", "scaffold", "half of the clients")),
     ],
 )

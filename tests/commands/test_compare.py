@@ -107,7 +107,8 @@ def test_bytes_are_those_of_the_messages_and_of_what_a_method_needs(done):
     lines = [line for line in read_records(done / "out/fedit-seed0/metrics.jsonl") if line["kind"] == "client"]
     one = lines[0]["bytes_up"]
     assert len(lines) == 6 and {line["bytes_up"] for line in lines} == {one}
-    assert rows["fedit"]["bytes"] == {"up_per_round": one, "down_per_round": one, "up": 2 * one, "down": 2 * one}
+    each = {"up_per_round": one, "down_per_round": one, "up": 2 * one, "down": 2 * one}
+    assert rows["fedit"]["bytes"] == each | {"total": len(lines) * 2 * one}
     (empty,) = {
         line["bytes_up"]
         for folder in (done / "out/needs").iterdir()
@@ -212,7 +213,8 @@ def test_mistakes_are_found_before_anything_is_trained(small, tmp_path, llm_fed,
 @pytest.mark.parametrize(
     "section, message",
     [([1], "takes a mapping"), ({"row": {}}, "the closest is 'rows'"), ({"rows": [1]}, "takes labels"),
-     ({"seeds": [0, "one"]}, "whole numbers"), ({"seeds": 3}, "whole numbers")],
+     ({"seeds": [0, "one"]}, "whole numbers"), ({"seeds": 3}, "whole numbers"),
+     ({"budget": "a lot"}, "number of MB above 0")],
 )  # fmt: skip
 def test_a_section_that_is_none(tmp_path, section, message):
     path = tmp_path / "c.yaml"
@@ -331,6 +333,19 @@ def test_markdown_by_hand():
     notes = "\n".join(lines[5:])
     assert "sample standard deviation (divided by n - 1)" in notes and "y|z, seed 1 failed: no [space]" in notes
     assert "cannot be known from 1 draw" in notes and "**" not in "".join(map("".join, cells))
+
+
+def test_what_was_used_of_a_budget_by_hand():
+    """x moved 3 MB of 2^20 bytes in one draw and 5 in the other, y 9 in its only one; `late` has no run yet."""
+    table = by_hand()
+    assert "budget" not in table.as_markdown()
+    table.budget = 8
+    for row, sizes in zip(table.rows, ([3, 5], [9]), strict=False):
+        for seed, size in enumerate(sizes):
+            old = row.results[seed]
+            row.results[seed] = replace(old, traffic=replace(old.traffic, total=size * 2**20))
+    (line,) = [note for note in table.all_notes() if "budget" in note]
+    assert line.endswith("both ways) used: x 4 MB, 50.0%; y|z 9 MB, 112.5%, over the budget.")
 
 
 def test_bold_are_those_that_nobody_is_shown_to_beat():

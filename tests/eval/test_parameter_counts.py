@@ -81,6 +81,10 @@ def test_single_model_scale_is_the_rank(llama, rank):
         ({"name": "feddpa"}, Parameters(A + B, A + B, A + B, 2 * (A + B))),
         # the server keeps each client's adapter and their sum; a mixer has 2 x 3072 entries per adapted layer
         ({"name": "fedalt"}, Parameters(2 * (A + B), A + B, A + B, 2 * (A + B) + 28 * 3 * 2 * 3072)),
+        ({"name": "flexlora"}, Parameters(A + B, A + B, A + B, A + B)),
+        # what was added so far and the last stack, which of one client is its adapter; it is sent the latter
+        ({"name": "flora"}, Parameters(2 * (A + B), A + B, A + B, A + B)),
+        ({"name": "fedex-lora"}, Parameters(A + B, A + B, A + B, A + B)),  # of one client there is no residual
         ({"name": "ifca", "num_models": 3}, Parameters(3 * (A + B), 3 * (A + B), A + B, A + B)),
         ({"name": "fedmerge", "num_models": 3}, Parameters(3 * (A + B), A + B, A + B, A + B)),
     ],

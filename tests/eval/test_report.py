@@ -302,6 +302,17 @@ def test_samples_are_text_and_under_the_first_client_open(tmp_path, undrawn):
     assert page.tags.count("details") == 3  # two clients, and the configuration
 
 
+def test_how_much_each_expert_counts(tmp_path, undrawn):
+    run = write_run(tmp_path / "run", rounds=5)
+    assert "each expert counts" not in read(run).text
+    line = {"client": "snli", "examples": 7, "mean": {"own": 0.25, "rest": 0.75}, "std": {"own": 0.1, "rest": 0.1}}
+    (run / "experts.jsonl").write_text(json.dumps(line) + "\n")
+    assert "client own rest examples snli 0.25 ± 0.10 0.75 ± 0.10 7" in read(run).text
+    (run / "experts.jsonl").write_text(json.dumps(line | {"std": None}) + "\n")
+    page = read(run)
+    assert "snli 0.25 0.75 7" in page.text and "The weights are the same for all examples" in page.text
+
+
 def test_why_there_are_no_samples(tmp_path, undrawn):
     run = write_run(tmp_path / "run", rounds=5)
     assert "Sample predictions" not in read(run).text
@@ -319,7 +330,7 @@ def test_where_it_was_made_and_how_its_models_are_used(tmp_path, undrawn):
     card.parent.mkdir(parents=True)
     card.write_text('# Adapter\n\n```python\nmodel = load("path/to/this/folder")\n```\n\n```yaml\na: 1\n```\n')
     page = read(run)
-    assert "last round ended 2026-01-02 03:04:05 UTC device cuda:0 hardware H200 torch 2.9" in page.text
+    assert "ended 2026-01-02 03:04:05 UTC device cuda:0 hardware H200 torch 2.9" in page.text
     assert "model = load('run/adapters/snli')" in page.text
 
 

@@ -128,6 +128,17 @@ def test_whether_bytes_depend_on_what_is_learned_is_said(tmp_path):
     assert not plan.costs.exact and "answers with about" in plan.cost_rows()["messages"]
 
 
+def test_what_is_sent_after_round_1_is_counted_where_it_differs(small, tmp_path, without_reports):
+    """FLoRA sends no adapter in round 1, and then a stack of the cohort's. A checkpoint's state is that of round 0."""
+    tree = small.tree(eval={"every": 0}, method={"name": "flora"})
+    costs = planned(tree, tmp_path / "run").costs
+    run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+    rounds = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "round"]
+    assert (costs.down_first, costs.up_first) == (rounds[0]["bytes_down"], rounds[0]["bytes_up"])
+    assert rounds[1]["bytes_down"] > 2 * costs.down_first
+    assert costs.down_run == pytest.approx(sum(line["bytes_down"] for line in rounds), rel=0.01)
+
+
 def test_a_dry_run_leaves_nothing(small, llm_fed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = small.config(tmp_path / "c.yaml")

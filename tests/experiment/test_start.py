@@ -19,6 +19,7 @@ from llm_fed.errors import UserError
 from llm_fed.eval.report import run as report
 from llm_fed.experiment import build, needed
 from llm_fed.experiment import run as experiment
+from llm_fed.merge.delta import joined
 from llm_fed.methods import METHODS
 from llm_fed.models.loading import Base
 from llm_fed.network import server
@@ -115,7 +116,11 @@ def test_every_method_starts_there_or_says_why_not(small, origins):
                     id: made.method.personalize(site, made.method.broadcast(state, id))
                     for id, site in made.clients.items()
                 }
-                assert all(found.equal(start) for found in made.runtime.run(work).values()), name
+                for found in made.runtime.run(work).values():
+                    if not made.server.structure.delta:
+                        assert found.equal(start), name
+                    else:  # it may lie beneath a fresh adapter
+                        torch.testing.assert_close(joined(found, made.server.structure)[0].row, start.row)
     several = {name for (name, origin), reason in refused.items() if "several models that differ" in reason}
     assert several == {"fedmerge", "fedmerge-fixed", "ifca"}
     experts = {name for (name, origin), reason in refused.items() if origin == "fedit" and "one adapter, but" in reason}

@@ -15,7 +15,7 @@ import tiny
 import torch
 import yaml
 from hub_server import TOKEN, Hub, Repository, serving
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants, hf_api, snapshot_download
 from transformers import AutoModelForCausalLM
 
 from llm_fed.errors import UserError
@@ -34,6 +34,7 @@ def hub(monkeypatch, tmp_path):
     hub = Hub()
     with serving(hub):
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(hf_api.api, "endpoint", hub.url)  # which PEFT asks whether a file exists
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         )
@@ -221,6 +222,61 @@ def test_a_client_of_several_adapters_is_one_repository(hub, llm_fed, finished, 
     assert json.loads(files["local/adapter_config.json"])["base_model_name_or_path"] == small.base.name
     folder = Path(snapshot_download(ADA, local_dir=tmp_path / "back"))
     assert torch.equal(logits(small.base, folder / "local"), logits(small.base, finished / "adapters/cyd"))
+
+
+def test_one_repository_with_a_folder_per_client(hub, llm_fed, finished, small, tmp_path):
+    said = llm_fed("push", finished, "ann", "--one-repository")
+    assert (said.code, said.out) == (0, f"pushed    {hub.url}/ann/run-fedmerge\n"), said.err
+    repository = hub.repositories["ann/run-fedmerge"]
+    assert len(hub.repositories) == 1 and hub.commits() == 1
+    inside = {f"{client}/{name}" for client in ("ada", "bob", "cyd") for name in os.listdir(finished / "adapters/ada")}
+    assert repository.files.keys() == {*inside, "README.md"}
+    for client in ("ada", "cyd"):  # over the Hub's protocol, file by file
+        model = AutoModelForCausalLM.from_pretrained(small.base)
+        model = peft.PeftModel.from_pretrained(model, "ann/run-fedmerge", subfolder=client).eval()
+        with torch.no_grad():
+            found = model(**tiny.inputs("llama", 2)).logits
+        assert torch.equal(found, logits(small.base, finished / "adapters" / client))
+    settings = json.loads(repository.files["cyd/adapter_config.json"])
+    assert settings["base_model_name_or_path"] == small.base.name  # what a server compares with its own base
+
+    said = llm_fed("push", finished, "ann", "--one-repository")
+    assert said.out == f"unchanged {hub.url}/ann/run-fedmerge\n" and hub.commits() == 1
+    words = ("push", finished, "lab", "--one-repository", "--prefix", "v1", "--client")
+    assert llm_fed(*words, "cyd", "--private").code == 0 and llm_fed(*words, "bob").code == 0  # what is there stays
+    later = hub.repositories["lab/v1"]
+    assert later.private and {name.split("/")[0] for name in later.files} == {"bob", "cyd", "README.md"}
+
+
+def test_the_card_of_one_repository(hub, llm_fed, finished, tmp_path):
+    """Its example is of the first client, if PEFT can load that; the licence is in all cards."""
+    assert llm_fed("push", finished, "ann", "--one-repository", "--license", "mit").code == 0
+    text = hub.repositories["ann/run-fedmerge"].files["README.md"].decode()
+    assert "PeftModel.from_pretrained(base, 'ann/run-fedmerge', subfolder='ada')" in text
+    tags = ["llm_fed", "lora", "federated-learning"]
+    assert front(hub, "ann/run-fedmerge") == {
+        "library_name": "peft", "pipeline_tag": "text-generation", "tags": tags, "license": "mit",
+    }  # fmt: skip
+    assert b"license: mit" in hub.repositories["ann/run-fedmerge"].files["bob/README.md"]
+    shutil.copytree(finished, tmp_path / "run")
+    for change in ({"modules_to_save": ["head"]}, None):
+        config = tmp_path / "run/adapters/ada/adapter_config.json"
+        if change:
+            config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+        else:
+            config.unlink()
+        assert llm_fed("push", tmp_path / "run", "ann", "--one-repository").code == 0
+        assert b"PeftModel" not in hub.repositories["ann/run-fedmerge"].files["README.md"]
+
+
+def test_refusals_of_one_repository(hub, llm_fed, finished):
+    """A repository's name is the same for all clients, so it is this that is named."""
+    words = ("push", finished, "ann", "--one-repository")
+    llm_fed(*words, "--prefix", "my run").assert_refused("this run: ", "my run", "--prefix")
+    assert llm_fed(*words).code == 0
+    llm_fed(*words, "--private").assert_refused("ann/run-fedmerge exists and is public", "--prefix")
+    hub.refuse = lambda request: 413 if "commit" in request else None
+    llm_fed(*words, "--client", "ada", "--license", "mit").assert_refused("ann/run-fedmerge is not pushed", code=1)
 
 
 def test_the_script_and_the_environment(hub, finished, tmp_path):

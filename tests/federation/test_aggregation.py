@@ -42,6 +42,7 @@ OWN_STEP: dict[str, dict[str, Any]] = {  # methods whose server step is their ow
     "fedmerge-fixed": {"name": "fedmerge-fixed", "num_models": 3, "models_per_client": 2},
 }
 ADAPTIVE = {"fedadagrad", "fedadam", "fedyogi"}  # their steps adapt to what arrives
+OF_FACTORS = {"rolora", "fedsvd"}  # they need whole adapters: tests/methods/test_alternating_and_turning.py
 
 
 def draw(generator: torch.Generator) -> State:
@@ -104,14 +105,15 @@ def test_which_methods_those_are():
     inherited = {name for name in found if found[name] and not methods.METHODS[name].robust}
     assert inherited == {
         "fedlora", "fedprox", "ffa", "fedsa", "feddpa", "fedbn", "fedmoe", "lg-fedavg", "fml", "fedapen", "pfedmoe",
-        "fedem", "ditto",
+        "fedem", "ditto", "fedrot-lora",
     }  # fmt: skip
     assert {name for name, takes in found.items() if not takes} == {
-        "local", "scaffold", "fedalt", "fd", "fedproto", "fedasync", "ca2fl", "center", "feddf", "potara",
+        "local", "scaffold", "fedalt", "hetlora", "flexlora", "flora", "fedex-lora", "fd", "fedproto", "fedasync",
+        "ca2fl", "center", "feddf", "potara",
         "fisher-merging", "mean", "grid", "task-arithmetic", "ties", "dare", "slerp",
     }  # fmt: skip
     of_their_own = {settings["name"] for settings in OWN_STEP.values()}
-    assert of_their_own | ADAPTIVE == {name for name in found if methods.METHODS[name].robust}
+    assert of_their_own | ADAPTIVE | OF_FACTORS == {name for name in found if methods.METHODS[name].robust}
 
 
 @pytest.mark.parametrize("name", sorted(ADAPTIVE))

@@ -123,6 +123,7 @@ def test_a_server_that_needs_the_mean_only(name):
     mean = model.like(sum(delta.row for delta in deltas) / 3)
     numbers = {"momentum": 0 * model.row, "second": 0 * model.row + 1e-6}
     state = {"model": model, **numbers} if name in OF_OPTIMIZERS else model
+    state = {"model": model, "turn": "lora_B"} if name == "rolora" else state
 
     def step(*contents: State) -> State:
         server = toy.server()
@@ -131,7 +132,7 @@ def test_a_server_that_needs_the_mean_only(name):
         uploads = [Upload(name, 1, 0, content) for name, content in zip("abc", contents, strict=False)]
         runtime = toy.ToyRuntime({"server": 5.0})
         (found,) = runtime.run({"server": method.server_update(server, state, uploads)}).values()
-        return found["model"] if name in OF_OPTIMIZERS else found
+        return found["model"] if name in {*OF_OPTIMIZERS, "rolora"} else found
 
     torch.testing.assert_close(step(*deltas).row, step(mean).row, rtol=0, atol=1e-12)
     assert not torch.equal(step(mean).row, step(deltas[0]).row)
@@ -141,7 +142,8 @@ def test_a_server_that_needs_the_mean_only(name):
 def test_which_methods_those_are():
     assert sorted(MEAN_ONLY) == [
         "ditto", "fed+ft", "fedadagrad", "fedadam", "fedapen", "fedavgm", "fedbn", "feddpa", "fedem", "fedit",
-        "fedlora", "fedmoe", "fedprox", "fedsa", "fedyogi", "ffa", "fml", "lg-fedavg", "pfedmoe",
+        "fedlora", "fedmoe", "fedprox", "fedrot-lora", "fedsa", "fedsvd", "fedyogi", "ffa", "fml", "lg-fedavg",
+        "pfedmoe", "rolora",
     ]  # fmt: skip
     assert not FedIT(wait="first_n").mean_only
 

@@ -26,6 +26,10 @@ OPEN = {  # what a file leaves to the command line
     "fedmerge_pacs_cpu.yaml": ["task.path=data"],
     "fedmoe_cpu.yaml": ["task.path=data"],
     "fedmoe_gate.yaml": ["task.path=data"],
+    **dict.fromkeys(
+        [f"fedllm_bench_{name}.yaml" for name in ("aya", "chatbotit", "wildchat_single", "wildchat_multi")],
+        ["task.path=data"],
+    ),
     "potara_vit_cpu.yaml": ["base.name=base", "task.path=data"],
 }
 ROWS = [(name, label, words) for name in FILES for label, words in compare.load_rows(FOLDER / name).items()]

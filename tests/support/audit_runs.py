@@ -41,6 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "half of the clients": {"participation": 0.5, "rounds": 4},
     "one client after another": {"clients_per_pass": 1},
     "messages of few bits": {"transport": {"up": "int8", "down": "bfloat16"}},
+    "flora, unequal ranks": {"method": {"name": "flora"}, "adapter": {"rank": [1, 2, 3]}, "participation": 0.7},
     "noise at the server": {"privacy": {"clip": 1.0, "noise": 0.5}, "participation": 0.7},
     "noise at the clients": {"privacy": {"clip": 1.0, "noise": 0.1, "where": "client"}},
     "scored every second round": {"eval": {"every": 2}, "checkpoint": {"every": 2, "keep": 1}},

@@ -8,6 +8,13 @@ from transformers import PreTrainedTokenizerFast
 
 BOS, EOS = 1, 2
 
+# A chat template with the tokenizer's EOS at the end of each turn, and with generation marks.
+MARKED = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>"
+    "{% endgeneration %}{% else %}{{ m.content }}</s>{% endif %}{{ '|' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
 
 def byte_tokenizer(around: str = "$A", chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """One token a byte; `around` says which special tokens it adds to a text, e.g. "<s> $A"."""

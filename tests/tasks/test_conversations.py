@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from byte_tokenizer import EOS, byte_tokenizer
+from byte_tokenizer import EOS, MARKED, byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +17,6 @@ from llm_fed.tasks import files
 from llm_fed.tasks.common import Turn, encode_prompt
 from llm_fed.tasks.conversations import encode_conversation, turns_of
 
-# ChatML with the tokenizer's EOS at the end of each turn; with and without generation marks.
-MARKED = (
-    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>"
-    "{% endgeneration %}{% else %}{{ m.content }}</s>{% endif %}{{ '|' }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 PLAIN = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 FORGETS = "{% for m in messages[-2:] %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"  # rewrites earlier turns
 TALK = [

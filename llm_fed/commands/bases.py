@@ -1,0 +1,106 @@
+"""What `llm-fed doctor --base` says of a base from its configuration and tokenizer, before any weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich import filesize
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from llm_fed.config import AdapterConfig
+from llm_fed.errors import UserError
+from llm_fed.models.loading import check_name, explain
+from llm_fed.models.lora import Lora, layout, targets
+from llm_fed.tasks.conversations import MARK
+
+# `model_type` of the families of which a small model was compared with stock PEFT: training, answers and export
+# (tests/engine/test_bases.py).
+COMPARED = (
+    "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "olmo", "olmo2", "smollm3",
+    "granite", "qwen2_moe", "qwen3_moe", "mixtral", "olmoe",
+)  # fmt: skip
+_HEADROOM = 1.1  # of 4-bit weights: scales, and what stays in 16 bits beside embeddings
+
+
+def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
+    """One finding per question, {what, found, ok}, as of `doctor.examine`; of a base that cannot be used one is not ok.
+
+    Raises:
+        UserError: there is no such folder or Hub model, or it is no causal language model.
+    """
+    place = check_name(name)
+    try:
+        config = AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
+        with torch.device("meta"):  # layers and shapes without their numbers
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers share no class of errors
+        raise UserError(explain(name, error, "a causal LM")) from error
+    questions: dict[str, Callable[[], str]] = {
+        "family": lambda: _family(model),
+        "size": lambda: _size(model),
+        "context": lambda: _context(model),
+        "adapters on q_proj and v_proj (the default)": lambda: _adapters(model, AdapterConfig()),
+        "adapters on all-linear": lambda: _adapters(model, AdapterConfig(target_modules="all-linear")),
+        "chat template": lambda: _template(tokenizer),
+        "end of an answer": lambda: _end(model, tokenizer),
+    }
+    findings = []
+    for what, answer in questions.items():
+        try:
+            findings.append({"what": what, "found": answer(), "ok": True})
+        except UserError as error:  # one way of adapting it is none; another may be
+            findings.append({"what": what, "found": f"no: {error}", "ok": not what.startswith("end")})
+    return findings
+
+
+def _family(model: PreTrainedModel) -> str:
+    kind = model.config.get_text_config().model_type
+    compared = "compared with stock PEFT on a small model" if kind in COMPARED else "not compared with stock PEFT yet"
+    return f"{kind} ({type(model).__name__}), {compared}"
+
+
+def _size(model: PreTrainedModel) -> str:
+    count = sum(p.numel() for p in model.parameters())
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    head = model.get_output_embeddings()
+    packed = linear - (head.weight.numel() if isinstance(head, torch.nn.Linear) else 0)
+    nf4 = (packed / 2 + 2 * (count - packed)) * _HEADROOM
+    full, half, quarter = (filesize.decimal(round(size)) for size in (4 * count, 2 * count, nf4))
+    return f"{count:,} parameters; weights of {full} in float32, {half} in bfloat16, about {quarter} in nf4"
+
+
+def _context(model: PreTrainedModel) -> str:
+    config = model.config.get_text_config()
+    length = getattr(config, "max_position_embeddings", None)
+    window = getattr(config, "sliding_window", None)
+    known = "not stated" if length is None else f"{length:,} tokens"
+    return known + (f", of which a layer with a sliding window sees {window:,}" if window else "")
+
+
+def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
+    structure = Lora.from_config(adapter)
+    found = targets(model, structure)
+    kinds = sorted({name.rpartition(".")[2] for name in found})
+    size = layout(model, structure).size
+    return f"{len(found)} layers ({', '.join(kinds)}), {size:,} parameters at rank {structure.rank}"
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str:
+    template = tokenizer.chat_template
+    if not template:
+        return "none: task.template=chat is not possible; take alpaca, alpaca-short, plain or one of your own"
+    if isinstance(template, dict):
+        template = "".join(template.values())
+    marked = "with" if MARK.replace(" ", "") in str(template).replace(" ", "").replace("-", "") else "without"
+    return f"yes, {marked} generation marks (task.template=chat)"
+
+
+def _end(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    if tokenizer.eos_token is None and tokenizer.pad_token is None:
+        raise UserError("the tokenizer has neither a pad nor an EOS token; set one in its tokenizer_config.json")
+    stops = model.generation_config.eos_token_id if model.generation_config else None
+    every = {tokenizer.eos_token_id, *([stops] if isinstance(stops, int) else stops or [])} - {None}
+    return ", ".join(repr(tokenizer.decode([token])) for token in sorted(every))

@@ -1,0 +1,81 @@
+"""Deltas: what lies beneath the adapters of a bank (`merge.delta`). Rows whose deltas are equal share one, so that a
+whole cohort adds it to a layer at once.
+
+Shape letters: N rows of a batch, T tokens, R rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.merge.delta import DENSE, under
+from llm_fed.models.lora import FACTORS
+from llm_fed.state import State
+
+Layers = dict[str, dict[str, Tensor]]  # by layer and by the last part of the name
+
+
+class Deltas:
+    """Those of the rows of a bank; a row that was not loaded has none."""
+
+    def __init__(self, rows: Tensor):
+        self._like = rows
+        self._different: list[Layers] = []
+        self._of = torch.full((len(rows),), -1)
+
+    def load(self, k: int, state: State) -> None:
+        """Take what lies beneath the state of row k."""
+        found: Layers = {
+            layer: {part: tensor.to(self._like) for part, tensor in parts.items()}
+            for layer, parts in under(state).items()
+        }
+        self._of[k] = next((n for n, other in enumerate(self._different) if _equal(found, other)), len(self._different))
+        if self._of[k] == len(self._different):
+            self._different.append(found)
+
+    def on(self, name: str, index: Tensor) -> Below | None:
+        """The forward hook of a layer for a batch whose row n goes through the bank's row index[n]; None where nothing
+        lies beneath."""
+        if not any(name in each for each in self._different):
+            return None
+        asked = self._of[index]
+        parts = []
+        for n in asked.unique().tolist():
+            if n >= 0 and name in self._different[n]:
+                rows = (asked == n).nonzero()[:, 0]
+                parts.append((None if len(rows) == len(index) else rows, self._different[n][name]))
+        return Below(parts, len(index)) if parts else None
+
+
+@dataclass(frozen=True)
+class Below:
+    """A forward hook: the layer's output y becomes y + D x, of the rows that have a D, in the dtype of y."""
+
+    parts: list[tuple[Tensor | None, dict[str, Tensor]]]  # rows (None: all), and B and A, or D
+    num_rows: int  # N
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x, y = inputs[0].to(output.device), output.reshape(self.num_rows, -1, output.shape[-1])
+        x = x.reshape(self.num_rows, -1, x.shape[-1])
+        for rows, delta in self.parts:
+            part, here = x if rows is None else x[rows.to(x.device)], {k: v.to(y.device) for k, v in delta.items()}
+            if not torch.is_autocast_enabled(x.device.type):
+                part = part.to(next(iter(here.values())).dtype)
+            more = nn.functional.linear(part, here[DENSE] if DENSE in here else here[FACTORS[0]])
+            more = more if DENSE in here else nn.functional.linear(more, here[FACTORS[1]])
+            y = y + more.to(y.dtype) if rows is None else y.index_add(0, rows.to(y.device), more.to(y.dtype))
+        return y.view(output.shape)
+
+
+def _equal(one: Layers, other: Layers) -> bool:
+    return one.keys() == other.keys() and all(
+        parts.keys() == other[layer].keys() and all(_same(value, other[layer][part]) for part, value in parts.items())
+        for layer, parts in one.items()
+    )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)

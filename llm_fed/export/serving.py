@@ -1,0 +1,103 @@
+"""Whether vLLM and LoRAX can serve an exported folder, by the rules that they document or have in their code.
+
+Only what the folder itself decides is looked at. What depends on the base (which of its layers a server adapts), and
+where each rule stands, is in docs/serving.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from llm_fed.errors import UserError, one_line
+from llm_fed.export.peft_folders import CONFIG, GATE, WEIGHTS
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM takes as --max-lora-rank
+_SERVERS = ("vLLM", "LoRAX")
+
+
+@dataclass(frozen=True)
+class Servable:
+    """What becomes of one exported folder at a server."""
+
+    base: str  # the name by which the adapter calls its base
+    rank: int
+    refused: Mapping[str, str]  # by server why it cannot serve the folder; a server that can is not in it
+
+
+def servable(folder: Path) -> Servable:
+    """Which servers can serve a folder that a run has exported.
+
+    Raises:
+        UserError: its files are damaged.
+    """
+    if (folder / GATE).is_file():
+        experts = sum(path.is_dir() for path in folder.iterdir())
+        return _by_nobody(f"it is {experts} adapters that a gate weighs, and a server knows one adapter per request")
+    if not (folder / CONFIG).is_file():
+        return _by_nobody("it is a whole image model, and these are servers of language models")
+    try:
+        settings: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        base, rank = str(settings["base_model_name_or_path"] or ""), int(settings["r"])
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            names = list(file.keys())
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+        raise UserError(f"the adapter {folder} is damaged ({one_line(str(error))}); export it again") from error
+    for key, off in (("modules_to_save", None), ("use_dora", False), ("bias", "none")):
+        if (value := settings.get(key, off)) not in (off, []):
+            return _by_nobody(f"its {key} is {one_line(json.dumps(value))}, where only {json.dumps(off)} can be served")
+    refused = {}
+    if rank > VLLM_RANKS[-1]:
+        refused["vLLM"] = f"its rank is {rank}, and vLLM's --max-lora-rank ends at {VLLM_RANKS[-1]}"
+    if partial := _not_on_each_layer(names):
+        refused["LoRAX"] = f"{partial} is adapted on some layers only, and LoRAX would leave it out on all of them"
+    return Servable(base, rank, refused)
+
+
+def lines(found: Mapping[str, Servable]) -> list[str]:
+    """Which servers can serve the folders of these clients, in words, and why not the others."""
+    said = []
+    for server in _SERVERS:
+        by_reason: dict[str, list[str]] = {}
+        for client, item in found.items():
+            by_reason.setdefault(item.refused.get(server, ""), []).append(client)
+        for reason, clients in by_reason.items():
+            everybody = len(clients) == len(found) > 1
+            who = f"all {len(found)}" if everybody else _named(clients)
+            if reason:
+                none = f"can serve none of the {len(found)}" if everybody else f"cannot serve {who}"
+                said.append(f"{server} {none}: {reason}")
+            elif server == "vLLM":
+                most = min(rank for rank in VLLM_RANKS if rank >= max(found[client].rank for client in clients))
+                options = f"--enable-lora --max-lora-rank {most}"
+                said.append(f"vLLM can serve {who} on {found[clients[0]].base} with {options}; see docs/serving.md")
+            else:
+                said.append(f"{server} can serve {who}")
+    return said
+
+
+def _by_nobody(reason: str) -> Servable:
+    return Servable("", 0, dict.fromkeys(_SERVERS, reason))
+
+
+def _not_on_each_layer(names: Iterable[str]) -> str:
+    """The last part of the name of the first linear layer that not every layer of the model has adapted, or nothing.
+
+    How many layers the base has is not known here: they are taken to be as many as the highest number says.
+    """
+    numbers: dict[str, set[int]] = {}
+    for name in names:
+        if place := re.search(r"\.(\d+)\.", name):
+            numbers.setdefault(f"{name[: place.start()]}.*.{name[place.end() :]}", set()).add(int(place[1]))
+    layers = 1 + max((number for each in numbers.values() for number in each), default=-1)
+    return next((name.split(".")[-3] for name, each in sorted(numbers.items()) if len(each) < layers), "")
+
+
+def _named(clients: list[str]) -> str:
+    return f"{', '.join(clients[:5])}{f' and {len(clients) - 5} more' if clients[5:] else ''}"

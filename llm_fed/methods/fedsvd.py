@@ -1,0 +1,64 @@
+"""FedSVD: Adaptive Orthogonalization for Private Federated Learning with LoRA (Lee et al., NeurIPS 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llm_fed.merge.factors import decomposed, rank_of, rebuilt, resized
+from llm_fed.merge.products import layers
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload
+from llm_fed.settings import PositiveInt
+from llm_fed.site import Site
+from llm_fed.state import State
+
+TRAINED = r"^(?!.*\.lora_A$)"
+
+
+@dataclass(frozen=True)
+class FedSVD(Method):
+    """FFA-LoRA whose server turns A with what was learned: clients train B beside a frozen A and send it; the server
+    averages B and replaces both factors by the singular value decomposition of B A: A has its right singular vectors,
+    which are orthonormal, and B = U S. The product stays the same.
+
+    Clients are sent both factors. An image model's head is trained and averaged like B.
+    A late answer was trained beside another A, so it counts no more.
+    """
+
+    paper: ClassVar[str] = "FedSVD (Lee et al. 2025)"
+    one_model: ClassVar[bool] = True
+    mean_only: ClassVar[bool] = True
+    adapters_only: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
+    trained: ClassVar[str] = TRAINED
+
+    period: PositiveInt = 1  # rounds between two decompositions
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        theta = await client.fit(message, train=TRAINED)
+        return theta.select(TRAINED) - message.select(TRAINED)
+
+    def upload_like(self, message: Message) -> Message:
+        return message.select(TRAINED)
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        current = [upload for upload in uploads if upload.staleness == 0]
+        if current:
+            examples = [upload.num_examples for upload in current]
+            step = server.average([upload.content for upload in current], examples)
+            state = state.updated(state.pick(list(step)) + step)
+        return orthogonal(state) if server.round % self.period == 0 else state
+
+
+def orthogonal(state: State) -> State:
+    """The same products B A with orthonormal rows of A and B = U S. A layer whose B is zero stays as it is, as nothing
+    was learned that A could turn to."""
+    learned = [(layer, a, b) for layer, a, b in layers(state) if bool(state[b].any())]
+    if not learned:
+        return state
+    entries, rank, pairs = state.tensors(), rank_of(state), {}
+    for layer, a, b in learned:
+        u, s, v = decomposed(state[b], state[a], rank)
+        pairs[layer] = u[:, :rank] * s[:rank], v[:rank]
+    return resized(rebuilt(state, entries, pairs), rank)  # a layer narrower than the rank has fewer components

@@ -1,0 +1,52 @@
+"""FlexLoRA: Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources (Bai, Chen,
+Qian, Yao, Li; NeurIPS 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llm_fed.merge.factors import decomposed, heads, rank_of, rebuilt, resized, stacked
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload
+from llm_fed.methods import served
+from llm_fed.site import Site
+
+
+@dataclass(frozen=True)
+class FlexLoRA(Method):
+    """What the clients' adapters add to each layer is averaged as whole products `s B A`, and each client is sent the
+    singular value decomposition of the mean, cut to its rank: `B = U S / s`, `A = V`, as in the authors' code.
+
+    The server keeps of the mean as many components as the largest client has, which is all that it sends. An image
+    model's head is averaged entry by entry.
+    """
+
+    paper: ClassVar[str] = "FlexLoRA (Bai et al. 2024)"
+    adapters_only: ClassVar[bool] = True
+    any_rank: ClassVar[bool] = True
+
+    def init(self, server: Site) -> Message:
+        return {"model": server.initial(), "clients": served.clients_of(server)}
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        return served.part(state["model"], state["clients"], client)
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        return await client.fit(message)
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        model, total = state["model"], sum(upload.num_examples for upload in uploads)
+        examples = [float(upload.num_examples) for upload in uploads]
+        # W = sum_k n_k / n s_k B_k A_k, in the server's scaling
+        factors = [served.of(state["clients"], upload.client, model)[1] for upload in uploads]
+        adapters = [upload.content for upload in uploads]
+        mean = stacked(adapters, [n / total / factor for n, factor in zip(examples, factors, strict=True)])
+        pairs, rank = {}, rank_of(model)
+        for layer, (b, a) in mean.items():
+            u, s, v = decomposed(b, a, rank)
+            pairs[layer] = u[:, :rank] * s[:rank], v[:rank]
+        found = rebuilt(model, heads(adapters, examples), pairs)
+        return {"model": resized(found, rank), "clients": state["clients"]}  # a narrow layer has fewer components

@@ -1,0 +1,119 @@
+"""HetLoRA: Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models (Cho, Liu, Xu, Fahrezi, Joshi;
+EMNLP 2024)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from llm_fed.merge.factors import heads, product_norms, rank_of, rebuilt, resized
+from llm_fed.merge.products import layers
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload
+from llm_fed.methods import served
+from llm_fed.models.lora import Lora
+from llm_fed.optimizer import Tail
+from llm_fed.settings import Above, AtMost, NonNegativeFloat
+from llm_fed.site import Site
+from llm_fed.state import State
+
+
+@dataclass(frozen=True)
+class HetLoRA(Method):
+    """The server's adapter has the largest rank; each client is sent its first components, trains them, and its answer
+    is padded with zeros before the factors are averaged, those with larger products counting more.
+
+    Rank self-pruning: a client's loss has `pruning * ||B[:, decay r:]|| ||A[decay r:]||` added, and where this norm is
+    smaller after training than before it, the client's rank becomes `decay r`, rounded down, from then on; its scaling
+    stays.
+    An image model's head is the mean weighted by numbers of examples.
+
+    The authors published no code; lambda and gamma are those with which the authors of FlexLoRA compared it.
+
+    Deviation: the paper has no scaling alpha / r. Here clients' factors are averaged in the server's
+    (`merge.factors`), so that a product means the same at every client
+    (`test_hetlora_pads_with_zeros_and_averages_factors`).
+    Deviation: weights are taken layer by layer, each from the layer's own products, of which the paper has one
+    (`test_hetlora_weighs_by_the_norms_of_products`).
+    Deviation: in the round in which a client prunes itself, what it gave up travels once more, as zeros, since the
+    server expects what it asked for (`test_a_client_whose_tail_shrinks_prunes_itself_for_good`).
+    """
+
+    paper: ClassVar[str] = "HetLoRA (Cho et al. 2024)"
+    adapters_only: ClassVar[bool] = True
+    any_rank: ClassVar[bool] = True
+
+    weights: Literal["sparsity", "examples"] = "sparsity"  # ||B_k A_k|| over their sum, or n_k / n
+    pruning: NonNegativeFloat = 0.001  # lambda; 0: ranks stay
+    decay: Annotated[float, Above(0), AtMost(1)] = 0.99  # gamma: the share of its rank that is kept
+
+    def init(self, server: Site) -> Message:
+        return {"model": server.initial(), "clients": served.clients_of(server)}
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        return served.part(state["model"], state["clients"], client)
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        rank, optimizer = rank_of(message), client.optimizer
+        kept = max(1, math.floor(self.decay * rank + 1e-9)) if self.pruning else rank
+        if kept < rank:
+            optimizer = replace(optimizer, tail=Tail(self.pruning, kept))
+        theta = await client.fit(message, structure=_of_rank(client, rank), optimizer=optimizer)
+        if kept < rank and _tail(theta, kept) < _tail(message, kept):
+            return {"adapter": resized(resized(theta, kept), rank), "rank": kept}
+        return {"adapter": theta, "rank": rank}
+
+    def upload_like(self, message: Message) -> Message:
+        return {"adapter": message, "rank": 0}
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        model, clients = state["model"], dict(state["clients"])
+        padded = []
+        for upload in uploads:
+            rank, factor = served.of(clients, upload.client, model)
+            padded.append(resized(upload.content["adapter"], rank_of(model), 1 / factor))
+            pruned = max(1, min(rank, upload.content["rank"]))
+            if pruned < rank:
+                clients[upload.client] = {"rank": pruned, "factor": factor}
+        examples = [float(upload.num_examples) for upload in uploads]
+        return {"model": self._mean(padded, examples), "clients": dict(sorted(clients.items()))}
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        assert isinstance(client.structure, Lora)
+        return resized(message, client.structure.rank)
+
+    def report(self, state: Message) -> dict[str, Any]:
+        return {"ranks": {name: its["rank"] for name, its in state["clients"].items()}} if state["clients"] else {}
+
+    def _mean(self, padded: list[State], examples: list[float]) -> State:
+        entries = heads(padded, examples)
+        norms = [product_norms(state) for state in padded]
+        for layer, a, b in layers(padded[0]):
+            weights = examples if self.weights == "examples" else [found[layer] for found in norms]
+            # Where no client adds anything to the layer, all count alike.
+            share = torch.tensor(weights if sum(weights) else [1.0] * len(padded), dtype=torch.float64)
+            for name in (a, b):
+                entries[name] = _weighted([state[name] for state in padded], share / share.sum())
+        return rebuilt(padded[0], entries)
+
+
+def _of_rank(client: Site, rank: int) -> Lora:
+    """The client's structure at a rank to which it has pruned itself, with the scaling that it had."""
+    structure = client.structure
+    assert isinstance(structure, Lora)
+    return structure if rank == structure.rank else replace(structure, rank=rank, alpha=structure.scaling * rank)
+
+
+def _tail(state: State, first: int) -> float:
+    """`sum over layers of ||B[:, first:]|| ||A[first:]||`."""
+    return sum(float(state[b][:, first:].norm() * state[a][first:].norm()) for _, a, b in layers(state))
+
+
+def _weighted(values: list[Tensor], share: Tensor) -> Tensor:
+    return torch.einsum("k,k...->...", share.to(values[0]), torch.stack(values))

@@ -1,0 +1,66 @@
+"""RoLoRA: Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA (Chen, Guo, Ju, Dalal, Zhu, Khisti;
+NeurIPS 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload
+from llm_fed.models.lora import FACTORS
+from llm_fed.site import Site
+from llm_fed.state import State
+
+A, B = FACTORS
+
+
+@dataclass(frozen=True)
+class RoLoRA(Method):
+    """B and A are trained and averaged in turn, a round each, while the other is frozen: so B A is averaged exactly.
+
+    B comes first, as with B at zero A has no gradient. Clients send what they trained, half of an adapter.
+    An image model's head is trained and averaged in every round.
+    A late answer moves the factor that it trained.
+    Deviation: clients are sent both factors, as one that was not asked in the last round lacks the other.
+    """
+
+    paper: ClassVar[str] = "RoLoRA (Chen et al. 2025)"
+    one_model: ClassVar[bool] = True
+    mean_only: ClassVar[bool] = True
+    adapters_only: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
+
+    def init(self, server: Site) -> Message:
+        return {"model": server.initial(), "turn": B}
+
+    async def client_update(self, client: Site, message: Message) -> Message:
+        start, trained = message["model"], _trained(message)
+        theta = await client.fit(start, train=trained)
+        return theta.select(trained) - start.select(trained)
+
+    def upload_like(self, message: Message) -> Message:
+        return message["model"].select(_trained(message))
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        """The mean over the answers of each turn; then the turn is the other factor's."""
+        model: State = state["model"]
+        for turn in (B, A):
+            if answers := [upload for upload in uploads if _turn_of(upload.content) == turn]:
+                examples = [upload.num_examples for upload in answers]
+                step = server.average([upload.content for upload in answers], examples)
+                model = model.updated(model.pick(list(step)) + step)
+        return {"model": model, "turn": A if state["turn"] == B else B}
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return message["model"]
+
+
+def _turn_of(answer: State) -> str:
+    return A if any(name.endswith(A) for name in answer) else B
+
+
+def _trained(message: Message) -> str:
+    """The regular expression of what a client trains: everything but the frozen factor."""
+    frozen = A if message["turn"] == B else B
+    return rf"^(?!.*\.{frozen}$)"

@@ -1,0 +1,36 @@
+"""What the methods share whose server has one adapter of the largest rank and sends each client its part. No method
+itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llm_fed.merge.factors import rank_of, resized
+from llm_fed.models.lora import Lora
+from llm_fed.site import Site
+from llm_fed.state import State
+
+Clients = Mapping[str, Any]  # by name {"rank": r, "factor": the server's scaling over the client's}
+
+
+def clients_of(server: Site) -> Clients:
+    """Of the clients whose adapters differ from the server's."""
+    own = server.structure
+    assert isinstance(own, Lora)  # these methods are of adapters alone
+    found = {}
+    for name, structure in sorted(server.structures.items()):
+        assert isinstance(structure, Lora)
+        found[name] = {"rank": structure.rank, "factor": own.scaling / structure.scaling}
+    return found
+
+
+def of(clients: Clients, client: str, model: State) -> tuple[int, float]:
+    """(rank, factor) of a client."""
+    found = clients.get(client, {"rank": rank_of(model), "factor": 1.0})
+    return found["rank"], found["factor"]
+
+
+def part(model: State, clients: Clients, client: str) -> State:
+    """The first components of the server's adapter, as many as the client's has, in the client's scaling."""
+    return resized(model, *of(clients, client, model))

@@ -1,0 +1,175 @@
+"""The families of language models: adapters of every linear layer (of a mixture of experts: of the attention) train as
+stock PEFT trains them, answer as it does, and come back from disk into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import pytest
+import tiny
+import tiny_base
+import torch
+import transformers as hf
+from torch import nn
+
+from llm_fed.commands.bases import COMPARED
+from llm_fed.engine import generation
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.fit import fit
+from llm_fed.errors import RunError, UserError
+from llm_fed.export import peft_folders
+from llm_fed.models.lora import Lora, draw, layout, targets
+from llm_fed.optimizer import Optimizer
+from llm_fed.requests import Fit
+from llm_fed.testing.tiny import HEADS, drawn
+
+EVERY = Lora(2, 4, 0.0, "all-linear")
+ATTENTION = Lora(2, 4, 0.0, ("q_proj", "k_proj", "v_proj", "o_proj"))
+MIXTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe")
+MIXTURE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+PROMPTS = [(0, [5, 6, 7, 8]), (1, [9, 10]), (1, [11, 12, 13, 14, 15, 16])]
+
+
+def config(kind: type, **changes: Any) -> Any:
+    return kind(**{**HEADS, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2, **changes})
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaForCausalLM(config(hf.LlamaConfig)),
+    "qwen2": lambda: hf.Qwen2ForCausalLM(config(hf.Qwen2Config)),  # Qwen 2.5 is of this kind, too
+    "qwen3": lambda: hf.Qwen3ForCausalLM(config(hf.Qwen3Config, head_dim=8)),
+    "mistral": lambda: hf.MistralForCausalLM(config(hf.MistralConfig, head_dim=8, sliding_window=4)),
+    "gemma": lambda: hf.GemmaForCausalLM(config(hf.GemmaConfig, head_dim=8)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(config(hf.Gemma2Config, head_dim=8, sliding_window=4)),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(config(hf.Gemma3TextConfig, head_dim=8, sliding_window=4)),
+    "phi": lambda: hf.PhiForCausalLM(config(hf.PhiConfig, hidden_size=32)),
+    "phi3": lambda: hf.Phi3ForCausalLM(config(hf.Phi3Config)),  # Phi-4 is of this kind, too
+    "olmo": lambda: hf.OlmoForCausalLM(config(hf.OlmoConfig)),
+    "olmo2": lambda: hf.Olmo2ForCausalLM(config(hf.Olmo2Config)),
+    "smollm3": lambda: hf.SmolLM3ForCausalLM(config(hf.SmolLM3Config)),
+    "granite": lambda: hf.GraniteForCausalLM(config(hf.GraniteConfig)),
+    "qwen2_moe": lambda: hf.Qwen2MoeForCausalLM(
+        config(hf.Qwen2MoeConfig, **MIXTURE, shared_expert_intermediate_size=16)
+    ),
+    "qwen3_moe": lambda: hf.Qwen3MoeForCausalLM(config(hf.Qwen3MoeConfig, **MIXTURE, head_dim=8)),
+    "mixtral": lambda: hf.MixtralForCausalLM(config(hf.MixtralConfig, **MIXTURE, head_dim=8, sliding_window=4)),
+    "olmoe": lambda: hf.OlmoeForCausalLM(config(hf.OlmoeConfig, **MIXTURE)),
+}
+
+
+def build(family: str, dtype: torch.dtype) -> Any:
+    model = drawn(FAMILIES[family], 0)
+    if family in MIXTURES:
+        model.set_experts_implementation("eager")  # the others know no float64
+    return nn.Module.to(model, dtype).eval()
+
+
+def adapter_of(family: str) -> Lora:
+    return ATTENTION if family in MIXTURES else EVERY
+
+
+def states(model: Any, structure: Lora, dtype: torch.dtype) -> list[Any]:
+    """Of two clients, without a zero in them."""
+    found = []
+    for k in range(2):
+        draws = torch.Generator().manual_seed(k)
+        fresh = draw(model, structure, draws, dtype)
+        found.append(fresh.like(fresh.row + 0.05 * torch.randn(fresh.row.shape, generator=draws, dtype=dtype)))
+    return found
+
+
+def test_these_are_the_families_that_the_doctor_calls_compared():
+    assert {build().config.get_text_config().model_type for build in FAMILIES.values()} == set(COMPARED)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_clients_train_as_stock_peft_trains_each(family):
+    model, structure = build(family, torch.float64), adapter_of(family)
+    batches = [[tiny.examples(10 * k + step, [5 + k, 9, 7]) for step in range(2)] for k in range(2)]
+    starts = states(model, structure, torch.float64)
+    jobs = [Fit.on(f"c{k}", structure, starts[k], batches[k], Optimizer(0.01)) for k in range(2)]
+    results, _ = fit(AdaptedModel(model, structure), jobs)
+    for start, steps, result in zip(starts, batches, results, strict=True):
+        stock = tiny.stock_peft(model, structure, start).eval()
+        entries = tiny.peft_entries(stock)
+        assert entries.keys() == set(start)
+        optimizer = torch.optim.AdamW(entries.values(), lr=0.01, weight_decay=0.0)
+        for examples in steps:
+            optimizer.zero_grad()
+            total, count = torch.zeros(()), 0
+            for example in examples:  # one by one, so without padding
+                places = [place for place, counts in enumerate(example.target) if counts]
+                logits = stock(input_ids=torch.tensor([example.input_ids])).logits[0, [p - 1 for p in places]]
+                labels = torch.tensor([example.input_ids[place] for place in places])
+                total = total + nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+                count += len(places)
+            (total / count).backward()
+            optimizer.step()
+        for name, value in entries.items():
+            torch.testing.assert_close(result.state[name], value.data, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_in_one_batch_are_those_of_stock_peft_alone(family):
+    model, structure = build(family, torch.float32), adapter_of(family)
+    base, found = tiny_base.around(model), states(model, structure, torch.float32)
+    bank = AdapterBank(model, structure, 2, torch.float32)
+    for k, state in enumerate(found):
+        bank.load(k, state)
+    got = generation.generate(base, bank, PROMPTS, max_new_tokens=8, batch_size=8)
+    for answer, (k, prompt) in zip(got, PROMPTS, strict=True):
+        stock = tiny.stock_peft(model, structure, found[k]).eval()
+        tokens = list(prompt)
+        for _ in range(8):  # without a cache
+            token = int(stock(input_ids=torch.tensor([tokens])).logits[0, -1].argmax())
+            if token in generation.stop_tokens(base):
+                break
+            tokens.append(token)
+        assert answer == base.tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=True).strip()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stock_peft_loads_what_is_exported(family, tmp_path):
+    model, structure = build(family, torch.float32), adapter_of(family)
+    state = states(model, structure, torch.float32)[0]
+    peft_folders.write(tmp_path / "adapter", state, structure, tiny_base.around(model), "a card\n")
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
+    expected = tiny.stock_peft(model, structure, state).eval()(**inputs).logits
+    loaded = peft.PeftModel.from_pretrained(build(family, torch.float32), str(tmp_path / "adapter")).eval()
+    torch.testing.assert_close(loaded(**inputs).logits, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_of_experts_is_not_adapted(family):
+    """Stock PEFT would adapt experts and router under these names, too."""
+    with pytest.raises(UserError, match=r"mixture of experts model\.layers\.0\.mlp\.experts in stock PEFT"):
+        targets(build(family, torch.float32), EVERY)
+
+
+def test_a_list_of_experts_and_what_stands_beside_it_is_refused():
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.Linear(4, 4)
+            experts = nn.ModuleList([nn.ModuleDict({"w1": nn.Linear(4, 4)}) for _ in range(2)])
+            self.mlp = nn.ModuleDict({"shared_expert": nn.Linear(4, 4), "experts": experts})
+
+    assert layout(Mixture(), Lora(1, 1, 0.0, ("attention",))).names[0] == "attention.lora_A"
+    for chosen, name in (("w1", r"mlp\.experts\.0\.w1"), ("shared_expert", r"mlp\.shared_expert")):
+        with pytest.raises(UserError, match=rf"matches {name}, which belongs to a mixture.*q_proj"):
+            targets(Mixture(), Lora(1, 1, 0.0, (chosen,)))
+
+
+def test_an_answer_of_nan_is_none():
+    """Gemma 2 masks with the smallest float64 and takes its softmax in float32, where padding then gives NaN."""
+    model = build("gemma2", torch.float64)
+    base = tiny_base.around(model)
+    bank = AdapterBank(model, EVERY, 2, torch.float64)
+    with pytest.raises(RunError, match=r"says NaN .* of a text of [246] tokens.*base\.dtype"):
+        generation.generate(base, bank, PROMPTS, max_new_tokens=8, batch_size=8)
+    asked = [(row, prompt, [[3], [4, 5]]) for row, prompt in PROMPTS]
+    with pytest.raises(RunError, match="says NaN"):
+        generation.option_log_likelihoods(base, bank, asked, batch_size=8)
