@@ -151,7 +151,10 @@ class LocalConfig:
     # of the rate over the optimizer steps of each round, from the round's own rate down to zero
     decay: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0  # before that, steps of each round in which it rises to the round's own rate
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # of the client; it starts anew in each round
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # of the client
+    # Whether each client keeps its optimizer's moments from round to round, of methods that train once in a round; else
+    # it starts anew in each round.
+    keep_optimizer: bool = False
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # of sgd
     weight_decay: NonNegativeFloat = 0.0  # apart from the gradient for adamw, part of it for adam and sgd
     clip: PositiveFloat | None = None  # largest gradient norm per client
@@ -181,12 +184,16 @@ class TransportConfig:
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """Differential privacy at the client level; off without `clip`. See `federation/privacy.py`."""
+    """Differential privacy; off without `clip`. See `federation/privacy.py`."""
 
-    clip: PositiveFloat | None = None  # C: the largest Euclidean norm of an upload; longer ones are scaled down to it
+    # What is hidden. client: who takes part, or all data of a client | example: each training example of a client, by
+    # noise in every optimizer step (DP-SGD)
+    unit: Literal["client", "example"] = "client"
+    # C: the largest Euclidean norm of an upload, or of an example's gradient; longer ones are scaled down to it
+    clip: PositiveFloat | None = None
     noise: NonNegativeFloat = 0.0  # noise multiplier: Gaussian noise of standard deviation noise * clip on every number
-    # server: on the sum of the uploads (central; each client is then asked with probability `participation` by itself,
-    # and the server only uses the mean) | client: on each upload (local)
+    # Of unit client. server: on the sum of the uploads (central; each client is then asked with probability
+    # `participation` by itself, and the server only uses the mean) | client: on each upload (local)
     where: Literal["server", "client"] = "server"
     delta: Annotated[float, Above(0), Below(1)] = 1e-5  # for which epsilon is given
 
@@ -379,7 +386,12 @@ def check(config: Config) -> None:
             "a number while local.epochs is null, or null while local.epochs is a number")  # fmt: skip
     require(not config.local.momentum or config.local.optimizer == "sgd", "local.momentum",
             "0 unless local.optimizer is sgd")  # fmt: skip
+    kept = config.local.optimizer != "sgd" or config.local.momentum
+    require(not config.local.keep_optimizer or bool(kept), "local.keep_optimizer", "false with sgd without momentum, "
+            "which has nothing to keep")  # fmt: skip
     require(config.privacy.clip is not None or not config.privacy.noise, "privacy.clip", "a number with privacy.noise")
+    require(config.privacy.clip is not None or config.privacy.unit == "client", "privacy.clip",
+            "a number with privacy.unit=example")  # fmt: skip
     require(config.server.radius is None or config.server.aggregation == "centered-clipping", "server.radius",
             "null unless server.aggregation is centered-clipping")  # fmt: skip
     network = config.network

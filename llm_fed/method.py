@@ -84,6 +84,9 @@ class Method:
     # A server's step of its own takes its means by `server.average`, so that `server.aggregation` decides how; the step
     # that is inherited from here does.
     robust: ClassVar[bool] = False
+    # Its clients use their examples for more than `client.fit`, so that noise in the steps of training does not cover
+    # all that they learn of them (`privacy.unit=example`).
+    looks: ClassVar[bool] = False
     # What it does in a round depends on how many rounds there are (`site.rounds`), so that an extended run is unlike a
     # longer one.
     by_rounds: ClassVar[bool] = False

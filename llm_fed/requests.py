@@ -7,7 +7,7 @@ Shape letters: N examples, C classes, H features, P parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -43,6 +43,7 @@ class Fitted:
 
     state: State
     losses: tuple[float, ...]
+    moments: Mapping[str, Tensor] = field(default_factory=dict)  # what the optimizer remembers, if it was asked for
 
 
 # Of a whole image model: the loss of a batch from its answer, its labels (N,), and the places (N,) of its pictures.
@@ -54,6 +55,17 @@ class Distillation:
     """A loss: the divergence of the model's predictions from those of the teachers' mean logits; without labels."""
 
     teachers: Sequence[State]
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """The gradient of a step by DP-SGD (Abadi et al. 2016, Algorithm 1): that of each example's own mean loss is
+    clipped, Gaussian noise of standard deviation `noise * clip` is added to the sum, and all is divided by `size`."""
+
+    clip: float  # largest norm of one example's gradient
+    noise: float  # multiplier
+    size: float  # examples of a batch, on the mean: Poisson sampling draws more or fewer, or none
+    seed: int  # of the noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +81,10 @@ class Fit(Request[Fitted]):
     augment: str | None = None  # of pictures, see `LocalConfig`
     mix: tuple[float, ...] | None = None  # the weight of each expert while it trains, where the gate is `mix`
     loss: Loss | Distillation | None = None  # None: cross-entropy; a function only of whole image models
+    private: PerExample | None = None  # only of adapters
+    # What the optimizer remembers of an earlier fit of the same entries, by torch's names: (P,), or one number for all.
+    # Empty: nothing yet; None: nothing, and it need not be returned.
+    moments: Mapping[str, Tensor] | None = None
 
     @classmethod
     def on(

@@ -32,11 +32,16 @@ from llm_fed.requests import (
     Loss,
     MeanLosses,
     OptionScores,
+    PerExample,
     Query,
 )
 from llm_fed.rng import derive, generator
 from llm_fed.state import Layout, State
 from llm_fed.tasks.common import Picture
+
+# Keys of `memory` that are not the methods':
+NOISY_STEPS = "noisy steps"  # how many a private client took
+OPTIMIZER = "optimizer"  # what is kept of it, with `local.keep_optimizer`
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,15 @@ class Data:
     num_labels: int = 0  # of pictures
     foreign: bool = False  # at the server: of another domain than the clients'
     left_out: Mapping[str, int] = field(default_factory=dict)  # by split, examples that were too long
+
+
+@dataclass(frozen=True)
+class Private:
+    """Noise in every optimizer step (`privacy.unit=example`)."""
+
+    clip: float
+    noise: float
+    seed: int  # of the batches and the noise; who must not know the examples must not know it
 
 
 @dataclass
@@ -79,6 +93,7 @@ class Site:
     fits: int = 0  # in this round: each draws its own batches and dropout
     step: ServerStepConfig = ServerStepConfig()  # at the server: how it takes means
     unmoved: list[str] = field(default_factory=list)  # at the server: why a mean of this round was none
+    private: Private | None = None  # at a client: how its examples are hidden, see `federation/privacy.py`
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
 
     @property
@@ -184,19 +199,24 @@ class Site:
         """
         nth, self.fits = self.fits, self.fits + 1
         examples = self.train if examples is None else examples
+        batches = self.places(len(examples), steps, nth, epochs)
         fitted = await Fit(
             self.id,
             structure or self.structure,
             start=state,
             examples=examples,
-            batches=self.places(len(examples), steps, nth, epochs),
+            batches=batches,
             optimizer=optimizer or self.optimizer,
             train=train,
             seed=derive(self.seed, "dropout", self.round, self.id, nth),
             augment=self.local.augment,
             mix=mix,
             loss=loss,
+            private=self._noisy(len(examples), len(batches), nth),
+            moments=self._moments(state, train, nth),
         )
+        if self._keeps_optimizer:
+            self.memory[OPTIMIZER] = {"train": train, "moments": dict(fitted.moments)}
         self.losses.extend(fitted.losses)
         return fitted.state
 
@@ -206,7 +226,8 @@ class Site:
 
     def places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
         """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, from (seed, round,
-        site, nth) alone."""
+        site, nth) alone. Private: each by itself with the probability that gives this size on the mean (Poisson
+        sampling), so that batches differ in size and may be empty."""
         if not count:
             raise ClientError(f"client {self.id} has no training example")
         size = min(self.local.batch_size, count)
@@ -214,16 +235,70 @@ class Site:
         total = steps if steps is not None else epochs * per_epoch if epochs is not None else self.local.steps
         if total is None:
             total = (self.local.epochs or 1) * per_epoch
-        draws = generator(self.seed, "batches", self.round, self.id, nth)
+        draws = generator(self.private.seed if self.private else self.seed, "batches", self.round, self.id, nth)
+        if self.private:
+            each = (torch.rand(count, generator=draws, dtype=torch.float64) < size / count for _ in range(total))
+            return [taken.nonzero().flatten().tolist() for taken in each]
         chosen: list[list[int]] = []
         while len(chosen) < total:
             order = torch.randperm(count, generator=draws).tolist()
             chosen += [order[at : at + size] for at in range(0, count, size)]
         return chosen[:total]
 
+    @property
+    def _finishes(self) -> bool:
+        """Whether this is `Method.finish`, after the last round."""
+        return self.round > self.rounds
+
+    @property
+    def _keeps_optimizer(self) -> bool:
+        return self.local.keep_optimizer and not self._finishes
+
+    def _moments(self, state: State, train: str, nth: int) -> Mapping[str, torch.Tensor] | None:
+        """What the optimizer remembers of the rounds before."""
+        if not self._keeps_optimizer:
+            return None
+        if nth:
+            raise UserError(
+                "local.keep_optimizer=true keeps one optimizer of each client, but this method trains more than once "
+                "in a round; set it to false"
+            )
+        kept = self.memory.get(OPTIMIZER, {"train": train, "moments": {}})
+        lengths = {len(value) for value in kept["moments"].values() if value.dim()}
+        if kept["train"] != train or lengths - {state.layout.size}:
+            raise UserError(
+                "local.keep_optimizer=true keeps what the optimizer remembers of the entries that were trained, but "
+                "this method now trains others; set it to false"
+            )
+        return kept["moments"]
+
+    def _noisy(self, count: int, steps: int, nth: int) -> PerExample | None:
+        """How a fit on `count` examples hides each of them; `memory` counts its steps, of which `privacy.spent_by`
+        makes an epsilon."""
+        if self.private is None:
+            return None
+        size, before = min(self.local.batch_size, count), self.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
+        self.memory[NOISY_STEPS] = {"rate": max(before["rate"], size / count), "steps": before["steps"] + steps}
+        stage = "finish" if self._finishes else "round"  # of a longer run, this number may be a round's
+        seed = derive(self.private.seed, "noise of examples", stage, self.round, self.id, nth)
+        return PerExample(self.private.clip, self.private.noise, size, seed)
+
+    def _look(self, verb: str) -> None:
+        """Before the training examples are used for more than noisy steps.
+
+        Raises:
+            UserError: their privacy would not be kept.
+        """
+        if self.private is not None:
+            raise UserError(
+                f"privacy.unit=example hides examples by noise in training alone, but this method also uses them by "
+                f"client.{verb}; choose another method, or privacy.unit=client"
+            )
+
     async def losses_of(self, states: Sequence[State], examples: Sequence[Any] | None = None) -> list[float]:
         """The mean loss (per target token, or per picture) under each state, without training (default: of all
         training examples)."""
+        self._look("losses_of")
         chosen = self.train if examples is None else examples
         return await MeanLosses(self.id, self.structure, states, chosen)
 
@@ -266,12 +341,14 @@ class Site:
         Raises:
             ClientError: no target token, or a gradient that is not finite.
         """
+        self._look("gradient_moments")
         seed = derive(self.seed, "labels", self.id)
         return await GradientMoments(self.id, structure or self.structure, first, second, examples, sampled, seed)
 
     async def features(self, examples: Sequence[Any]) -> torch.Tensor:
         """(len(examples), H): what the base alone, without any adapter, makes of each example: its last hidden state at
         the prompt's last token, or what an image model's head reads."""
+        self._look("features")
         return await Features(self.id, self.structure, examples)
 
     async def gradient(
@@ -282,6 +359,7 @@ class Site:
         Args:
             head: of an image model: a linear head (weight, bias) in the place of its own, whose gradient is then zero.
         """
+        self._look("gradient")
         return await Gradient(self.id, self.structure, state, examples, head)
 
     async def logits(self, state: State, pictures: Sequence[Picture]) -> torch.Tensor:
@@ -301,6 +379,7 @@ class Site:
 
     async def fit_head(self, state: State, head: State, *, epochs: int, lr: float) -> State:
         """Train a linear head, by Adam, on what the body of the image model `state` makes of this site's pictures."""
+        self._look("fit_head")
         nth, self.fits = self.fits, self.fits + 1
         batches = self.places(len(self.train), nth=nth, epochs=epochs)
         return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)

@@ -121,17 +121,19 @@ class AdapterBank:
         masks: Tensor | None = None,
         mix: Tensor | None = None,
         listen: Callable[[Tensor], None] | None = None,
+        each: Tensor | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
         Each adapted layer's output y becomes y + s sum_e g_e B_e A_e x, in the dtype of y (g: see `Lora`). A router
         reads x before dropout. A layer that is trained whole gives the row's own W x + b, without dropout. Forward and
-        backward both belong inside; backward through `Tensor.backward`, which adds to `grads`.
+        backward both belong inside; backward through `Tensor.backward`, which adds to `grads`, or to `each`.
 
         Args:
             index: (N,), int64, on the CPU.
             masks: (N, T, D) from `draw_masks`: the inputs x that are kept. None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
+            each: (N, P): what takes the gradient of each row of the batch by itself, in the place of `grads`.
             listen: is given the weights (N, T, E) that a router finds, layer by layer.
 
         Raises:
@@ -149,7 +151,13 @@ class AdapterBank:
             # Outside the layers, so that activation checkpointing does not repeat it. A path of its own for rows that
             # all share one adapter was not faster.
             where = index.to(self.rows.device)
-            chosen = {entry: _Own.apply(*views, where) for entry, views in self._entries.items()}
+            chosen = {}
+            for entry, (values, grads) in self._entries.items():
+                if each is None:
+                    chosen[entry] = _Own.apply(values, grads, where, where)
+                else:
+                    apart = each[:, self.layout.slices[entry]].view(len(index), *values.shape[1:])
+                    chosen[entry] = _Own.apply(values, apart, where, torch.arange(len(index), device=where.device))
             for name, module in self.targets.items():
                 if (below := self._deltas.on(name, index)) is not None:
                     handles.append(module.register_forward_hook(below))
@@ -177,17 +185,17 @@ class AdapterBank:
 
 
 class _Own(torch.autograd.Function):
-    """values[index], (N, ...); backward adds to the bank's gradients at once, with no (K, ...) between."""
+    """values[index], (N, ...); backward adds to the rows `into` of `grads` at once, with no (K, ...) between."""
 
     @staticmethod
-    def forward(ctx, values: Tensor, grads: Tensor, index: Tensor) -> Tensor:
-        ctx.grads, ctx.index = grads, index
+    def forward(ctx, values: Tensor, grads: Tensor, index: Tensor, into: Tensor) -> Tensor:
+        ctx.grads, ctx.into = grads, into
         return values.index_select(0, index)
 
     @staticmethod
-    def backward(ctx, chosen: Tensor) -> tuple[None, None, None]:
-        ctx.grads.index_add_(0, ctx.index, chosen)
-        return None, None, None
+    def backward(ctx, chosen: Tensor) -> tuple[None, None, None, None]:
+        ctx.grads.index_add_(0, ctx.into, chosen)
+        return None, None, None, None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ Shape letters: K clients, N rows of a micro-batch, T tokens, n target tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,8 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
     """Train all jobs fused: each result is what the client would get alone, up to the rounding of packings.
 
     A client's loss is the mean over the targets of its batch; optimizer, loss scale (float16) and dropout masks are its
-    own. Jobs may differ in all but the structure; one with no batch left rests.
+    own. With `Fit.private` it is the mean over the batch's examples of each one's mean over its targets, and batches
+    may be empty. Jobs may differ in all else but the structure; one with no batch left rests.
 
     Args:
         model: its budget is halved until the device's memory suffices; the returned Work says at what, so that the next
@@ -69,6 +71,7 @@ class _Fit:
     def __init__(self, model: AdaptedModel, jobs: Sequence[Fit], budget: int):
         self.model, self.jobs, self.kind, self.device = model, jobs, model.kind, model.device
         self.work = Work(budget=budget)
+        self.private = jobs[0].private is not None  # then all are: see `FusedEngine.fit`
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
         self.bank = model.bank(len(jobs), jobs[0].start.row.dtype, trained)
         self.steps, self.scalers = [], []
@@ -92,20 +95,20 @@ class _Fit:
                 active = [k for k, job in enumerate(self.jobs) if step < len(job.batches) and k not in failed]
                 if not active:
                     break
-                self._step(step, active, losses[step])
+                seen = {k: self.jobs[k].batch(step) for k in active}
+                self._step(step, seen, losses[step])
                 # Looking at losses makes a GPU wait, so it looks seldom: no client feels another's NaN.
                 loss = None
                 if self.device.type == "cpu" or step % 10 == 9 or step + 1 == last:
                     failed = self._failures(losses, step)
                     found = losses[step].tolist()
-                    loss = fmean([found[k] for k in active if k not in failed] or [math.nan])
+                    loss = fmean([found[k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.step(step + 1, last, len(active), total, loss)
         return [self._result(k, losses[:, k].tolist(), failed.get(k)) for k in range(len(self.jobs))], self.work
 
-    def _step(self, step: int, active: list[int], losses: Tensor) -> None:
-        """One optimizer step of every active client; their mean losses are added to `losses` (K,)."""
-        seen = {k: self.jobs[k].batch(step) for k in active}
-        examples = [(k, n, example) for k in active for n, example in enumerate(seen[k])]
+    def _step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
+        """One optimizer step of every client that has seen a batch; their mean losses are added to `losses` (K,)."""
+        examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
         lengths = [self.kind.length(example) for _, _, example in examples]
         batches = plan(lengths, self.work.budget, self.model.overhead)
         self.work = replace(
@@ -114,7 +117,7 @@ class _Fit:
             padded=self.work.padded + padded_tokens(lengths, batches),
             micro_batches=self.work.micro_batches + len(batches),
         )
-        weights, scales = self._weights(step, active)
+        weights, scales = self._weights(seen), self._scales()
         self.bank.grads.zero_()
         for chosen in batches:
             rows = [examples[i] for i in chosen]
@@ -125,16 +128,22 @@ class _Fit:
             owner = index[batch.rows].to(self.device)
             mix = torch.tensor([self.jobs[k].mix for k, _, _ in rows]) if self.bank.structure.gate == "mix" else None
             wanted = self._taught(batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
-            with self.bank.attached(index, masks, mix):
+            each = self.bank.rows.new_zeros(len(rows), self.bank.layout.size) if self.private else None
+            with self.bank.attached(index, masks, mix, each=each):
                 with self.model.computing():
                     loss = token_losses(
                         self.model.model, batch, kind=self.kind, all_rows=self.bank.adapts_head, wanted=wanted
                     )
-                    loss = loss * weights[owner].to(loss.dtype)
+                    loss = loss * weights[chosen][batch.rows].to(loss)
                 losses.index_add_(0, owner, loss.detach().to(losses.dtype))
                 (loss * scales[owner]).sum().backward()
-        for k in active:
+            if each is not None:
+                for k in dict.fromkeys(index.tolist()):
+                    self.steps[k].add_clipped(each[(index == k).to(self.device)])
+        for k in seen:
             self.steps[k].step(self.scalers[k])
+            if self.private:
+                losses[k] /= max(1, len(seen[k]))
 
     def _taught(self, batch: Batch, places: Sequence[int]) -> Tensor | None:
         """The mean of the teachers' logits, (n, C); None without teachers.
@@ -160,14 +169,21 @@ class _Fit:
                 total = total + self.kind.logits(self.model.model, batch, all_rows=teachers.adapts_head)
         return total / len(teachers.rows)
 
-    def _weights(self, step: int, active: list[int]) -> tuple[Tensor, Tensor]:
-        """Per client (K,): one over the number of its targets, and the scale of its loss (float16)."""
-        counts = torch.ones(len(self.jobs), dtype=torch.float64)
-        for k in active:
-            counts[k] = self.kind.num_targets(self.jobs[k].batch(step))
-        one = torch.ones((), device=self.device)
+    def _weights(self, seen: Mapping[int, Sequence[Any]]) -> Tensor:
+        """By example of the step, on the CPU: one over the number of targets in its batch; private: of its own."""
+        counts: list[int] = []
+        for examples in seen.values():
+            if self.private:
+                counts += [self.kind.num_targets([example]) for example in examples]
+            else:
+                counts += [self.kind.num_targets(examples)] * len(examples)
         exact = torch.promote_types(self.bank.rows.dtype, torch.float32)
-        return counts.reciprocal().to(self.device, exact), torch.stack([scaler.scale(one) for scaler in self.scalers])
+        return torch.tensor(counts, dtype=torch.float64).reciprocal().to(exact)
+
+    def _scales(self) -> Tensor:
+        """(K,): the scale of each client's loss (float16)."""
+        one = torch.ones((), device=self.device)
+        return torch.stack([scaler.scale(one) for scaler in self.scalers])
 
     def _failures(self, losses: Tensor, step: int) -> dict[int, int]:
         """By client the first step up to `step` at which its loss was not finite."""
@@ -187,12 +203,13 @@ class _Fit:
         state = job.start.like(self.bank.read(k).row.to(job.start.row.device))
         if not state.is_finite():
             return ClientError(f"client {job.site}: not finite after {len(job.batches)} local steps {hint}")
-        return Fitted(state, tuple(losses[: len(job.batches)]))
+        moments = {} if job.moments is None else self.steps[k].moments()
+        return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch), moments)
 
 
 def _unusable(job: Fit, kind: Kind) -> ClientError | None:
-    """Why the job cannot be trained, if so."""
-    for step, places in enumerate(job.batches):
+    """Why the job cannot be trained, if so. A private one must not tell what its batches hold: none is refused."""
+    for step, places in enumerate(job.batches if job.private is None else ()):
         if not kind.num_targets([job.examples[place] for place in places]):
             return ClientError(
                 f"client {job.site}: no token counts in the loss at local step {step + 1}; "

@@ -35,6 +35,11 @@ def weights(modules: Iterable[nn.Module]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
+def moments(local: LocalConfig) -> int:
+    """How many numbers the optimizer remembers for each that it trains."""
+    return MOMENTS[local.optimizer] + bool(local.momentum)
+
+
 def training_copies(structure: Lora | Full, local: LocalConfig, per_pass: int) -> int:
     """How many numbers training holds for each number of a client's state, over the clients of a pass.
 
@@ -42,8 +47,7 @@ def training_copies(structure: Lora | Full, local: LocalConfig, per_pass: int) -
     it ends with.
     """
     at_once = per_pass if isinstance(structure, Lora) else 1
-    moments = MOMENTS[local.optimizer] + bool(local.momentum)
-    return at_once * (2 + moments + bool(local.proximal)) + 2 * per_pass
+    return at_once * (2 + moments(local) + bool(local.proximal)) + 2 * per_pass
 
 
 def activations(

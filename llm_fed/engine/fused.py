@@ -49,6 +49,8 @@ class FusedEngine(Answering):
             )
         if len(requests) > 1 and any(request.teachers for request in requests):
             return [self.fit([request])[0] for request in requests]  # each has teachers of its own
+        if len({request.private is None for request in requests}) > 1:
+            raise ValueError("fits with privacy and fits without it do not train in one pass")
         results, work = fit.fit(self.adapted(requests[0].structure), requests)
         self.budget = work.budget or self.budget  # found once, then kept: the packing decides the bits of a result
         self.work = self.work.plus(work)

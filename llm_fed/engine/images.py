@@ -62,6 +62,8 @@ class VisionEngine(Answering):
     @answers_each(Fit)
     def fit(self, job: Fit) -> Fitted | ClientError:
         """Train from `job.start`; the loss is cross-entropy, or the divergence from the mean logits of the teachers."""
+        if job.private is not None:
+            raise ValueError("noisy steps are of adapters alone, but this trains a whole model")
         wanted = self._wanted(job)
         model = self.loaded(job.structure, job.start)
         steps, losses = Steps(job, model.row, model.grads, model.layout), []
@@ -95,7 +97,7 @@ class VisionEngine(Answering):
         state = model.read()
         if not (state.is_finite() and all(bool(extra.isfinite().all()) for extra in state.extras.values())):
             return ClientError(f"client {job.site}: not finite after {len(job.batches)} local steps {hint}")
-        return Fitted(state, tuple(values))
+        return Fitted(state, tuple(values), {} if job.moments is None else steps.moments())
 
     @answers_each(MeanLosses)
     def mean_losses(self, asked: MeanLosses) -> list[float]:

@@ -1,6 +1,6 @@
 """Steps: one client's optimizer over its row, of adapters and of whole models alike.
 
-Shape letters: P parameters.
+Shape letters: n examples, P parameters.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from llm_fed.errors import UserError
 from llm_fed.models.lora import FACTORS, factor_of
 from llm_fed.requests import Fit
+from llm_fed.rng import generator
 from llm_fed.state import Layout, State, module_of
 
 
@@ -31,7 +32,7 @@ class Steps:
     """
 
     def __init__(self, fit: Fit, values: Tensor, grads: Tensor, layout: Layout):
-        self._settings, self._values, self._grads = fit.optimizer, values, grads
+        self._settings, self._values, self._grads, self._private = fit.optimizer, values, grads, fit.private
         self._places: list[slice] = []
         self.segments: list[list[str]] = []
         self.parameters: list[nn.Parameter] = []
@@ -53,6 +54,11 @@ class Steps:
             groups.append({"params": self.parameters[first:], "lr": lr})
         self.optimizer = self._settings.over([group for group in groups if group["params"]])
         self._rates, self._taken, self._steps = [g["lr"] for g in self.optimizer.param_groups], 0, len(fit.batches)
+        for place, parameter in zip(self._places, self.parameters, strict=True) if fit.moments else ():
+            self.optimizer.state[parameter] = {
+                name: (value[place] if value.dim() else value).to(values.device, copy=True)
+                for name, value in (fit.moments or {}).items()
+            }
         self._anchor = None
         if self._settings.proximal:
             self._anchor = self._row(self._settings.anchor or fit.start, layout)
@@ -78,8 +84,42 @@ class Steps:
             )
         return state.row.to(self._values)
 
+    def moments(self) -> dict[str, Tensor]:
+        """What the optimizer remembers, as `Fit.moments` holds it, on the CPU; zero for what is not trained."""
+        found: dict[str, Tensor] = {}
+        for place, parameter in zip(self._places, self.parameters, strict=True):
+            for name, value in self.optimizer.state[parameter].items():
+                if value is not None and value.shape == parameter.shape:
+                    found.setdefault(name, torch.zeros_like(self._values))[place] = value
+                elif value is not None:  # sgd without momentum
+                    found[name] = value
+        return {name: value.to("cpu", copy=True) for name, value in found.items()}
+
+    def add_clipped(self, each: Tensor) -> None:
+        """Add the gradients (n, P) of single examples, each clipped as `Fit.private` says.
+
+        The norm is that of what this client trains: the bank may train more for others.
+        """
+        assert self._private is not None
+        parts = [each[:, place] for place in self._places]
+        norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]).norm(dim=0)
+        factors = (self._private.clip / norms).clamp(max=1).to(each)
+        for place, part in zip(self._places, parts, strict=True):
+            self._grads[place].add_(factors @ part)
+
+    def _add_noise(self) -> None:
+        """Turn the sum of clipped gradients, perhaps of none, into their noisy mean."""
+        assert self._private is not None
+        draws, deviation = generator(self._private.seed, self._taken), self._private.noise * self._private.clip
+        parts = [self._grads[place] for place in self._places]
+        noise = torch.randn(sum(map(len, parts)), dtype=torch.float64, generator=draws).to(self._grads)
+        for part, drawn in zip(parts, noise.split([len(part) for part in parts]), strict=True):
+            part.add_(drawn, alpha=deviation).div_(self._private.size)
+
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """One step with the gradients that are there; a `scaler` (float16) skips it where one is not finite."""
+        if self._private is not None:
+            self._add_noise()
         if scaler:
             scaler.unscale_(self.optimizer)
         if self._anchor is not None:

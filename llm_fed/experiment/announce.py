@@ -13,7 +13,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from llm_fed.engine.footprint import activations, training_copies, weights
+from llm_fed.engine.footprint import activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory
 from llm_fed.eval.costs import after_a_step
 from llm_fed.federation.clients import broadcast
@@ -63,7 +63,8 @@ class Costs:
         activations: what one backward pass keeps, roughly; 0 where no client's data are here.
         memory_free: on the device, with the base loaded.
         state: the server's part of a checkpoint.
-        kept: what a client that was asked adds to it at most: the entries that it trains and does not send.
+        kept: what a client that was asked adds to it at most: the entries that it trains and does not send,
+            and its optimizer's moments where it keeps them.
         disk_free: where the run folder is, or will be.
     """
 
@@ -302,8 +303,9 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
     at_once = min(built.runtime.clients_per_pass, server.cohort)
     layouts = {site.structure: base.layout(site.structure) for site in trainers}
     largest = max(trainers, key=lambda site: layouts[site.structure].size, default=None)
-    training = found = 0
+    training = found = remembered = 0
     if largest:
+        remembered = 4 * moments(config.local) * layouts[largest.structure].size if config.local.keep_optimizer else 0
         copies = training_copies(largest.structure, config.local, at_once)
         training = copies * layouts[largest.structure].size * 4  # float32
         longest = largest if isinstance(base, ImageBase) else max(trainers, key=_longest)
@@ -316,8 +318,10 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         down_run=sum(moved_down) + sum(price.down_run for price in prices),
         up_run=sum(moved_up) + sum(price.up_run for price in prices),
         base=weights(models), training=training, activations=found, memory_free=free_memory(base.device),
-        state=len(pack(state)), kept=_kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
-        if sites and state is not None else 0,
+        state=len(pack(state)), kept=remembered + (
+            _kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
+            if sites and state is not None else 0
+        ),
         disk_free=shutil.disk_usage(next(p for p in [folder, *folder.absolute().parents] if p.is_dir())).free,
     )  # fmt: skip
     return replace(plan, costs=costs, parents=tuple(parents))

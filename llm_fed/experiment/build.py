@@ -259,6 +259,7 @@ def build(
         rank = ranks.of(config.adapter, client.id, number)
         client.structure = method.wrap(structure_of(config.adapter, base.head, own, rank), client)
         client.draw = partial(base.draw, client.structure)
+        client.private = privacy.of_examples(config.privacy, config.training_seed)
     server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
     server.clients, server.cohort, server.step = tuple(clients), cohort, config.server
     if ranks.differ(config.adapter):

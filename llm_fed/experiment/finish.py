@@ -24,7 +24,7 @@ from llm_fed.messages.wire import Message, WireError
 from llm_fed.method import Method
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import Site
+from llm_fed.site import NOISY_STEPS, OPTIMIZER, Site
 
 
 def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> dict[str, Any]:
@@ -36,6 +36,9 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, rep
             experiment.method, experiment.clients, experiment.runtime, run, progress,
             round=config.rounds + 1, lr=config.local.lr,
         )  # fmt: skip
+    if privacy.by_example(config.privacy):  # what clients finished counts as well
+        spent = privacy.spent(config, config.rounds, lambda round: 0, experiment.clients.values())
+        run.log({"kind": "privacy", "round": config.rounds, **spent})
     others = experiment.scored.keys() - messages.keys()
     messages |= messages_for(experiment.method, progress.state, others, config.transport.down)
     return deliver(experiment, run, messages, progress.round, models.seen(run.records(), progress.round))
@@ -45,12 +48,16 @@ def selected_round(experiment: Experiment, run: Run, progress: Progress, reporte
     """The progress after the round that is tested: the best one, or the last."""
     config = experiment.config
     if config.eval.select == "best" and progress.best.round not in (0, progress.round):
+        counted = {id: site.memory.get(NOISY_STEPS) for id, site in experiment.clients.items()}
         try:
             progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
         except WireError as error:
             raise RunError(
                 f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last"
             ) from error
+        for id, steps in counted.items():
+            if steps is not None:  # what was spent stays spent, whichever round is tested
+                experiment.clients[id].memory[NOISY_STEPS] = steps
     reporter.note(f"testing round {progress.round} of {config.rounds}")
     return progress
 
@@ -112,7 +119,7 @@ def personal_models(
 def spent_in(run: Run) -> dict[str, Any] | None:
     """What the run spent of its clients' privacy; None where it had none."""
     line = next((line for line in reversed(run.records()) if line["kind"] == "privacy"), None)
-    return {key: line[key] for key in ("epsilon", "delta", "where")} if line else None
+    return {key: line[key] for key in ("epsilon", "delta", "where", "unit") if key in line} if line else None
 
 
 def export_client(
@@ -126,13 +133,13 @@ def export_client(
 ) -> None:
     """Write a site's personal model and its card to `folder`; `spent` is what the run spent of its clients' privacy."""
     config, method = experiment.config, experiment.method
-    own = bool(site.memory) or type(method).personalize is not Method.personalize
+    own = bool(set(site.memory) - {NOISY_STEPS, OPTIMIZER}) or type(method).personalize is not Method.personalize
     prompt = prompt_of(experiment.base, config)
     card = model_card(
         models.described(config.base.name, site.structure, experiment.base, site.data.num_labels, prompt),
         client=site.id, method=config.method["name"], paper=method.paper,
         metrics={} if score is None else {experiment.metric: score}, config=config_text, recipe=method.recipe(site),
-        privacy=privacy.statement(config.privacy, spent, own) if spent else "",
+        privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",
     )  # fmt: skip
     models.write(folder, state, site.structure, experiment.base, card, prompt)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
-from llm_fed.federation.privacy import protected
+from llm_fed.federation.privacy import by_example, protected, shown, spent_by
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Ask, Schedule, most_asked
 from llm_fed.messages.outline import skeleton
@@ -112,6 +112,8 @@ class LocalClients:
                 means.append(rounded(statistics.fmean(site.losses)))
                 record |= {"loss": means[-1], "steps": len(site.losses)}
             record |= {"examples": site.num_examples, "bytes_up": len(content), "bytes_down": len(messages[name])}
+            if by_example(run.config.privacy):
+                record["epsilon"] = shown(spent_by(run.config.privacy, site))
             run.log(record | {"staleness": ask.delay})
         total = {"asked": len(messages), "failed": failed, "dropped_out": dropped, "bytes_up": up, "bytes_down": down}
         return total | ({"loss": rounded(statistics.fmean(means))} if means else {})

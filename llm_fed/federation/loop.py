@@ -9,7 +9,7 @@ from typing import Any
 from llm_fed.errors import ClientError, RunError
 from llm_fed.eval.scores import Summary
 from llm_fed.federation.clients import Clients, messages_for
-from llm_fed.federation.privacy import central, check_upload, released, spent
+from llm_fed.federation.privacy import by_example, central, check_upload, released, spent
 from llm_fed.federation.progress import Progress, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
 from llm_fed.messages.outline import infinite
@@ -81,7 +81,7 @@ def federate(
     if ends and not any(line["round"] == progress.round for line in scores(run)):
         score()
     private = config.privacy.clip is not None
-    if private:
+    if private and not by_example(config.privacy):
         expected = method.upload_like(method.broadcast(progress.state, server.clients[0]))
         check_upload(expected)
     for round in range(progress.round + 1, config.rounds + 1):
@@ -102,7 +102,8 @@ def federate(
         for why in server.unmoved:
             log_event(run, round, server.id, "no mean", why)
         if private:
-            run.log({"kind": "privacy", "round": round, **spent(config, round, clients.most_asked)})
+            found = spent(config, round, clients.most_asked, clients.sites.values())
+            run.log({"kind": "privacy", "round": round, **found})
         run.log({"kind": "round", "round": round, "lr": lr, **record, "padding": rounded(work.padding)})
         if report := method.report(progress.state):
             run.log({"kind": "server", "round": round, **report})

@@ -1,5 +1,6 @@
-"""Differential privacy at the client level: clipped uploads, Gaussian noise, and the epsilon that it buys.
+"""Differential privacy of clients or of their examples: clipping, Gaussian noise, and the epsilon that it buys.
 
+`privacy.unit=client`: noise on what clients send.
 `privacy.where=server` (central) is DP-FedAvg with a fixed denominator (McMahan, Ramage, Talwar, Zhang 2018, "Learning
 Differentially Private Recurrent Language Models"): the method's server step sees one upload, the noisy mean of the
 clipped ones, so it must need no more (`Method.mean_only`). The neighbour of a federation is one with a client more or
@@ -7,6 +8,10 @@ less, each round asks each client with probability `participation`, and the serv
 `privacy.where=client` (local): each client adds the noise itself, so that the server is not trusted. Neighbours differ
 in one client's data. Two uploads of one client are up to 2 * clip apart, so a noise multiplier z counts as z / 2, once
 for each time that the client was asked, without amplification.
+`privacy.unit=example` is DP-SGD (Abadi et al. 2016) at each client: every optimizer step takes each example with
+probability `local.batch_size / n`, clips its gradient, adds noise to the sum and divides by `local.batch_size`.
+Neighbours differ in one training example of a client; n is taken as known. All fits of a client are counted, also those
+of what it keeps to itself, so uploads and personal models alike are post-processing of noisy steps.
 Numbers of examples, which uploads would otherwise be weighed by, count as 1.
 
 All noise and sampling is drawn from the run's seed, so that a continued run repeats it: in a deployment the seed must
@@ -17,7 +22,8 @@ not accounted for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +34,7 @@ from llm_fed.errors import UserError, install
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.rng import generator
+from llm_fed.site import NOISY_STEPS, Private, Site
 from llm_fed.state import State
 
 # Of the sampled Gaussian: any order gives a bound, but between integers it is a series that may not converge.
@@ -36,7 +43,20 @@ _ORDERS = [*range(2, 64), 80, 96, 128, 192, 256, 384, 512]
 
 def central(settings: PrivacyConfig) -> bool:
     """Whether the server adds noise to the sum of the uploads."""
-    return settings.clip is not None and settings.where == "server"
+    return settings.clip is not None and settings.unit == "client" and settings.where == "server"
+
+
+def by_example(settings: PrivacyConfig) -> bool:
+    """Whether clients add noise in every optimizer step, in the place of noise on uploads."""
+    return settings.clip is not None and settings.unit == "example"
+
+
+def of_examples(settings: PrivacyConfig, seed: int) -> Private | None:
+    """How a client hides its examples, with noise from this seed; None where it does not."""
+    if not by_example(settings):
+        return None
+    assert settings.clip is not None
+    return Private(settings.clip, settings.noise, seed)
 
 
 def check(config: Config, method: Method) -> None:
@@ -50,6 +70,8 @@ def check(config: Config, method: Method) -> None:
         return
     if method.needs:
         raise UserError(f"privacy.clip is for methods with rounds; {name} starts from finished runs: set it to null")
+    if by_example(config.privacy):
+        _check_examples(config, method)
     if central(config.privacy):
         if not method.mean_only:
             raise UserError(
@@ -61,6 +83,38 @@ def check(config: Config, method: Method) -> None:
                 "privacy.where=server needs delay.sigma=0 and delay.drop_out=0; or use privacy.where=client"
             )
     _accounting()
+
+
+def check_elsewhere(settings: PrivacyConfig) -> None:
+    """Refuse what is not built for clients on other machines.
+
+    Raises:
+        UserError: what, and what to set.
+    """
+    if by_example(settings):
+        raise UserError(
+            "privacy.unit=example is for runs in one process or under accelerate launch: over a network a client's "
+            "count of noisy steps would go back whenever the server does; use privacy.unit=client with where=client"
+        )
+
+
+def _check_examples(config: Config, method: Method) -> None:
+    name = config.method["name"]
+    if config.adapter is None:
+        raise UserError(
+            "privacy.unit=example clips gradients of adapters, but adapter is null; set adapter.rank, or "
+            "privacy.unit=client"
+        )
+    if method.looks:
+        raise UserError(
+            f"privacy.unit=example hides examples by noise in training alone, but clients of {name} also use them "
+            "otherwise; choose another method, or privacy.unit=client"
+        )
+    if config.base.dtype == "float16":
+        raise UserError(
+            "privacy.unit=example clips before the scale of float16's losses is known; set base.dtype=bfloat16 or "
+            "float32"
+        )
 
 
 def check_upload(upload: Message) -> None:
@@ -93,7 +147,7 @@ def noised(row: torch.Tensor, deviation: float, draws: torch.Generator) -> torch
 
 def protected(upload: Message, settings: PrivacyConfig, seed: int, round: int, client: str) -> Message:
     """What a client sends in the place of its upload: the clipped one, with noise if the client adds it."""
-    if settings.clip is None:
+    if settings.clip is None or by_example(settings):
         return upload
     check_upload(upload)
     upload = clipped(upload, settings.clip)
@@ -124,38 +178,87 @@ def released(uploads: Sequence[Upload], like: State, config: Config, clients: in
     return Upload("cohort", 1, 0, like.like(mean.to(like.row.dtype)))
 
 
-def spent(config: Config, round: int, most_asked: Callable[[int], int]) -> dict[str, Any]:
+def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: Iterable[Site]) -> dict[str, Any]:
     """What metrics.jsonl says of the privacy after a round; an infinite epsilon is None there.
 
     Args:
         most_asked: see `Clients`; of the clients, the one that was asked most has the largest epsilon.
+        sites: those that count noisy steps.
     """
-    at_server = central(config.privacy)
-    value = epsilon(config.privacy, config.participation, round if at_server else most_asked(round))
-    shown = float(f"{value:.6g}") if math.isfinite(value) else None
-    return {"epsilon": shown, "delta": config.privacy.delta, "where": config.privacy.where}
+    settings = config.privacy
+    if by_example(settings):
+        value = max((_epsilon(settings.noise, *most, settings.delta) for most in _most_noisy(sites)), default=0.0)
+        return {"epsilon": shown(value), "delta": settings.delta, "unit": settings.unit}
+    value = epsilon(settings, config.participation, round if central(settings) else most_asked(round))
+    return {"epsilon": shown(value), "delta": settings.delta, "where": settings.where}
+
+
+def spent_by(settings: PrivacyConfig, site: Site) -> float:
+    """The epsilon of one client's examples after all of its noisy steps; infinite without noise.
+
+    Every step counts as if it sampled at the largest rate of any.
+    """
+    return _epsilon(settings.noise, *_counted(site), settings.delta)
+
+
+def _counted(site: Site) -> tuple[float, int]:
+    """The largest rate and the number of its noisy steps."""
+    counted = site.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
+    return counted["rate"], counted["steps"]
+
+
+def _most_noisy(sites: Iterable[Site]) -> list[tuple[float, int]]:
+    """For each number of steps the largest rate: one of them has the largest epsilon, and they are few."""
+    rates: dict[int, float] = {}
+    for rate, steps in map(_counted, sites):
+        rates[steps] = max(rate, rates.get(steps, 0.0))
+    return [(rate, steps) for steps, rate in rates.items()]
+
+
+def shown(epsilon: float) -> float | None:
+    """An epsilon as JSON holds it: None where it is infinite."""
+    return float(f"{epsilon:.6g}") if math.isfinite(epsilon) else None
 
 
 def epsilon(settings: PrivacyConfig, participation: float, times: int) -> float:
     """The epsilon of (epsilon, delta)-differential privacy after so many rounds (of a client, under `client`: after it
     was asked so many times), by Renyi differential privacy; infinite without noise."""
+    if settings.where == "client":
+        return _epsilon(settings.noise / 2, 1.0, times, settings.delta)
+    return _epsilon(settings.noise, participation, times, settings.delta)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(noise: float, rate: float, times: int, delta: float) -> float:
+    """Of a Gaussian with this multiplier on a sum, so many times, whose terms are each there with probability `rate`
+    (Poisson sampling), for one term more or less."""
     if not times:
         return 0.0
     dp, orders = _accounting(), None  # the accountant's own
-    event = dp.GaussianDpEvent(settings.noise / (1 if settings.where == "server" else 2))
-    if settings.where == "server" and participation < 1:
-        event, orders = dp.PoissonSampledDpEvent(participation, event), _ORDERS
-    return dp.rdp.RdpAccountant(orders).compose(event, times).get_epsilon(settings.delta)
+    event = dp.GaussianDpEvent(noise)
+    if rate < 1:
+        event, orders = dp.PoissonSampledDpEvent(rate, event), _ORDERS
+    return dp.rdp.RdpAccountant(orders).compose(event, times).get_epsilon(delta)
 
 
-def statement(settings: PrivacyConfig, found: Mapping[str, Any], own: bool) -> str:
+def statement(settings: PrivacyConfig, found: Mapping[str, Any], site: Site, own: bool) -> str:
     """The sentence of a model card.
 
     Args:
         found: what `spent` says of the run.
+        site: whose model it is.
         own: whether the model also holds what its client learned from its own data and sent to nobody.
     """
-    epsilon = "infinite (no noise)" if found["epsilon"] is None else f"{found['epsilon']:.3g}"
+    if by_example(settings):
+        return (
+            f"Example-level (epsilon, delta)-differential privacy: epsilon = {_text(shown(spent_by(settings, site)))} "
+            f"at delta = {found['delta']:g} for the training examples of {site.id}, and at most "
+            f"{_text(found['epsilon'])} for those of any client; clip {settings.clip:g}, noise multiplier "
+            f"{settings.noise:g}, added in every optimizer step. It covers this model and what clients sent, for a "
+            "training example more or less, over all rounds; scores, and the choice of a round by them, are not "
+            "covered."
+        )
+    epsilon = _text(found["epsilon"])
     by, covers = {
         "server": ("the server to the sum of the uploads", "what clients are sent, for a client more or less"),
         "client": ("each client to its uploads", "what the server receives of a client, for any change of its data"),
@@ -166,6 +269,10 @@ def statement(settings: PrivacyConfig, found: Mapping[str, Any], own: bool) -> s
         "scores, and the choice of a round by them, are not covered."
         + (" This model also holds what its client learned and never sent, which is not covered either." if own else "")
     )
+
+
+def _text(epsilon: float | None) -> str:
+    return "infinite (no noise)" if epsilon is None else f"{epsilon:.3g}"
 
 
 def _accounting() -> ModuleType:

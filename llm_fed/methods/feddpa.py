@@ -37,6 +37,7 @@ class FedDPA(Method):
     paper: ClassVar[str] = "FedDPA (Yang et al. 2024)"
     mean_only: ClassVar[bool] = True
     adapters_only: ClassVar[bool] = True
+    looks: ClassVar[bool] = True  # personal models hold the hidden states of training prompts
     shared: ClassVar[str] = r"\.global\.|^(?!.*\.lora_)"
 
     # t: both are trained in turn each round; f: local ones after the last round, from the global

@@ -29,6 +29,7 @@ class IFCA(Method):
 
     paper: ClassVar[str] = "IFCA (Ghosh et al. 2020)"
     robust: ClassVar[bool] = True
+    looks: ClassVar[bool] = True  # a client's choice of a model
 
     num_models: PositiveInt = 4  # d
     warmup_rounds: NonNegativeInt = 2  # 0, the paper's algorithm, is for whole models: they start different

@@ -31,6 +31,7 @@ from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
 from llm_fed.federation.clients import encoded_upload, reported_examples
+from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.messages.wire import Message, WireError, unpack
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import rounded
@@ -92,6 +93,7 @@ class Node:
     ) -> tuple[dict[str, Any], bytes]:
         orders = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate, "finish": self._finish}
         settings = _settings(config)
+        check_elsewhere(settings.privacy)
         if settings.base.dtype == "auto" and "dtype" in order:  # the server says what this means in its run
             settings = replace(settings, base=replace(settings.base, dtype=order["dtype"]))
         if "need" in order:

@@ -21,6 +21,7 @@ from llm_fed.export import models
 from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring, federate
+from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.messages.wire import Message, WireError
 from llm_fed.models.images import ImageBase
@@ -218,6 +219,7 @@ def _check(config: Config) -> None:
                 "base.clients goes by the clients' order, which over a network is that of network.clients; list their "
                 "names there"
             )
+    check_elsewhere(config.privacy)
     if config.adapter and isinstance(config.adapter.rank, tuple) and isinstance(config.network.clients, int):
         raise UserError(
             "a list in adapter.rank goes by the clients' order, which over a network is that of network.clients; list "

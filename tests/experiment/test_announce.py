@@ -73,6 +73,13 @@ def test_the_plan_of_whole_image_models_that_differ(tmp_path):
     assert plan.costs.activations > 0 and plan.costs.base > 4 * 47_428
 
 
+def test_a_kept_optimizer_takes_disk(small, tmp_path):
+    """Two float32 moments for each of 336 parameters; FedSA also keeps its B, 2 * (2 * 24 + 2 * 12) = 144."""
+    for kept, expected in ((False, 4 * 144), (True, 4 * 144 + 2 * 4 * 336)):
+        tree = small.tree(method={"name": "fedsa"}, local={"keep_optimizer": kept})
+        assert planned(tree, tmp_path / "run").costs.kept == expected
+
+
 def test_a_merging_method_names_the_runs_that_it_trains_first(small, tmp_path, without_reports):
     tree, said = small.tree(rounds=1, method={"name": "potara"}), io.StringIO()
     plan = planned(tree, tmp_path / "run")

@@ -267,9 +267,11 @@ def test_the_epsilon_of_each_round_is_logged(tmp_path):
     "name, where, own", [("fedit", "server", False), ("fedsa", "server", True), ("fedmerge", "client", False)]
 )
 def test_a_private_run_from_start_to_report(small, tmp_path, name, where, own):
-    """FedSA's B never leaves its client. Of local noise, the client that was asked most counts: not in all rounds."""
+    """FedSA's B never leaves its client; the optimizer that each keeps is in no model. Of local noise, the client that
+    was asked most counts: not in all rounds."""
     noise = {"clip": 0.5, "noise": 4.0, "where": where}
     settings = {"rounds": 4, "participation": 0.3, "eval": {"every": 0}, "privacy": noise, "method": {"name": name}}
+    settings["local"] = {"keep_optimizer": True}
     said = io.StringIO()
     config = configfile.load(small.config(tmp_path / "small.yaml", **settings))
     summary = run.train(config, tmp_path / "run", reporter=Reporter(Console(file=said, soft_wrap=True)))
@@ -298,9 +300,10 @@ def test_the_schedule_is_poisson_where_the_server_adds_the_noise(small, tmp_path
 
 def test_a_statement_says_where_the_noise_is_added():
     settings = PrivacyConfig(clip=2.0, noise=1.0, where="client")
-    said = statement(settings, {"epsilon": 3.14159, "delta": 1e-5, "where": "client"}, own=False)
+    said = statement(settings, {"epsilon": 3.14159, "delta": 1e-5, "where": "client"}, toy.server(), own=False)
     assert "epsilon = 3.14 at delta = 1e-05, clip 2" in said and "each client" in said and "either" not in said
-    assert "infinite" in statement(PrivacyConfig(clip=1.0), {"epsilon": None, "delta": 1e-5, "where": "server"}, False)
+    found = {"epsilon": None, "delta": 1e-5, "where": "server"}
+    assert "infinite" in statement(PrivacyConfig(clip=1.0), found, toy.server(), own=False)
 
 
 @pytest.mark.parametrize(

@@ -313,6 +313,16 @@ def test_nothing_of_a_place_follows_the_server(small, tmp_path):
     assert "cannot name a folder" in reply.error and not (tmp_path / "evil").exists()
 
 
+def test_noise_in_steps_is_refused_by_the_server_and_by_a_node(small, tmp_path):
+    """A node's count of noisy steps would go back with its memory, and the server knows the run's seed."""
+    private = {"privacy": {"unit": "example", "clip": 1.0, "noise": 1.0}}
+    link = NetworkInProcess(tmp_path, small, tree(small, **private))
+    with pytest.raises(UserError, match="unit=example is for runs in one process"):
+        server.train(link.config, tmp_path / "run", link)
+    reply, _ = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), {"kind": "hello"}, b"")
+    assert "unit=example is for runs in one process" in reply["error"]
+
+
 def test_what_a_federation_of_pictures_must_say(small, tmp_path):
     """The server sees no picture, and no machine sees all: classes and size come from the configuration."""
     link = NetworkInProcess(tmp_path, small, tree(small))

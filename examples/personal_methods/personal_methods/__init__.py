@@ -1,0 +1,1 @@
+"""Methods of personalised federated learning, one paper in one file, for whoever installs this package."""
