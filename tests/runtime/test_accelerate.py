@@ -357,7 +357,7 @@ def test_equal_states_travel_once_and_known_examples_not_at_all():
     start[7] = math.nan
     one = len(Codec(examples).pack(State.of({"a": start})))
     equal = [Fit.on(f"c{k}", LORA, State.of({"a": start.clone()}), [examples], Optimizer(0.1)) for k in range(8)]
-    assert len(Codec(examples).pack(equal)) < one + 12000
+    assert len(Codec(examples).pack(equal)) < one + 16000  # a second copy would be 20000
     signed = [State.of({"a": torch.zeros(2)}), State.of({"a": -torch.zeros(2)})]
     assert [math.copysign(1, state.row[0]) for state in Codec().unpack(Codec().pack(signed))] == [1, -1]
     rows = torch.randn(3, 4)
