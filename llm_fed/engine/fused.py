@@ -3,6 +3,7 @@ adapter."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from llm_fed.requests import ExpertWeights, Fit, Fitted, Gradient, GradientMomen
 from llm_fed.state import State
 
 
-class FusedEngine(Answering):
+class FusedEngine(Answering, ABC):
     """Answers the requests of sites that train adapters; requests of one type and structure share passes.
 
     Attributes:
@@ -89,10 +90,10 @@ class FusedEngine(Answering):
             )
         return found.split([len(request.examples) for request in requests])
 
+    @abstractmethod
     def mixed_weights(self, structure: Any, asked: Sequence[tuple[State, Any]]) -> Tensor:
         """(len(asked), 2): the experts' weights by `inference.similarity_weights` for each example under the state
         beside which it stands."""
-        raise NotImplementedError
 
     def bank(self, structure: Any, states: Sequence[State]) -> AdapterBank:
         """One row for each of these states."""

@@ -57,9 +57,7 @@ class FedExLoRA(Method):
         if not uploads:
             return state
         assert isinstance(server.structure, Lora)
-        uploads = folded.in_order(uploads)
-        adapters = [upload.content["adapter"] for upload in uploads]
-        examples = [float(upload.num_examples) for upload in uploads]
+        uploads, adapters, examples = folded.answers(uploads)
         model = mean(adapters, examples)
         step = residual(adapters, examples, model, server.structure.scaling)
         return {"model": model, **folded.advanced(state, step, uploads)}

@@ -66,9 +66,7 @@ class FLoRA(Method):
         if not uploads:
             return state
         assert isinstance(server.structure, Lora)
-        uploads = folded.in_order(uploads)
-        adapters = [upload.content["adapter"] for upload in uploads]
-        examples = [float(upload.num_examples) for upload in uploads]
+        uploads, adapters, examples = folded.answers(uploads)
         # p_k s_k: A is stacked as it is, B with its weight and its client's scaling.
         weights = []
         for upload, n in zip(uploads, examples, strict=True):

@@ -45,9 +45,12 @@ def answer(message: Message, theta: State) -> Message:
     return {"version": message["version"], "adapter": State(theta.layout, theta.row)}
 
 
-def in_order(uploads: Sequence[Upload]) -> list[Upload]:
-    """By client, so that factors that are stacked do not depend on the order in which they arrived."""
-    return sorted(uploads, key=lambda upload: (upload.client, upload.staleness))
+def answers(uploads: Sequence[Upload]) -> tuple[list[Upload], list[State], list[float]]:
+    """The uploads by client, so that factors that are stacked do not depend on the order in which they arrived; and of
+    each the adapter and the number of examples."""
+    ordered = sorted(uploads, key=lambda upload: (upload.client, upload.staleness))
+    adapters = [upload.content["adapter"] for upload in ordered]
+    return ordered, adapters, [float(upload.num_examples) for upload in ordered]
 
 
 def advanced(state: Message, step: State, uploads: Sequence[Upload]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import tiny
 import tiny_images
 import torch
 import toy
+from equal_runs import StopsAfter
 from rich.console import Console
 from stock_training import cohort, fitted
 from tiny_images import BATCHES
@@ -128,14 +129,8 @@ def test_a_run_that_is_killed_goes_on_with_them(small, tmp_path):
     saved = Checkpoints(tmp_path / "True/checkpoints").load(3).memory("memory/ada")[OPTIMIZER]["moments"]
     assert float(saved["step"]) == 6 and saved["exp_avg"].abs().max() > 0
 
-    class Killed(Reporter):
-        def record(self, record):
-            super().record(record)
-            if record["kind"] == "round" and record["round"] == 2:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run.train(config, tmp_path / "cut", reporter=Killed(Console(quiet=True)))
+        run.train(config, tmp_path / "cut", reporter=StopsAfter(2))
     run.train(config, tmp_path / "cut", reporter=quiet)
     assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "True/metrics.jsonl").read_bytes()
     weights = "adapters/ada/adapter_model.safetensors"

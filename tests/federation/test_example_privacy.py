@@ -7,6 +7,7 @@ import math
 
 import pytest
 import toy
+from equal_runs import StopsAfter
 from rich.console import Console
 from toy_rounds import go
 
@@ -219,14 +220,8 @@ def test_a_run_from_start_to_report(small, tmp_path, monkeypatch):
     assert "clip 0.5, noise multiplier 2, added in every optimizer step" in card
     assert f"<dd>{spent:.2f}</dd>" in (tmp_path / "run/report.html").read_text()
 
-    class Killed(Reporter):
-        def record(self, record):
-            super().record(record)
-            if record["kind"] == "round" and record["round"] == 2:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run.train(config, tmp_path / "cut", reporter=Killed(Console(quiet=True)))
+        run.train(config, tmp_path / "cut", reporter=StopsAfter(2))
     run.train(config, tmp_path / "cut", reporter=Reporter(Console(quiet=True)))
     assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "run/metrics.jsonl").read_bytes()
     for name in ("ada", "bob"):

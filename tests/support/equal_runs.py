@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from llm_fed.runs.folder import read_records
+from llm_fed.runs.tracking import Reporter
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -41,3 +43,16 @@ def assert_same(one: Path, other: Path, tolerance: float = 1e-6) -> None:
     assert tensors.keys() == exported.keys()
     for name, entries in exported.items():
         torch.testing.assert_close(tensors[name], entries, rtol=0, atol=tolerance)
+
+
+class StopsAfter(Reporter):
+    """Ends a run, as Ctrl-C does, once the lines of a round are written."""
+
+    def __init__(self, round: int):
+        super().__init__(Console(quiet=True))
+        self._last = round
+
+    def record(self, record):
+        super().record(record)
+        if record["kind"] == "round" and record["round"] == self._last:
+            raise KeyboardInterrupt
