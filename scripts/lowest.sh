@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Passes the tests with the lowest version of each dependency that pyproject.toml allows, in an environment of its own.
+# torch is excepted: of its older versions a package index may have CUDA builds alone, several gigabytes each.
+#
+#   bash scripts/lowest.sh                     # needs Python 3.11 or newer, for tomllib; PIPFLAGS as in the Makefile
+#   bash scripts/lowest.sh tests/engine -x     # a part of the tests
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+
+python3 -m venv "$work/venv"
+python3 - > "$work/lowest.txt" <<'END'
+import re
+import tomllib
+
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+for line in project["dependencies"]:
+    name, lowest = re.fullmatch(r"([\w-]+)>=([\d.]+).*", line).groups()
+    if name != "torch":
+        print(f"{name}=={lowest}")
+END
+# Not the extra `dev`: what Flower wants of its own dependencies is newer than what this project needs.
+"$work/venv/bin/pip" install --quiet ${PIPFLAGS:-} --constraint "$work/lowest.txt" --editable '.[privacy,analysis]' \
+  'pytest>=8' 'pytest-xdist>=3.6' 'hypothesis>=6.100'
+"$work/venv/bin/pip" list --format=freeze
+"$work/venv/bin/python" -m pytest -n "${WORKERS:-2}" --dist worksteal -m "not slow and not gpu" "$@"
