@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     path = site_links.origin(page.file.src_uri)
     if page.file.src_uri.startswith("source/"):
         return markdown
-    if path == "docs/methods.md":
+    if path in ("docs/methods.md", "docs/choosing.md", "docs/formulas.md"):
         markdown = site_pages.linked(markdown)
     return site_links.placed(doc_blocks.marked(markdown, path), path)
 

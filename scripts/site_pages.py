@@ -14,6 +14,7 @@ import site_links
 
 import llm_fed
 from llm_fed import methods as builtin
+from llm_fed.federation.aggregation import averages
 from llm_fed.method import Method
 
 Page = tuple[str, str, str]  # title, place in the site, text
@@ -28,7 +29,7 @@ MODULES = {  # what a method, a task or a program of one's own imports, beside `
     "tasks.common": "Tasks: examples and clients",
 }
 _LINE = re.compile(r"^\| `([\w+-]+)`(?:, `[\w+-]+`)* \| ", re.MULTILINE)
-_NAMED = re.compile(r"\(?docs/([\w/]+\.md)\)?")
+_NAMED = re.compile(r"docs/([\w/]+\.md)")
 
 
 @cache
@@ -70,23 +71,24 @@ def _uri(name: str) -> str:
 def _method_page(described: dict[str, Any]) -> str:
     name, kind = described["name"], builtin.METHODS[described["name"]]
     path = Path(inspect.getfile(kind)).relative_to(site_links.ROOT).as_posix()
-    idea, deviations = _said(inspect.cleandoc(kind.__doc__ or ""))
-    paper = _plain(" ".join(inspect.cleandoc(inspect.getmodule(kind).__doc__ or "").split("\n\n")[0].split()))
-    also = (
-        f" It is also called {', '.join(f'`{alias}`' for alias in described['aliases'])}."
-        if described["aliases"]
-        else ""
-    )
+    paper, *more = _paragraphs(inspect.getdoc(inspect.getmodule(kind)) or "")
+    idea, deviations = _said(inspect.getdoc(kind) or "")
+    aliases = ", ".join(f"`{alias}`" for alias in described["aliases"])
     when, measured = _row("choosing.md", name)
+    (formulas,) = _row("formulas.md", name)
     parts = [
-        f"# {name}\n\n{idea}{also}",
-        f"**Paper.** {kind.paper}. From the module: {paper}",
-        f"## When to use it\n\n{_capital(when)}\n\n**What we measured.** {_capital(measured)}",
-        f"## Formulas\n\n{_row('formulas.md', name)[0]}\n\nThe letters are explained in [formulas](../formulas.md).",
+        f"# {name}",
+        *idea,
+        *more,
+        f"It is also called {aliases}." if aliases else "",
+        f"**Paper.** {kind.paper}. {paper}",
+        f"## When to use it\n\nUse it {when}.\n\n**Measured here:** {measured}.",
+        "## Formulas\n\n```text\n" + formulas.replace("`", "").replace("; ", "\n") + "\n```",
+        "The letters are explained with [the formulas of all methods](../formulas.md).",
         f"## Settings\n\n{_settings(described, kind)}",
-        f"## What a run may rely on\n\n{_declared(kind)}",
+        f"## What a run may rely on\n\n{_declared(name)}",
         "## Where it differs from the paper\n\n" + "\n".join(f"- {each}" for each in deviations) if deviations else "",
-        f"## The code\n\nThe class as it stands in [{path}](../../{path}); comments give the paper's equations.\n\n"
+        f"## The code\n\nThe class as it stands in [{path}](../../{path}); comments give the paper's equations.",
         f"```python\n{_code(kind)}```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -96,51 +98,51 @@ def _settings(described: dict[str, Any], kind: type[Method]) -> str:
     """Those of the method alone, with the comments at its fields."""
     name, comments = described["name"], settings_page.comments_of(kind)
     if not described["settings"]:
-        return f"It has none of its own: `llm-fed run mine.yaml method={name}`."
-    rows = [
-        f"| `{key}` | `{json.dumps(default).strip(chr(34))}` | {(described['ranges'].get(key) or '').replace('|', '&#124;')} "
-        f"| {_capital(_plain(comments.get(key, '')))} |"
-        for key, default in described["settings"].items()
-    ]
+        return (
+            f"It has none of its own: `method={name}`. [Those of a run](../configuration.md) it has like every method."
+        )
+    rows = []
+    for key, default in described["settings"].items():
+        shown, must_be = json.dumps(default).strip('"'), described["ranges"].get(key) or ""
+        rows.append(f"| `{key}` | `{shown}` | {_plain(must_be)} | {_plain(comments.get(key, ''))} |")
     first = next(iter(described["settings"]))
-    head = (
-        f"Give them as `method={name} method.{first}=...`; [every method has those of a run, too](../configuration.md)."
-    )
+    head = f"Give them as `method={name} method.{first}=...`, beside [those of a run](../configuration.md)."
     return "\n".join([head, "", "| setting | default | may be | meaning |", "|---|---|---|---|", *rows])
 
 
-def _declared(kind: type[Method]) -> str:
-    """What the class says of itself, as sentences."""
-    method = builtin.build({"name": next(name for name, its in builtin.METHODS.items() if its is kind)})
-    trains = (
-        "LoRA adapters"
-        if method.adapters_only
-        else "whole image models"
-        if method.whole_models
-        else "adapters and whole image models"
-    )
-    needs = " and ".join(f"`{need}`" for need in kind.needs)
+def _declared(name: str) -> str:
+    """What the method says of itself, as sentences."""
+    method = builtin.build({"name": name})
+    kinds = {"LoRA adapters": method.adapters_only, "whole image models": method.whole_models}
+    trains = next((what for what, only in kinds.items() if only), "adapters and whole image models")
+    needs = " and ".join(f"`{need}`" for need in method.needs)
     facts = {
-        f"It merges what runs of {needs} have trained, and has no rounds of its own.": bool(needs),
         f"It is for {trains}.": True,
+        f"It merges what runs of {needs} have trained, and has no rounds of its own.": bool(needs),
         "Clients' adapters may differ in rank (`adapter.rank`).": method.any_rank,
         "Clients' models may differ (`base.clients`).": method.any_model,
         "All clients get one model, so the server can test it on data of its own.": method.one_model,
-        "Robust means are possible (`server.aggregation`, see [robust means](../robust.md)).": method.robust,
+        "[Robust means](../robust.md) are possible (`server.aggregation`).": averages(method),
         "Noise at the server is possible (`privacy.where=server`, see [privacy](../privacy.md)).": method.mean_only,
-        "Noise in each training step (`privacy.unit=example`) does not cover all that its clients learn.": method.looks,
+        "Noise in each training step (`privacy.unit=example`) is refused, as its clients use their examples for more "
+        "than training.": method.looks,
     }
     return "\n".join(f"- {fact}" for fact, holds in facts.items() if holds)
 
 
-def _said(docstring: str) -> tuple[str, list[str]]:
-    """What a docstring says of the method, and its deviations from the paper, each as Markdown."""
-    idea, deviations = [], []
+def _said(docstring: str) -> tuple[list[str], list[str]]:
+    """The paragraphs that a docstring has on the method, and its deviations from the paper, as Markdown."""
+    idea: list[str] = []
+    deviations: list[str] = []
     for paragraph in docstring.split("\n\n"):
         first, *others = re.split(r"^Deviation(?:: |, )", paragraph, flags=re.MULTILINE)
-        idea += [_plain(" ".join(first.split()))] if first.strip() else []
-        deviations += [_capital(_plain(" ".join(each.split()))) for each in others]
-    return "\n\n".join(idea), deviations
+        idea += _paragraphs(first)
+        deviations += [text[:1].upper() + text[1:] for other in others for text in _paragraphs(other)]
+    return idea, deviations
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [_plain(" ".join(paragraph.split())) for paragraph in text.split("\n\n") if paragraph.strip()]
 
 
 def _plain(text: str) -> str:
@@ -148,10 +150,6 @@ def _plain(text: str) -> str:
     parts = text.split("`")
     parts[::2] = [_NAMED.sub(r"[\1](../\1)", re.sub(r"([<>*_|\[\]\\])", r"\\\1", part)) for part in parts[::2]]
     return "`".join(parts)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _row(page: str, name: str) -> list[str]:
@@ -165,11 +163,11 @@ def _row(page: str, name: str) -> list[str]:
 
 def _code(kind: type[Method]) -> str:
     """The class without its docstring, and the functions of its module."""
-    source = inspect.getsource(kind)
-    source = source.replace(f'"""{kind.__doc__}"""', '"""..."""', 1)
+    source = re.sub(r'^    """.*?"""\n\n?', "", inspect.getsource(kind), count=1, flags=re.MULTILINE | re.DOTALL)
     module = inspect.getmodule(kind)
+    assert module is not None
     functions = [
-        each for _, each in inspect.getmembers(module, inspect.isfunction) if each.__module__ == module.__name__
+        each for _, each in inspect.getmembers(module, inspect.isfunction) if each.__module__ == kind.__module__
     ]
     functions.sort(key=lambda each: each.__code__.co_firstlineno)
     return "\n\n".join([source, *(inspect.getsource(each) for each in functions)])
