@@ -6,6 +6,7 @@ Python compiles, YAML is a configuration, and JSON can be read.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
@@ -19,16 +20,19 @@ import doc_commands
 import outside
 import pytest
 import yaml
+from click import MissingParameter
 from doc_commands import BLOCKS, Command, doc_blocks
 
+import llm_fed
 from llm_fed import configfile, tasks
+from llm_fed.commands import init
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.config import TaskConfig
 
 BASE = str(ASSETS / "tiny-base")
 LANGUAGES = {"bash", "python", "yaml", "json", "csv", "toml", ""}
 RUN = [block for block in BLOCKS if block.language in ("bash", "python") and doc_blocks.reason(block) is None]
-LONG = ("llm-fed compare", "llm_fed.compare", "llm_fed.testing", "timeit", "keys.py")
+LONG = ("llm-fed compare", "llm-fed merge", "llm_fed.compare", "llm_fed.testing", "timeit", "keys.py")
 SHORTER = {  # what is too large for a test, by what is given in its place; of Python and of commands
     '"rounds=20"': '"rounds=1", "local.steps=1", "eval.max_new_tokens=2", "task.template=plain"',
     "Qwen/Qwen3-0.6B": BASE,
@@ -36,6 +40,7 @@ SHORTER = {  # what is too large for a test, by what is given in its place; of P
     "--draws 10": "--draws 2",
     "--methods local,fedit,fedmerge": "--methods local,fedit",
     "runs/fedit@50": "runs/fedit@1",
+    "@20": "@1",
     "draws=10": "draws=2",
     'llm_fed.compare(config,': 'llm_fed.compare(config, "rounds=1", "local.steps=1", "eval.limit=2",',
 }  # fmt: skip
@@ -81,8 +86,11 @@ def test_commands_in_sentences_are_such_as_llm_fed_takes():
         found += [(page, " ".join(span.split())) for span in spans]
     assert len(found) > 40
     for page, text in found:
-        (command,) = doc_commands.commands(text)
-        assert doc_commands.check(command)
+        if text.startswith("llm-fed -"):  # of the program, as --help
+            continue
+        (command,) = doc_commands.commands(re.sub(r"\S+=\.\.\.", "", text))
+        with contextlib.suppress(MissingParameter):  # a sentence may name a command without all that it needs
+            assert doc_commands.check(command), f"{page}: {text}"
 
 
 @by_name(BLOCKS, {"python"})
@@ -107,34 +115,50 @@ def test_json_can_be_read(block):
 
 
 def test_the_files_of_the_page_on_data_are_read(tmp_path):
-    """Each is written under the name that the sentence before it gives; a test of one example needs another row."""
+    """Each is written under the name that the sentence before it gives, with its rows twice, as one row makes no test
+    split."""
     text = (outside.ROOT / "docs/data.md").read_text()
     part = text[text.index("## A file of each form") :]
     named = re.findall(r"here `([\w./]+)`.*?```\w+\n(.*?)^```$", part, re.DOTALL | re.MULTILINE)
     assert len(named) == 6
     for path, code in named:
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(code * 2 if path.endswith(".jsonl") else code)
-        whole = tmp_path / (path if "/" not in path else path.partition("/")[0])
+        rows = json.loads(code) if code.startswith("[") else []
+        first, *others = code.splitlines(keepends=True)
+        twice = json.dumps(rows * 2) if rows else first + "".join(others) * 2 if path.endswith(".csv") else code * 2
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(twice)
+        whole = tmp_path / path.partition("/")[0]
         data = tasks.load(TaskConfig("files", path=str(whole), template="plain"), 0)
         assert set(data.clients) <= {"north", "south"} and all(len(client.train) for client in data.clients.values())
 
 
-@pytest.fixture
-def scene(here, monkeypatch) -> Path:
-    """A folder as the pages speak of it: data, configurations, a method, and finished runs where a block names them."""
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory) -> Path:
+    """A folder as the pages speak of it: data, configurations, a method, and a finished run of `fedit` and `local`."""
+    folder = tmp_path_factory.mktemp("stage")
     rows = [{"question": f"Which ward for a wound {n}?", "reply": f"Ward {n % 2}."} for n in range(12)]
-    (here / "clinics").mkdir()
+    (folder / "clinics").mkdir()
     for client in ("north", "south"):
-        (here / f"clinics/{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [f"{row['question']},{row['reply']},north\n{row['question']},{row['reply']},south\n" for row in rows]
-    (here / "all.csv").write_text("question,reply,hospital\n" + "".join(lines))
-    shutil.copy(here / "clinics/north.jsonl", here / "mine.jsonl")
-    for configuration in ("mine.yaml", "clinics.yaml"):
-        (here / configuration).write_text(yaml.safe_dump(tree()))
-    outside.module(here, "fedavgm", outside.printed('"""FedAvgM'))
+        (folder / f"clinics/{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [f"{row['question']},{row['reply']},{client}\n" for row in rows for client in ("north", "south")]
+    (folder / "all.csv").write_text("question,reply,hospital\n" + "".join(lines))
+    (folder / "mine.jsonl").write_text((folder / "clinics/north.jsonl").read_text().replace("reply", "answer"))
+    (folder / "mine.yaml").write_text(yaml.safe_dump(tree()))
+    outside.module(folder, "fedavgm", outside.printed('"""FedAvgM'))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for method in ("fedit", "local"):
+            llm_fed.run("mine.yaml", f"method={method}", out=f"of-{method}")
+    return folder
+
+
+@pytest.fixture
+def scene(here, stage, monkeypatch) -> Path:
+    """A copy of the stage, in which one is."""
+    shutil.copytree(stage, here, dirs_exist_ok=True)
     (here / "scripts").symlink_to(outside.ROOT / "scripts")
     monkeypatch.syspath_prepend(str(here))
+    monkeypatch.setattr(init, "BASE", BASE)  # where a command names none
     return here
 
 
@@ -159,21 +183,21 @@ def shortened(text: str) -> str:
     return text
 
 
-def prepare(scene: Path, code: str, llm_fed) -> None:
-    """The runs and adapters that a block names and does not write itself."""
+def prepare(scene: Path, code: str) -> None:
+    """The configurations, runs and adapters that a block names and does not write itself."""
     written = set(re.findall(r"(?:--out |out=\")([\w/-]+)", code))
+    if "llm-fed init" not in code:
+        shutil.copy(scene / "mine.yaml", scene / "clinics.yaml")
     for run in sorted(set(re.findall(r"\bruns/[\w-]+", code)) - written):
-        seed = re.search(r"seed(\d)$", run)
-        method = "local" if run.endswith("local") or run.startswith("runs/b-") else "fedit"
-        words = [f"method={method}", f"seed={seed[1] if seed else 0}"]
-        said = llm_fed("run", "mine.yaml", *words, "--out", run)
-        assert said.code == 0, said.err
+        method = "local" if "local" in run or run.startswith("runs/b-") else "fedit"
+        seed = re.search(r"seed([1-9])$", run)
+        if seed:
+            llm_fed.run("mine.yaml", f"method={method}", f"seed={seed[1]}", out=run)
+        else:
+            shutil.copytree(scene / f"of-{method}", scene / run)
     for adapter in sorted(set(re.findall(r"adapters/\w+|out/north|my-\w+-adapter", code)) - written):
-        run = "local" if "local" in adapter else "fedit"
-        said = llm_fed("run", "mine.yaml", f"method={run}", "--out", f"runs/of-{run}")
-        assert said.code == 0, said.err
-        if not (scene / adapter).exists():
-            shutil.copytree(scene / f"runs/of-{run}/adapters/north", scene / adapter)
+        method = "local" if "local" in adapter else "fedit"
+        shutil.copytree(scene / f"of-{method}/adapters/north", scene / adapter, dirs_exist_ok=True)
 
 
 def given(block):
@@ -181,15 +205,21 @@ def given(block):
     return pytest.param(block, id=name(block), marks=[pytest.mark.slow] if long else [])
 
 
+@pytest.fixture
+def call(llm_fed):
+    """The command line, under another name than the package's."""
+    return llm_fed
+
+
 @pytest.mark.parametrize("block", [given(block) for block in RUN if block.language == "bash"])
-def test_a_block_of_commands_runs(block, scene, llm_fed, monkeypatch):
+def test_a_block_of_commands_runs(block, scene, call, monkeypatch):
     code = shortened(block.code)
-    prepare(scene, code, llm_fed)
+    prepare(scene, code)
     for command in doc_commands.commands(code):
-        run(command, llm_fed, monkeypatch)
+        run(command, call, monkeypatch)
 
 
-def run(command: Command, llm_fed, monkeypatch) -> None:
+def run(command: Command, call, monkeypatch) -> None:
     words = command.words
     if words[0] != "llm-fed":
         words = [sys.executable if words[0] == "python" else words[0], *words[1:]]
@@ -198,7 +228,7 @@ def run(command: Command, llm_fed, monkeypatch) -> None:
         return
     typed = " ".join(command.piped.words[1:]) if command.piped else "Which ward?\n/quit"
     monkeypatch.setattr("sys.stdin", io.StringIO(typed + "\n"))
-    said = llm_fed(*words[1:])
+    said = call(*words[1:])
     assert said.code == 0, said.err
     if words[1] == "init":  # what it writes trains for minutes
         for path in (Path("clinics.yaml"), Path("all.yaml")):
@@ -208,9 +238,9 @@ def run(command: Command, llm_fed, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("block", [given(block) for block in RUN if block.language == "python"])
-def test_a_block_of_python_runs(block, scene, llm_fed):
+def test_a_block_of_python_runs(block, scene):
     code = shortened(block.code)
-    prepare(scene, code, llm_fed)
+    prepare(scene, code)
     path = outside.module(scene, f"block_{block.line}", BESIDE.get(block.page, "") + code)
     importlib.invalidate_caches()
     importlib.import_module(path.stem)
