@@ -48,6 +48,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return markdown
     if path in ("docs/methods.md", "docs/choosing.md", "docs/formulas.md"):
         markdown = site_pages.linked(markdown)
+    markdown = markdown.replace(" ± ", "\u00a0±\u00a0")  # which narrow tables would break
     return site_links.placed(doc_blocks.marked(markdown, path), path)
 
 

@@ -70,7 +70,12 @@ def sources(pages: dict[str, str]) -> dict[str, str]:
 
 def _targets(text: str) -> Iterable[str]:
     found: list[str] = []
-    _changed(text, lambda target: found.append(target) or target)
+
+    def noted(target: str) -> str:
+        found.append(target)
+        return target
+
+    _changed(text, noted)
     return found
 
 

@@ -190,7 +190,7 @@ def prepare(scene: Path, code: str) -> None:
         shutil.copy(scene / "mine.yaml", scene / "clinics.yaml")
     for run in sorted(set(re.findall(r"\bruns/[\w-]+", code)) - written):
         method = "local" if "local" in run or run.startswith("runs/b-") else "fedit"
-        seed = re.search(r"seed([1-9])$", run)
+        seed = re.search(r"seed(\d)$", run)
         if seed:
             llm_fed.run("mine.yaml", f"method={method}", f"seed={seed[1]}", out=run)
         else:

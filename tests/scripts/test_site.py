@@ -8,6 +8,7 @@ import sys
 from html import unescape
 from pathlib import Path
 
+import browser
 import pytest
 
 from llm_fed import methods
@@ -49,6 +50,19 @@ def test_the_index_of_the_search_is_a_script(site):
     """So that it can be read from a folder; programs are not in it, but methods are."""
     index = (site / "search/search_index.js").read_text()
     assert index.startswith("var __index = ") and "methods/fedmerge.html" in index and '"source/' not in index
+
+
+def test_from_a_folder_it_searches_asks_nobody_and_fits_a_phone(site):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    with browser.chromium() as shown:
+        for name in ("index", "methods/fedmerge", "configuration", "results/fedmerge", "api/index"):
+            shown.open(site / f"{name}.html", width=390)
+            assert shown.run("return document.documentElement.scrollWidth") <= 390, name
+            assert all(url.startswith("file:") for url in shown.requests) and not shown.errors, name
+        shown.type(".md-search__input", "staleness")
+        found = WebDriverWait(shown.driver, 20).until(lambda _: shown.texts(".md-search-result__item h1"))
+        assert "fedbuff" in found
 
 
 def test_every_method_has_a_page(site):
