@@ -39,7 +39,7 @@ types: $(VENV)/.installed
 check: lint types test ## what has to pass before a change lands
 
 docs: $(VENV)/.installed ## build the documentation site into site/, which opens from there without a server
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 
 long: $(VENV)/.installed ## what is too long for every change: kills, full disks, hostile files, the soak, benchmarks

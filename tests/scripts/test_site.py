@@ -19,9 +19,9 @@ ELSEWHERE = re.compile(r"<(?:script|link|img|iframe|source)[^>]+(?:src|href)=[\"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """Built strictly, so a link that leads nowhere or a page that is missing ends it."""
+    """Built strictly: a link that leads nowhere or a page that is missing ends it (not so with --quiet)."""
     folder = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
