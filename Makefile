@@ -7,7 +7,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test check lint types long release clean
+.PHONY: help install quickstart test check lint types docs long release clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,10 @@ types: $(VENV)/.installed
 
 check: lint types test ## what has to pass before a change lands
 
+docs: $(VENV)/.installed ## build the documentation site into site/, which opens from there without a server
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open site/index.html"
+
 long: $(VENV)/.installed ## what is too long for every change: kills, full disks, hostile files, the soak, benchmarks
 	bash scripts/long.sh
 
@@ -45,4 +49,4 @@ release: ## build sdist and wheel into dist, and try the wheel with every Python
 	bash scripts/release.sh
 
 clean: ## delete the environment and caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,107 @@
+"""The documentation site: it builds without a warning, asks no other host, and its pages are what they should be."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import browser
+import pytest
+
+from llm_fed import methods
+
+ROOT = Path(__file__).parents[2]
+ELSEWHERE = re.compile(r"<(?:script|link|img|iframe|source)[^>]+(?:src|href)=[\"'](?:https?:)?//[^\"']+")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """Built strictly: a link that leads nowhere or a page that is missing ends it (not so with --quiet)."""
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def text_of(page: Path) -> str:
+    """Of its content, without code."""
+    html = page.read_text()
+    content = html[html.index("<article") : html.index("</article")]
+    return unescape(re.sub(r"<(pre|code)\b.*?</\1>", "", content, flags=re.DOTALL))
+
+
+def test_no_page_asks_another_host(site):
+    """Nor does a style sheet; links that a reader may follow are no requests."""
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 150
+    for page in pages:
+        assert not ELSEWHERE.findall(page.read_text()), page
+    for sheet in site.rglob("*.css"):
+        assert not re.findall(r"url\([\"']?(?:https?:)?//", sheet.read_text()), sheet
+    assert 'src="assets/iframe-worker.js"' in (site / "index.html").read_text()
+    assert (site / "assets/iframe-worker.js").is_file()
+
+
+def test_the_index_of_the_search_is_a_script(site):
+    """So that it can be read from a folder; programs are not in it, but methods are."""
+    index = (site / "search/search_index.js").read_text()
+    assert index.startswith("var __index = ") and "methods/fedmerge.html" in index and '"source/' not in index
+
+
+def test_from_a_folder_it_searches_asks_nobody_and_fits_a_phone(site):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    with browser.chromium() as shown:
+        for name in ("index", "methods/fedmerge", "configuration", "results/fedmerge", "api/index"):
+            shown.open(site / f"{name}.html", width=390)
+            assert shown.run("return document.documentElement.scrollWidth") <= 390, name
+            assert all(url.startswith("file:") for url in shown.requests) and not shown.errors, name
+        shown.type(".md-search__input", "staleness")
+        found = WebDriverWait(shown.driver, 20).until(lambda _: shown.texts(".md-search-result__item h1"))
+        assert "fedbuff" in found
+
+
+def test_every_method_has_a_page(site):
+    for described in methods.builtin():
+        page = site / f"methods/{described['name'].replace('+', '-')}.html"
+        html = page.read_text()
+        assert f'<h1 id="{described["name"].replace("+", "")}">{described["name"]}' in html, page
+        headings = re.findall(r"<h2[^>]*>([^<]+)", html)
+        assert headings[:4] == ["When to use it", "Formulas", "Settings", "What a run may rely on"]
+        assert headings[-1] == "The code"
+        for setting in described["settings"]:
+            assert f"<code>{setting}</code>" in html, f"{page}: {setting}"
+    listed = (site / "methods.html").read_text()
+    assert 'href="methods/fed-ft.html"><code>fed+ft</code>' in listed
+
+
+def test_no_page_shows_markdown(site):
+    """A list without an empty line before it, or a sign that only another reader of Markdown knows."""
+    for page in site.rglob("*.html"):
+        if page.name != "404.html":
+            for sign in (r"\n- ", r"\*\*", r"\n\|", r"(?<![\w`])`(?!`)", r"\]\("):
+                assert not re.search(rf"<p>[^<]*{sign}", text_of(page)), f"{page}: {sign}"
+
+
+def test_links_to_source_files_lead_to_pages_that_show_them(site):
+    html = (site / "robust.html").read_text()
+    assert 'href="source/llm_fed/merge/robust.py.html"' in html
+    shown = unescape(re.sub(r"<[^>]+>", "", (site / "source/llm_fed/merge/robust.py.html").read_text()))
+    assert "def aggregate(" in shown
+
+
+def test_blocks_that_are_not_run_say_so(site):
+    html = (site / "serving.html").read_text()
+    assert html.count("The tests do not run this: it needs a GPU and vLLM") == 2
+    assert "The tests do not run this" not in (site / "report.html").read_text()
+
+
+def test_the_python_interface_has_its_functions(site):
+    html = (site / "api/index.html").read_text()
+    for name in ("run", "compare", "open_run", "load_client", "load_image_model"):
+        assert f'href="#llm_fed.{"export.load" if "load" in name else "api"}.{name}"' in html, name
+    assert "llm_fed.method.Method.client_update" in (site / "api/method.html").read_text()
