@@ -49,7 +49,7 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
     usable = [job for job, error in zip(jobs, errors, strict=True) if error is None]
     if not usable:
         return [error for error in errors if error], Work()
-    results, work = model.within_memory(lambda budget: _Fit(model, usable, budget).run())
+    results, work = model.within_memory(lambda budget: FusedFit(model, usable, budget).run())
     remaining = iter(results)
     return [error or next(remaining) for error in errors], work
 
@@ -65,7 +65,7 @@ def token_losses(
     return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
 
 
-class _Fit:
+class FusedFit:
     """One fused training run over usable jobs; client k is row k of the bank."""
 
     def __init__(self, model: AdaptedModel, jobs: Sequence[Fit], budget: int):
@@ -96,26 +96,31 @@ class _Fit:
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
         last, total = max(len(job.batches) for job in self.jobs), sum(len(job.batches) for job in self.jobs)
         losses = torch.zeros(last, len(self.jobs), device=self.device)
-        failed: dict[int, int] = {}  # the step at which a client's loss was not finite
+        known: list[list[float]] = []  # the rows of `losses` that were looked at
+        failed: dict[int, int] = {}  # the first step at which a client's loss was not finite
         with activation_checkpointing(self.model.model):
             for step in range(last):
                 active = [k for k, job in enumerate(self.jobs) if step < len(job.batches) and k not in failed]
                 if not active:
                     break
                 seen = {k: self.jobs[k].batch(step) for k in active}
-                self._step(step, seen, losses[step])
+                self.step(step, seen, losses[step])
                 # Looking at losses makes a GPU wait, so it looks seldom: no client feels another's NaN.
                 loss = None
                 if self.device.type == "cpu" or step % 10 == 9 or step + 1 == last:
-                    known = losses[: step + 1].cpu()
-                    failed = _failures(known)
-                    loss = fmean([float(known[step, k]) for k in active if k not in failed and seen[k]] or [math.nan])
+                    for row in losses[len(known) : step + 1].tolist():
+                        failed = {k: len(known) for k, value in enumerate(row) if not math.isfinite(value)} | failed
+                        known.append(row)
+                    loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.step(step + 1, last, len(active), total, loss)
-        columns = losses.T.tolist()
-        return [self._result(k, columns[k], failed.get(k)) for k in range(len(self.jobs))], self.work
+        results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
+        return results, self.work
 
-    def _step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
-        """One optimizer step of every client that has seen a batch; their mean losses are added to `losses` (K,)."""
+    def step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
+        """One optimizer step of every client that has seen a batch; their mean losses are added to `losses` (K,).
+
+        Nothing here waits for the device, but for the loss scales of float16.
+        """
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
         lengths = [self.kind.length(example) for _, _, example in examples]
         batches = plan(lengths, self.work.budget, self.model.overhead)
@@ -205,14 +210,6 @@ class _Fit:
         (steps,) = (steps for steps in self.steps if k in steps.parameters)
         moments = {} if job.moments is None else steps.moments(k)
         return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch), moments)
-
-
-def _failures(losses: Tensor) -> dict[int, int]:
-    """By client the first step at which its loss, of those until now (steps, K), was not finite."""
-    failures: dict[int, int] = {}
-    for step, k in (~torch.isfinite(losses)).nonzero().tolist():
-        failures.setdefault(k, step)
-    return failures
 
 
 def _unusable(job: Fit, kind: Kind) -> ClientError | None:
