@@ -63,10 +63,14 @@ _attention.register_autograd(
 )
 
 
-class _Attention(TorchFunctionMode):
+class _Functions(TorchFunctionMode):
+    """Attention as one kernel, and new tensors by way of the host."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.scaled_dot_product_attention and args[0].device == DEVICE:
             return _attention(*args[:3])
+        if func is torch.tensor and kwargs and kwargs.get("device") == DEVICE:
+            return torch.tensor(*args, **kwargs | {"device": None}).to(DEVICE)
         return func(*args, **(kwargs or {}))
 
 
@@ -82,19 +86,19 @@ class Pretended(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.launches, self.waits = Counter[str](), Counter[str]()
-        self._fake, self._attention = FakeTensorMode(), _Attention()
+        self._fake, self._functions = FakeTensorMode(), _Functions()
         # Transformers looks at no values of tensors that it knows to be fake.
         self._values = patch("transformers.utils.import_utils.is_fake_tensor", lambda tensor: False)
 
     def __enter__(self) -> Pretended:
-        self._attention.__enter__()
+        self._functions.__enter__()
         self._values.start()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._values.stop()
-        self._attention.__exit__(*error)
+        self._functions.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
