@@ -13,7 +13,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -53,7 +53,7 @@ class OneMicroBatch(AdaptedModel):
 
 
 def base(layers: int) -> nn.Module:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
     return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, num_hidden_layers=layers, **sizes))
 
 

@@ -141,5 +141,5 @@ def moved(model: nn.Module) -> nn.Module:
                 if tensor is not None:
                     there = tensor.detach().to(DEVICE)
                     kept = nn.Parameter(there, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else there
-                    tensors[name] = kept
+                    tensors[name] = kept  # type: ignore[assignment]
     return model
