@@ -95,9 +95,10 @@ def deliver(
             shutil.rmtree(path)
     config_text = checksum.uncommented((run.folder / "config.yaml").read_text(encoding="utf-8"))
     spent = spent_in(run)
-    for id in exported:
-        score, folder = summary.clients.get(id) if summary else None, run.folder / "adapters" / id
-        export_client(experiment, experiment.scored[id], personal[id], score, folder, config_text, spent)
+    with signs.part("writing the personal models"):
+        for id in exported:
+            score, folder = summary.clients.get(id) if summary else None, run.folder / "adapters" / id
+            export_client(experiment, experiment.scored[id], personal[id], score, folder, config_text, spent)
     return write_summary(experiment, run, record, round, **facts)
 
 
@@ -156,6 +157,7 @@ def write_summary(
     run.mark()
     run.digests.end(round, run.folder)
     run.digests.mark()
-    write_report(run.folder)
+    with signs.part("writing the report"):
+        write_report(run.folder)
     run.remember("summary.json", result)  # the last file: a folder that has it is complete
     return result
