@@ -1,5 +1,5 @@
 """Runs with very many clients, on a base so small that what is measured is all the rest: start, a round, scoring and
-handing out, peak memory and disk.
+handing out, in CPU seconds of one thread; peak memory and disk.
 
 python scripts/bench/many_clients.py --out FOLDER --clients 100 1000 10000 100000 [--methods fedit local] [--form files]
 python scripts/bench/many_clients.py --out FOLDER --show [--plot docs/images/many_clients.png]
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import statistics
@@ -28,34 +29,40 @@ import pyarrow.parquet
 from rich.console import Console
 
 from llm_fed import configfile, methods, signs
-from llm_fed.runs.folder import read_records
 from llm_fed.experiment import run as experiment
+from llm_fed.runs.folder import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.testing import tiny
 
 EXAMPLES = 4  # of each client
 ASKED = 100
 FORMS = ("jsonl", "parquet", "files", "folders")  # one file with a client column, or a file or folder per client
+IN_ROUNDS = ("broadcast", "local", "collect", "server", "checkpoint")
 PARTS = {"test": "scoring", "writing the personal models": "export", "writing the report": "report"}
 
 
 class Timed(Reporter):
-    """Says nothing, and takes the time of each part of a run."""
+    """Says nothing, and takes the CPU time of each part of a run."""
 
     def __init__(self) -> None:
         super().__init__(Console(quiet=True))
-        self.began, self.start = time.perf_counter(), 0.0
-        self.parts: dict[str, float] = defaultdict(float)
+        self.began, self.start = time.process_time(), 0.0
+        self.rounds: list[float] = []
+        self.parts: dict[str, list[float]] = defaultdict(list)
         self._open: dict[str, float] = {}
 
     def round(self, number: int) -> None:
-        self.start = self.start or time.perf_counter() - self.began
+        self._open["round"] = time.process_time()
+        self.start = self.start or self._open["round"] - self.began
+
+    def round_ended(self) -> None:
+        self.rounds.append(time.process_time() - self._open["round"])
 
     def begin(self, part: str) -> None:
-        self._open[part] = time.perf_counter()
+        self._open[part] = time.process_time()
 
     def end(self, part: str) -> None:
-        self.parts[part] += time.perf_counter() - self._open.pop(part)
+        self.parts[part].append(time.process_time() - self._open.pop(part))
 
 
 def rows(client: int) -> Iterator[dict[str, str]]:
@@ -107,16 +114,15 @@ def measured(folder: Path, method: str, clients: int, form: str, rounds: int, mo
         "task.validation=0", "local.steps=2", "local.batch_size=2", "eval.metric=exact_match", "eval.max_new_tokens=2",
         "eval.select=last", "report.samples=0", *more,
     ])  # fmt: skip
-    timed = Timed()
+    timed, began = Timed(), time.perf_counter()
     with signs.heard_by(timed):
         experiment.train(config, run, fresh=True, reporter=timed)
-    whole = time.perf_counter() - timed.began
-    lines = read_records(run / "timing.jsonl")
-    by_part = {part: statistics.median(line["parts"][part] for line in lines[1:-1]) for part in lines[1]["parts"]}
     line = {
-        "method": method, "clients": clients, "form": form, "start": timed.start, "whole": whole,
-        "round": statistics.median(line["seconds"] for line in lines[1:-1]), "parts": by_part,
-        **{name: timed.parts[part] for part, name in PARTS.items()},
+        "method": method, "clients": clients, "form": form, "start": timed.start,
+        "round": statistics.median(timed.rounds[1:-1]), "whole": time.process_time() - timed.began,
+        "wall": time.perf_counter() - began,
+        "parts": {part: statistics.median(timed.parts[part][1:-1]) for part in IN_ROUNDS},
+        **{name: sum(timed.parts[part]) for part, name in PARTS.items()},
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "disk": sum(path.stat().st_blocks * 512 for path in run.rglob("*")) / 2**30,
     }  # fmt: skip
@@ -125,8 +131,10 @@ def measured(folder: Path, method: str, clients: int, form: str, rounds: int, mo
 
 
 def show(lines: list[dict[str, Any]]) -> None:
-    print("| method | clients | form | start, s | a round, s | scoring, ms each | export, ms each | report, s | memory, GiB"
-          " | disk, GiB |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|")  # fmt: skip
+    print(
+        "| method | clients | form | start, s | a round, s | scoring, ms each | export, ms each | report, s | "
+        "memory, GiB | disk, GiB |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|"
+    )
     for line in lines:
         each = [f"{1000 * line[part] / line['clients']:.2f}" for part in ("scoring", "export")]
         print(
@@ -158,9 +166,14 @@ def main() -> None:
         for method in given.methods:
             if given.show or (method, clients, given.form) in known:
                 continue
-            words = [sys.executable, __file__, "--here", "--out", str(given.out), "--clients", str(clients), "--methods",
-                     method, "--form", given.form, "--rounds", str(given.rounds), "--set", *given.set]  # fmt: skip
-            line = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+            words = [
+                sys.executable, __file__, "--here", "--out", str(given.out), "--clients", str(clients), "--methods",
+                method, "--form", given.form, "--rounds", str(given.rounds), "--set", *given.set,
+            ]  # fmt: skip
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            line = json.loads(
+                subprocess.run(words, check=True, stdout=subprocess.PIPE, env=environment).stdout.splitlines()[-1]
+            )
             with open(results, "a") as file:
                 file.write(json.dumps(line) + "\n")
             done.append(line)
