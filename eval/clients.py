@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from llm_fed.errors import UserError
-from llm_fed.eval.scores import METRICS, Summary, score, summarize, without_credit
+from llm_fed.eval.scores import METRICS, Summary, credits_all, score, summarize, without_credit
 from llm_fed.requests import Query
 from llm_fed.runs.folder import rounded
 from llm_fed.site import Data, Site
@@ -69,6 +69,8 @@ def notes_without_credit(sites: Iterable[Site], metric: str) -> list[str]:
     Raises:
         UserError: a reference that the metric cannot read.
     """
+    if credits_all(metric):
+        return []
     asked: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for site in sites:
         for split, queries in site.data.queries.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -122,7 +122,7 @@ def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int
     Raises:
         UserError: unknown metric, or a reference that it cannot read.
     """
-    can_score = getattr(_load(_module(metric)), "can_score", None)  # a metric without it gives every text its credit
+    can_score = _can_score(metric)
     if can_score is None:
         return []
     return [
@@ -130,6 +130,15 @@ def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int
         for number, texts in enumerate(references)
         if texts and not any(can_score(text, metric) for text in texts)
     ]
+
+
+def credits_all(metric: str) -> bool:
+    """Whether an answer that equals its reference never scores 0, whatever that is."""
+    return _can_score(metric) is None
+
+
+def _can_score(metric: str) -> Callable[[str, str], bool] | None:
+    return getattr(_load(_module(metric)), "can_score", None)
 
 
 def _module(metric: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -28,6 +28,7 @@ from llm_fed.method import Method
 from llm_fed.models import ranks
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
+from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure, structure_of
 from llm_fed.rng import generator
 from llm_fed.runs.tracking import Reporter, check_trackers
@@ -255,6 +256,11 @@ def build(
         draw = partial(base.draw, wrapped)
         return Site(id, wrapped, config.local, config.training_seed, draw, data, rounds=config.rounds)
 
+    @cache
+    def own_structure(architecture: str, rank: int | None) -> Structure:
+        return structure_of(config.adapter, base.head, architecture, rank)
+
+    drawn: dict[Structure, State] = {}
     clients = {id: site(id, given, len(task.labels)) for id, given in task.clients.items()}
     listed = () if isinstance(config.network.clients, int) else config.network.clients
     named = {name.partition("@")[0]: place for place, name in enumerate(listed)}
@@ -262,9 +268,13 @@ def build(
         number = named.get(client.id, number)  # a machine of a network has some of the clients alone
         own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
         rank = ranks.of(config.adapter, client.id, number)
-        client.structure = method.wrap(structure_of(config.adapter, base.head, own, rank), client)
+        client.structure = method.wrap(own_structure(own, rank), client)
         client.draw = partial(base.draw, client.structure)
         client.private = privacy.of_examples(config.privacy, config.training_seed)
+        if isinstance(client.structure, Lora):
+            if client.structure not in drawn:
+                drawn[client.structure] = client.initial()
+            client.expect(drawn[client.structure])
     server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
     server.clients, server.cohort, server.step = tuple(clients), cohort, config.server
     if ranks.differ(config.adapter):

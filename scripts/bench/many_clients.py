@@ -21,6 +21,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,11 @@ PARTS = {"test": "scoring", "writing the personal models": "export", "writing th
 class Timed(Reporter):
     """Says nothing, and takes the CPU time of each part of a run."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop_after: int | None = None) -> None:
         super().__init__(Console(quiet=True))
         self.began, self.start = time.process_time(), 0.0
         self.rounds: list[float] = []
+        self._stop_after = stop_after
         self.parts: dict[str, list[float]] = defaultdict(list)
         self._open: dict[str, float] = {}
 
@@ -57,6 +59,8 @@ class Timed(Reporter):
 
     def round_ended(self) -> None:
         self.rounds.append(time.process_time() - self._open["round"])
+        if len(self.rounds) == self._stop_after:
+            raise KeyboardInterrupt
 
     def begin(self, part: str) -> None:
         self._open[part] = time.process_time()
@@ -103,8 +107,10 @@ def write_base(folder: Path) -> Path:
     return path
 
 
-def measured(folder: Path, method: str, clients: int, form: str, rounds: int, more: list[str]) -> dict[str, Any]:
-    """A whole run in this process."""
+def measured(
+    folder: Path, method: str, clients: int, form: str, rounds: int, only_rounds: bool, more: list[str]
+) -> dict[str, Any]:
+    """A whole run in this process, or its rounds."""
     run = folder / f"run-{method}-{clients}-{form}"
     experiment.quiet()
     config = configfile.load({}, [
@@ -114,15 +120,15 @@ def measured(folder: Path, method: str, clients: int, form: str, rounds: int, mo
         "task.validation=0", "local.steps=2", "local.batch_size=2", "eval.metric=exact_match", "eval.max_new_tokens=2",
         "eval.select=last", "report.samples=0", *more,
     ])  # fmt: skip
-    timed, began = Timed(), time.perf_counter()
-    with signs.heard_by(timed):
+    timed, began = Timed(rounds - 1 if only_rounds else None), time.perf_counter()
+    with signs.heard_by(timed), suppress(KeyboardInterrupt):
         experiment.train(config, run, fresh=True, reporter=timed)
     line = {
         "method": method, "clients": clients, "form": form, "start": timed.start,
         "round": statistics.median(timed.rounds[1:-1]), "whole": time.process_time() - timed.began,
         "wall": time.perf_counter() - began,
         "parts": {part: statistics.median(timed.parts[part][1:-1]) for part in IN_ROUNDS},
-        **{name: sum(timed.parts[part]) for part, name in PARTS.items()},
+        **({} if only_rounds else {name: sum(timed.parts[part]) for part, name in PARTS.items()}),
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "disk": sum(path.stat().st_blocks * 512 for path in run.rglob("*")) / 2**30,
     }  # fmt: skip
@@ -136,10 +142,11 @@ def show(lines: list[dict[str, Any]]) -> None:
         "memory, GiB | disk, GiB |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|"
     )
     for line in lines:
-        each = [f"{1000 * line[part] / line['clients']:.2f}" for part in ("scoring", "export")]
+        each = [f"{1000 * line[part] / line['clients']:.2f}" if part in line else "" for part in ("scoring", "export")]
+        report = f"{line['report']:.1f}" if "report" in line else ""
         print(
             f"| {line['method']} | {line['clients']:,} | {line['form']} | {line['start']:.1f} | {line['round']:.3f} | "
-            f"{' | '.join(each)} | {line['report']:.1f} | {line['memory']:.2f} | {line['disk']:.3f} |"
+            f"{' | '.join(each)} | {report} | {line['memory']:.2f} | {line['disk']:.3f} |"
         )
 
 
@@ -150,6 +157,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["fedit"], choices=methods.METHODS, metavar="METHOD")
     parser.add_argument("--form", choices=FORMS, default="jsonl")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only-rounds", action="store_true", help="end before anybody is scored")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings")
     parser.add_argument("--show", action="store_true", help="print what is measured, and run nothing")
     parser.add_argument("--here", action="store_true", help="one run, in this process; print its line")
@@ -158,17 +166,19 @@ def main() -> None:
     results = given.out / "measured.jsonl"
     if given.here:
         (method,), (clients,) = given.methods, given.clients
-        print(json.dumps(measured(given.out, method, clients, given.form, given.rounds, given.set)))
+        line = measured(given.out, method, clients, given.form, given.rounds, given.only_rounds, given.set)
+        print(json.dumps(line))
         return
     done = read_records(results)
-    known = {(line["method"], line["clients"], line["form"]) for line in done}
+    known = {(line["method"], line["clients"], line["form"], "export" not in line) for line in done}
     for clients in given.clients:
         for method in given.methods:
-            if given.show or (method, clients, given.form) in known:
+            if given.show or (method, clients, given.form, given.only_rounds) in known:
                 continue
             words = [
                 sys.executable, __file__, "--here", "--out", str(given.out), "--clients", str(clients), "--methods",
-                method, "--form", given.form, "--rounds", str(given.rounds), "--set", *given.set,
+                method, "--form", given.form, "--rounds", str(given.rounds),
+                *(["--only-rounds"] if given.only_rounds else []), "--set", *given.set,
             ]  # fmt: skip
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
             line = json.loads(
