@@ -185,7 +185,8 @@ class Encodings(Sequence[Item], Generic[Item]):
     """
 
     def __init__(self, examples: Sequence[Example], encode: Callable[[Example], Item], kept: _Kept):
-        self.examples, self._encode, self._kept = examples, encode, kept
+        self.examples, self._kept = examples, kept
+        self._encode: Callable[[Example], Item] = encode
         self.items: list[Item] | None = None  # see `_Kept`
 
     def __len__(self) -> int:

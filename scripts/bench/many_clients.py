@@ -27,9 +27,11 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from llm_fed import configfile, methods, signs
+from llm_fed.eval.plots import MARKERS, plain_axes, save
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.folder import read_records
 from llm_fed.runs.tracking import Reporter
@@ -39,6 +41,7 @@ EXAMPLES = 4  # of each client
 ASKED = 100
 FORMS = ("jsonl", "parquet", "files", "folders")  # one file with a client column, or a file or folder per client
 IN_ROUNDS = ("broadcast", "local", "collect", "server", "checkpoint")
+CURVES = {"start": "start", "round": "a round", "scoring": "scoring all", "export": "handing out to all"}
 PARTS = {"test": "scoring", "writing the personal models": "export", "writing the report": "report"}
 
 
@@ -150,6 +153,23 @@ def show(lines: list[dict[str, Any]]) -> None:
         )
 
 
+def plot(lines: list[dict[str, Any]], path: Path) -> Path:
+    """CPU seconds of one method's runs by the number of clients, and their memory."""
+    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
+    times, memory = (plain_axes(figure, (1, 2, place)) for place in (1, 2))
+    for (part, label), marker in zip(CURVES.items(), MARKERS, strict=False):
+        points = sorted((line["clients"], line[part]) for line in lines if part in line)
+        times.loglog(*zip(*points, strict=True), marker=marker, label=label)
+    points = sorted((line["clients"], line["memory"]) for line in lines)
+    memory.semilogx(*zip(*points, strict=True), marker="o")
+    memory.set_ylim(0)
+    for axes, title in ((times, "CPU seconds"), (memory, "peak memory, GiB")):
+        axes.set_title(title)
+        axes.set_xlabel("registered clients")
+    times.legend(frameon=False, fontsize=8)
+    return save(figure, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the data, the base and what is measured")
@@ -160,6 +180,7 @@ def main() -> None:
     parser.add_argument("--only-rounds", action="store_true", help="end before anybody is scored")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings")
     parser.add_argument("--show", action="store_true", help="print what is measured, and run nothing")
+    parser.add_argument("--plot", type=Path, help="picture of what is measured of the first of the methods")
     parser.add_argument("--here", action="store_true", help="one run, in this process; print its line")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -189,6 +210,8 @@ def main() -> None:
             done.append(line)
             show([line])
     show(done)
+    if given.plot:
+        plot([line for line in done if line["method"] == given.methods[0]], given.plot)
 
 
 if __name__ == "__main__":
