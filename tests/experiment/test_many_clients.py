@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from llm_fed import configfile, files, tasks
 from llm_fed.experiment import announce, build, encoding, run
+from llm_fed.models.loading import Base
 from llm_fed.requests import Query
 from llm_fed.runs.folder import read_config, read_records
 from llm_fed.runs.tracking import Reporter
@@ -79,16 +80,23 @@ def test_the_start_holds_no_row(small, tmp_path, monkeypatch):
 
 
 def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeypatch):
-    """Of 20 and of 200 clients: as often is YAML parsed, a metric loaded, and the file system synced."""
+    """Of 20 and of 200 clients: as often is YAML parsed, a metric loaded, the file system synced, and a fresh
+    adapter drawn."""
     counts = []
     for clients in (20, 200):
         config = config_of(tmp_path, small.base, clients)
         found = Counter[str]()
         with monkeypatch.context() as patch:
-            for module, name in ((yaml, "load"), (evaluate, "load"), (files, "_syncfs")):
-                real = getattr(module, name)
+            for module, name in ((yaml, "load"), (evaluate, "load"), (files, "_syncfs"), (Base, "draw")):
+                real, key = getattr(module, name), f"{module.__name__}.{name}"
 
-                def counted(*given, found=found, real=real, key=f"{module.__name__}.{name}", **options):
+                def counted(
+                    *given,
+                    found=found,
+                    real=real,
+                    key=key,
+                    **options,
+                ):
                     found[key] += 1
                     return real(*given, **options)
 
@@ -97,6 +105,7 @@ def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeyp
         assert len(list((tmp_path / f"run{clients}/adapters").iterdir())) == clients
         counts.append(found)
     one, other = counts
+    assert one["Base.draw"] == other["Base.draw"] > 0
     assert 0 < other["yaml.load"] <= one["yaml.load"] + 2 < 10
     assert other["evaluate.load"] <= 1  # cached, if another test has scored before
     assert (one["llm_fed.files._syncfs"], other["llm_fed.files._syncfs"]) == (1, 1)
