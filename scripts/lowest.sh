@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Passes the tests with the lowest version of each dependency that pyproject.toml allows, in an environment of its own.
+# Runs the tests with the lowest version of each dependency that pyproject.toml allows, in an environment of its own.
 # torch is excepted: of its older versions a package index may have CUDA builds alone, several gigabytes each.
 #
 #   bash scripts/lowest.sh                     # needs Python 3.11 or newer, for tomllib; PIPFLAGS as in the Makefile
