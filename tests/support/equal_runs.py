@@ -30,7 +30,12 @@ def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, tor
     return lines, {str(path.relative_to(folder)): load_file(path) for path in files}
 
 
-def assert_same(one: Path, other: Path, tolerance: float = 1e-6) -> None:
+# Of float32. Adam divides a gradient by its own size, so that where one is nearly zero its rounding shows: a step is
+# 1e-2, and differences of 2e-6 were seen on some CPUs.
+TOLERANCE = 5e-6
+
+
+def assert_same(one: Path, other: Path, tolerance: float = TOLERANCE) -> None:
     (lines, exported), (found, tensors) = outcome(one), outcome(other)
     assert lines and exported and [line["kind"] for line in found] == [line["kind"] for line in lines]
     for expected, line in zip(lines, found, strict=True):
