@@ -14,11 +14,11 @@ from llm_fed.config import LocalConfig
 from llm_fed.errors import UserError, require
 from llm_fed.state import State
 
-# Fused: one pass over the numbers of a row (docs/performance.md); torch takes it only when asked.
+# Fused and foreach: one operation on the rows of all clients (docs/performance.md); torch takes them only when asked.
 _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, fused=True),
     "adam": partial(torch.optim.Adam, fused=True),
-    "sgd": torch.optim.SGD,
+    "sgd": partial(torch.optim.SGD, foreach=True),
 }
 MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0}  # numbers kept for each trained one; sgd's momentum is one more
 
@@ -32,10 +32,10 @@ class Tail:
     first: int  # how many components it leaves alone
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Optimizer:
     """One client's optimizer. A step's gradient is that of the loss, of the proximal term and of `tail`; then it is
-    clipped, and then `correction` is added.
+    clipped, and then `correction` is added. Two are equal if all but their `anchor` and `correction` is.
 
     Raises:
         UserError: an unknown name, a number out of range, or momentum without sgd.
@@ -47,8 +47,8 @@ class Optimizer:
     weight_decay: float = 0.0  # decoupled for adamw, part of the gradient for adam and sgd
     clip: float | None = None  # largest gradient norm
     proximal: float = 0.0  # lambda of lambda * ||theta - anchor||^2
-    anchor: State | None = None  # None: where training starts
-    correction: State | None = None  # what is added to the gradient of every step
+    anchor: State | None = field(default=None, compare=False)  # None: where training starts
+    correction: State | None = field(default=None, compare=False)  # what is added to the gradient of every step
     lr_of: Mapping[str, float] = field(default_factory=dict)  # another lr, by regular expression of entries
     decay: str = "constant"  # constant | linear | cosine: of the rates over the steps of the fit, down to zero
     warmup: int = 0  # steps before that in which they rise

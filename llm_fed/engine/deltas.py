@@ -23,18 +23,21 @@ class Deltas:
 
     def __init__(self, rows: Tensor):
         self._like = rows
-        self._different: list[Layers] = []
+        self._known: list[Layers] = []  # as the states hold them
+        self._different: list[Layers] = []  # the same, as the rows are
         self._of = torch.full((len(rows),), -1)
 
     def load(self, k: int, state: State) -> None:
         """Take what lies beneath the state of row k."""
-        found: Layers = {
-            layer: {part: tensor.to(self._like) for part, tensor in parts.items()}
-            for layer, parts in under(state).items()
-        }
-        self._of[k] = next((n for n, other in enumerate(self._different) if _equal(found, other)), len(self._different))
-        if self._of[k] == len(self._different):
-            self._different.append(found)
+        found = under(state)
+        # Compared where the states are, as comparing on a GPU would wait for it.
+        n = next((n for n, other in enumerate(self._known) if _equal(found, other)), len(self._known))
+        self._of[k] = n
+        if n == len(self._known):
+            self._known.append(found)
+            self._different.append(
+                {layer: {part: t.to(self._like) for part, t in parts.items()} for layer, parts in found.items()}
+            )
 
     def on(self, name: str, index: Tensor) -> Below | None:
         """The forward hook of a layer for a batch whose row n goes through the bank's row index[n]; None where nothing

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import Example, MicroBatch, collate, num_targets
 from llm_fed.errors import UserError
 from llm_fed.models.frozen import freeze
@@ -90,6 +91,7 @@ class Text:
             if not all_rows:
                 handle = model.get_output_embeddings().register_forward_pre_hook(keep_predicting)
                 stack.callback(handle.remove)
+            stack.enter_context(known_masks())
             logits = model(input_ids=batch.input_ids.to(model.device), use_cache=False).logits.flatten(0, 1)
         if all_rows:
             logits = logits.index_select(0, places)

@@ -20,7 +20,7 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT, Batch, Kind
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import padded_tokens, plan
-from llm_fed.engine.steps import Steps
+from llm_fed.engine.steps import Steps, together
 from llm_fed.errors import ClientError
 from llm_fed.losses import divergence
 from llm_fed.requests import Fit, Fitted, Work
@@ -49,7 +49,7 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
     usable = [job for job, error in zip(jobs, errors, strict=True) if error is None]
     if not usable:
         return [error for error in errors if error], Work()
-    results, work = model.within_memory(lambda budget: _Fit(model, usable, budget).run())
+    results, work = model.within_memory(lambda budget: FusedFit(model, usable, budget).run())
     remaining = iter(results)
     return [error or next(remaining) for error in errors], work
 
@@ -65,7 +65,7 @@ def token_losses(
     return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
 
 
-class _Fit:
+class FusedFit:
     """One fused training run over usable jobs; client k is row k of the bank."""
 
     def __init__(self, model: AdaptedModel, jobs: Sequence[Fit], budget: int):
@@ -74,11 +74,18 @@ class _Fit:
         self.private = jobs[0].private is not None  # then all are: see `FusedEngine.fit`
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
         self.bank = model.bank(len(jobs), jobs[0].start.row.dtype, trained)
-        self.steps, self.scalers = [], []
         for k, job in enumerate(jobs):
             self.bank.load(k, job.start)
-            self.steps.append(Steps(job, self.bank.rows[k], self.bank.grads[k], self.bank.layout))
-            self.scalers.append(torch.amp.GradScaler(self.device.type, enabled=model.autocast == torch.float16))
+        self.scalers: list[torch.amp.GradScaler] = []  # of each client, in float16
+        groups = together(jobs)
+        if model.autocast == torch.float16:
+            self.scalers, groups = (
+                [torch.amp.GradScaler(self.device.type) for _ in jobs],
+                [[k] for k in range(len(jobs))],
+            )
+        self.steps = [
+            Steps({k: jobs[k] for k in group}, self.bank.rows, self.bank.grads, self.bank.layout) for group in groups
+        ]
         self.teachers: AdapterBank | None = None
         if jobs[0].teachers:  # then it is the only job
             self.teachers = model.bank(len(jobs[0].teachers), jobs[0].start.row.dtype)
@@ -89,25 +96,31 @@ class _Fit:
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
         last, total = max(len(job.batches) for job in self.jobs), sum(len(job.batches) for job in self.jobs)
         losses = torch.zeros(last, len(self.jobs), device=self.device)
-        failed: dict[int, int] = {}  # the step at which a client's loss was not finite
+        known: list[list[float]] = []  # the rows of `losses` that were looked at
+        failed: dict[int, int] = {}  # the first step at which a client's loss was not finite
         with activation_checkpointing(self.model.model):
             for step in range(last):
                 active = [k for k, job in enumerate(self.jobs) if step < len(job.batches) and k not in failed]
                 if not active:
                     break
                 seen = {k: self.jobs[k].batch(step) for k in active}
-                self._step(step, seen, losses[step])
+                self.step(step, seen, losses[step])
                 # Looking at losses makes a GPU wait, so it looks seldom: no client feels another's NaN.
                 loss = None
                 if self.device.type == "cpu" or step % 10 == 9 or step + 1 == last:
-                    failed = self._failures(losses, step)
-                    found = losses[step].tolist()
-                    loss = fmean([found[k] for k in active if k not in failed and seen[k]] or [math.nan])
+                    for row in losses[len(known) : step + 1].tolist():
+                        failed = {k: len(known) for k, value in enumerate(row) if not math.isfinite(value)} | failed
+                        known.append(row)
+                    loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.step(step + 1, last, len(active), total, loss)
-        return [self._result(k, losses[:, k].tolist(), failed.get(k)) for k in range(len(self.jobs))], self.work
+        results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
+        return results, self.work
 
-    def _step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
-        """One optimizer step of every client that has seen a batch; their mean losses are added to `losses` (K,)."""
+    def step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
+        """One optimizer step of every client that has seen a batch; their mean losses are added to `losses` (K,).
+
+        Nothing here waits for the device, but for the loss scales of float16.
+        """
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
         lengths = [self.kind.length(example) for _, _, example in examples]
         batches = plan(lengths, self.work.budget, self.model.overhead)
@@ -136,14 +149,15 @@ class _Fit:
                     )
                     loss = loss * weights[chosen][batch.rows].to(loss)
                 losses.index_add_(0, owner, loss.detach().to(losses.dtype))
-                (loss * scales[owner]).sum().backward()
+                (loss if scales is None else loss * scales[owner]).sum().backward()
             if each is not None:
-                for k in dict.fromkeys(index.tolist()):
-                    self.steps[k].add_clipped(each[(index == k).to(self.device)])
-        for k in seen:
-            self.steps[k].step(self.scalers[k])
-            if self.private:
-                losses[k] /= max(1, len(seen[k]))
+                for steps in self.steps:
+                    steps.add_clipped(each, [k for k, _, _ in rows])
+        for n, steps in enumerate(self.steps):
+            steps.step(seen, self.scalers[n] if self.scalers else None)
+        if self.private:
+            sizes = [max(1, len(seen.get(k, ()))) for k in range(len(self.jobs))]
+            losses /= torch.tensor(sizes).to(self.device)
 
     def _taught(self, batch: Batch, places: Sequence[int]) -> Tensor | None:
         """The mean of the teachers' logits, (n, C); None without teachers.
@@ -180,20 +194,10 @@ class _Fit:
         exact = torch.promote_types(self.bank.rows.dtype, torch.float32)
         return torch.tensor(counts, dtype=torch.float64).reciprocal().to(exact)
 
-    def _scales(self) -> Tensor:
-        """(K,): the scale of each client's loss (float16)."""
+    def _scales(self) -> Tensor | None:
+        """(K,): the scale of each client's loss, in float16."""
         one = torch.ones((), device=self.device)
-        return torch.stack([scaler.scale(one) for scaler in self.scalers])
-
-    def _failures(self, losses: Tensor, step: int) -> dict[int, int]:
-        """By client the first step up to `step` at which its loss was not finite."""
-        finite = torch.isfinite(losses[: step + 1]).cpu()
-        failures = {}
-        for k, job in enumerate(self.jobs):
-            bad = (~finite[: len(job.batches), k]).nonzero()
-            if len(bad):
-                failures[k] = int(bad[0])
-        return failures
+        return torch.stack([scaler.scale(one) for scaler in self.scalers]) if self.scalers else None
 
     def _result(self, k: int, losses: list[float], failed: int | None) -> Fitted | ClientError:
         job = self.jobs[k]
@@ -203,7 +207,8 @@ class _Fit:
         state = job.start.like(self.bank.read(k).row.to(job.start.row.device))
         if not state.is_finite():
             return ClientError(f"client {job.site}: not finite after {len(job.batches)} local steps {hint}")
-        moments = {} if job.moments is None else self.steps[k].moments()
+        (steps,) = (steps for steps in self.steps if k in steps.parameters)
+        moments = {} if job.moments is None else steps.moments(k)
         return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch), moments)
 
 

@@ -43,11 +43,12 @@ def moments(local: LocalConfig) -> int:
 def training_copies(structure: Lora | Full, local: LocalConfig, per_pass: int) -> int:
     """How many numbers training holds for each number of a client's state, over the clients of a pass.
 
-    Row, gradient and the optimizer's moments, where fused once per client; then what each client starts from and what
-    it ends with.
+    Row, gradient, the optimizer's moments and what a step adds up for all rows at once, where fused once per client;
+    then what each client starts from and what it ends with.
     """
     at_once = per_pass if isinstance(structure, Lora) else 1
-    return at_once * (2 + moments(local) + bool(local.proximal)) + 2 * per_pass
+    sums = 2 * bool(local.proximal) + bool(local.optimizer == "sgd" and local.weight_decay)  # anchor, drift; decayed
+    return at_once * (2 + moments(local) + sums) + 2 * per_pass
 
 
 def activations(

@@ -6,6 +6,7 @@ Shape letters: N rows of a batch, T tokens with padding, V vocabulary, R options
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -16,6 +17,7 @@ from transformers import Cache
 
 from llm_fed import signs
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.masks import known_masks
 from llm_fed.errors import RunError, UserError
 from llm_fed.models.loading import Base
 
@@ -139,14 +141,16 @@ def _tokens(
     """(n, token) of every row's next token, in the order in which they become known."""
     index = torch.tensor([row for row, _ in batch])
     ids, mask = _pad_left([prompt for _, prompt in batch], base.model.device)
+    width = ids.shape[1]
     lengths = [0] * len(batch)
     cache: Cache | None = None
     live = list(range(len(batch)))
     while live:
+        padded = any(len(batch[n][1]) < width for n in live)
         with bank.attached(index[live], mix=None if mix is None else mix[live]):
             going = live
             while going == live:
-                logits, cache = _forward(base, ids, mask, cache, keep=1)
+                logits, cache = _forward(base, ids, mask, cache, keep=1, padded=padded)
                 best, ids = logits[:, -1].max(-1, keepdim=True)  # (N, 1); NaN if any logit is
                 going = []
                 for n, token in zip(live, torch.where(best.isnan(), _NAN, ids)[:, 0].tolist(), strict=True):
@@ -172,8 +176,9 @@ def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor |
     owner = torch.tensor([n for n, (_, _, options) in enumerate(batch) for _ in options])
     options = [torch.tensor(option, device=device) for _, _, options in batch for option in options]
     ids, mask = _pad_left([prompt for _, prompt, _ in batch], device)
+    padded = len({len(prompt) for _, prompt, _ in batch}) > 1
     with bank.attached(index, mix=mix):
-        logits, cache = _forward(base, ids, mask, None, keep=1)
+        logits, cache = _forward(base, ids, mask, None, keep=1, padded=padded)
     places = owner.to(device)
     logits = logits[places]  # (R, 1, V)
     labels = pad_sequence(options, batch_first=True)  # (R, T)
@@ -181,15 +186,16 @@ def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor |
     if labels.shape[1] > 1:
         _select(cache, places)
         mask = torch.cat([mask[places], real[:, 1:]], dim=1)
+        padded = padded or len(set(map(len, options))) > 1
         with bank.attached(index[owner], mix=None if mix is None else mix[owner]):
-            rest, _ = _forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1)
+            rest, _ = _forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1, padded=padded)
         logits = torch.cat([logits, rest], dim=1)  # (R, T, V)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     picked = logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(-1)
-    scores = torch.where(real.bool(), picked, 0.0).sum(1)
-    if scores.isnan().any():
+    scores: list[float] = torch.where(real.bool(), picked, 0.0).sum(1).tolist()
+    if any(map(math.isnan, scores)):
         raise _not_a_number(base, max(len(prompt) for _, prompt, _ in batch))
-    return scores.tolist()
+    return scores
 
 
 def _not_a_number(base: Base, length: int) -> RunError:
@@ -199,14 +205,17 @@ def _not_a_number(base: Base, length: int) -> RunError:
     )
 
 
-def _forward(base: Base, ids: Tensor, mask: Tensor, cache: Cache | None, keep: int) -> tuple[Tensor, Cache]:
+def _forward(
+    base: Base, ids: Tensor, mask: Tensor, cache: Cache | None, keep: int, padded: bool
+) -> tuple[Tensor, Cache]:
     """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them.
 
-    `mask` covers what is in the cache and the new tokens. Positions count real tokens only.
+    `mask` covers what is in the cache and the new tokens; it has a zero only if `padded`. Positions count real tokens
+    only.
     """
     options = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :], "logits_to_keep": keep}
     known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
-    with torch.autocast(ids.device.type, base.autocast, enabled=base.autocast is not None):
+    with known_masks(padded), torch.autocast(ids.device.type, base.autocast, enabled=base.autocast is not None):
         output = base.model(
             input_ids=ids,
             attention_mask=mask,

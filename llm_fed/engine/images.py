@@ -66,7 +66,7 @@ class VisionEngine(Answering):
             raise ValueError("noisy steps are of adapters alone, but this trains a whole model")
         wanted = self._wanted(job)
         model = self.loaded(job.structure, job.start)
-        steps, losses = Steps(job, model.row, model.grads, model.layout), []
+        steps, losses = Steps({0: job}, model.row[None], model.grads[None], model.layout), []
         trained = [model.parameters[name] for names in steps.segments for name in names]
         hint = f"(lr {job.optimizer.lr:g}); lower local.lr or set local.clip"
         with _seeded(job.seed), _training(model):
@@ -82,10 +82,10 @@ class VisionEngine(Answering):
                 losses.append(loss.detach())
                 # Gathered into the row at once: accumulating them there, as `backward` does, would take twice as long.
                 found = iter(torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True))
-                for names, parameter in zip(steps.segments, steps.parameters, strict=True):
+                for names, parameter in zip(steps.segments, steps.parameters[0], strict=True):
                     assert parameter.grad is not None  # a part of the row of gradients
                     torch.cat([next(found).reshape(-1) for _ in names], out=parameter.grad)
-                steps.step()
+                steps.step([0])
                 on_cpu = loss.device.type == "cpu"  # reading a GPU's loss would wait for it
                 signs.step(step + 1, len(job.batches), loss=float(losses[-1]) if on_cpu else None)
         values = torch.stack(losses).tolist()  # read but once: every reading waits for the device
@@ -97,7 +97,7 @@ class VisionEngine(Answering):
         state = model.read()
         if not (state.is_finite() and all(bool(extra.isfinite().all()) for extra in state.extras.values())):
             return ClientError(f"client {job.site}: not finite after {len(job.batches)} local steps {hint}")
-        return Fitted(state, tuple(values), {} if job.moments is None else steps.moments())
+        return Fitted(state, tuple(values), {} if job.moments is None else steps.moments(0))
 
     @answers_each(MeanLosses)
     def mean_losses(self, asked: MeanLosses) -> list[float]:

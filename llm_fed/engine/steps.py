@@ -1,148 +1,221 @@
-"""Steps: one client's optimizer over its row, of adapters and of whole models alike.
+"""Steps: the optimizer of one client over its row, or of many with equal settings over theirs; of adapters and of whole
+models alike.
 
-Shape letters: n examples, P parameters.
+Shape letters: K rows, P parameters, n examples, S segments: parts of a row that are trained.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llm_fed.errors import UserError
 from llm_fed.models.lora import FACTORS, factor_of
-from llm_fed.requests import Fit
+from llm_fed.requests import Fit, PerExample
 from llm_fed.rng import generator
 from llm_fed.state import Layout, State, module_of
 
 
+def together(fits: Sequence[Fit]) -> list[list[int]]:
+    """The places of the fits that `Steps` can take together: what they train, and how, is equal at every step."""
+    groups: list[list[int]] = []
+    for k, fit in enumerate(fits):
+        alike = (group for group in groups if _settings(fits[group[0]]) == _settings(fit))
+        if (found := next(alike, None)) is None:
+            groups.append([k])
+        else:
+            found.append(k)
+    return groups
+
+
+def _settings(fit: Fit) -> tuple[object, ...]:
+    steps = 0 if fit.optimizer.decay == "constant" else len(fit.batches)
+    return fit.optimizer, fit.train, fit.optimizer.correction is None, steps
+
+
+_Tail = tuple[Tensor, Tensor, Tensor, Tensor]  # of A and of B, values and gradients
+
+
 class Steps:
-    """Takes the optimizer steps of a fit on a row of values, from a row of gradients.
+    """Takes the optimizer steps of fits on rows of values, from rows of gradients.
+
+    A step is a few operations on lists of tensors, however many rows there are, and each row gets bit for bit what it
+    would get alone: nothing is summed over rows.
 
     Attributes:
-        segments: the entries that lie in each parameter, in the order of `parameters`.
-        parameters: parts of the row, whose gradients are parts of the row of gradients.
+        segments: the entries that lie in each parameter of a row, in the order of `parameters`.
+        parameters: by row its S parts that are trained; their gradients are parts of the row of gradients.
 
     Args:
-        values, grads: (P,), of the fit's start and zeros.
-        layout: of the row.
+        fits: by their rows, with equal settings (see `together`); all begin with the first step.
+        values, grads: (K, P), of the fits' starts and zeros.
+        layout: of a row.
 
     Raises:
         UserError: `train`, `frozen` or a pattern of `lr_of` matches nothing, or nothing is left to train.
-        ValueError: the optimizer's anchor or correction has other entries than the row.
+        ValueError: an optimizer's anchor or correction has other entries than the row.
     """
 
-    def __init__(self, fit: Fit, values: Tensor, grads: Tensor, layout: Layout):
-        self._settings, self._values, self._grads, self._private = fit.optimizer, values, grads, fit.private
-        self._places: list[slice] = []
-        self.segments: list[list[str]] = []
-        self.parameters: list[nn.Parameter] = []
+    def __init__(self, fits: Mapping[int, Fit], values: Tensor, grads: Tensor, layout: Layout):
+        self._fits, self._values, self._grads, self._layout = dict(fits), values, grads, layout
+        fit = next(iter(fits.values()))
+        self._settings, self._places, self.segments = fit.optimizer, list[slice](), list[list[str]]()
+        self.parameters: dict[int, list[nn.Parameter]] = {k: [] for k in fits}
         frozen = set() if self._settings.frozen is None else set(layout.matching(self._settings.frozen))
         trained = [name for name in layout.matching(fit.train) if name not in frozen]
         if not trained:
             raise UserError(f"local.freeze={self._settings.frozen!r} leaves nothing to train; make it match less")
         special = {name: pattern for pattern in self._settings.lr_of for name in layout.matching(pattern)}
-        groups = []
+        groups: list[dict[str, Any]] = []
         for pattern, lr in {"": self._settings.lr, **self._settings.lr_of}.items():
             names = [name for name in trained if special.get(name, "") == pattern]
-            first = len(self.parameters)
+            first = len(self._places)
             for place in layout.joined(names):
-                parameter = nn.Parameter(values[place])
-                parameter.grad = grads[place]
                 self._places.append(place)
-                self.parameters.append(parameter)
                 self.segments.append([name for name in names if place.start <= layout.slices[name].start < place.stop])
-            groups.append({"params": self.parameters[first:], "lr": lr})
-        self.optimizer = self._settings.over([group for group in groups if group["params"]])
-        self._rates, self._taken, self._steps = [g["lr"] for g in self.optimizer.param_groups], 0, len(fit.batches)
-        for place, parameter in zip(self._places, self.parameters, strict=True) if fit.moments else ():
-            self.optimizer.state[parameter] = {
-                name: (value[place] if value.dim() else value).to(values.device, copy=True)
-                for name, value in (fit.moments or {}).items()
-            }
-        self._anchor = None
-        if self._settings.proximal:
-            self._anchor = self._row(self._settings.anchor or fit.start, layout)
-        self._tails: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # of A and of B, values and gradients
-        if self._settings.tail:
-            self._tails = [self._last(name, layout) for name in layout.names if factor_of(name) == FACTORS[0]]
-        self._correction = None if self._settings.correction is None else self._row(self._settings.correction, layout)
+                for k, parameters in self.parameters.items():
+                    parameters.append(nn.Parameter(values[k, place]))
+            groups.append({"params": [p for own in self.parameters.values() for p in own[first:]], "lr": lr})
+        self._optimizer = self._settings.over([group for group in groups if group["params"]])
+        self._rates, self._taken, self._steps = [g["lr"] for g in self._optimizer.param_groups], 0, len(fit.batches)
+        # By row: its parts, S of each, but for the tails, which are one of A and one of B for each layer.
+        self._gradients, self._tails = dict[int, list[Tensor]](), dict[int, list[_Tail]]()
+        self._anchors, self._corrections = dict[int, list[Tensor]](), dict[int, list[Tensor]]()
+        for k, its in self._fits.items():
+            self._gradients[k] = [grads[k, place] for place in self._places]
+            for place, parameter, gradient in zip(self._places, self.parameters[k], self._gradients[k], strict=True):
+                parameter.grad = gradient
+                if its.moments:
+                    self._optimizer.state[parameter] = {
+                        name: (value[place] if value.dim() else value).to(values.device, copy=True)
+                        for name, value in its.moments.items()
+                    }
+            if self._settings.proximal:
+                self._anchors[k] = self._parts_of(its.optimizer.anchor or its.start)
+            if self._settings.tail:
+                self._tails[k] = [self._last(k, name) for name in layout.names if factor_of(name) == FACTORS[0]]
+            if its.optimizer.correction is not None:
+                self._corrections[k] = self._parts_of(its.optimizer.correction)
+        self._active = list(self._fits)
 
-    def _last(self, a: str, layout: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The last components of the adapter whose A has this name."""
+    def _parts_of(self, state: State) -> list[Tensor]:
+        if state.layout != self._layout:
+            raise ValueError(
+                "the anchor and the correction of an optimizer need the entries of the state that is fitted"
+            )
+        row = state.row.to(self._values)
+        return [row[place] for place in self._places]
+
+    def _last(self, k: int, a: str) -> _Tail:
+        """The last components of the adapter in row k whose A has this name."""
         assert self._settings.tail
         b, first = f"{module_of(a)}.{FACTORS[1]}", self._settings.tail.first
         (a_values, a_grads), (b_values, b_grads) = (
-            [row[layout.slices[name]].view(layout.shape_of[name]) for row in (self._values, self._grads)]
+            [
+                rows[k, self._layout.slices[name]].view(self._layout.shape_of[name])
+                for rows in (self._values, self._grads)
+            ]
             for name in (a, b)
         )
         return a_values[first:], a_grads[first:], b_values[:, first:], b_grads[:, first:]
 
-    def _row(self, state: State, layout: Layout) -> Tensor:
-        if state.layout != layout:
-            raise ValueError(
-                "the anchor and the correction of an optimizer need the entries of the state that is fitted"
-            )
-        return state.row.to(self._values)
-
-    def moments(self) -> dict[str, Tensor]:
-        """What the optimizer remembers, as `Fit.moments` holds it, on the CPU; zero for what is not trained."""
+    def moments(self, k: int) -> dict[str, Tensor]:
+        """What is remembered of row k, as `Fit.moments` holds it, on the CPU; zero for what is not trained."""
         found: dict[str, Tensor] = {}
-        for place, parameter in zip(self._places, self.parameters, strict=True):
-            for name, value in self.optimizer.state[parameter].items():
+        for place, parameter in zip(self._places, self.parameters[k], strict=True):
+            for name, value in self._optimizer.state[parameter].items():
                 if value is not None and value.shape == parameter.shape:
-                    found.setdefault(name, torch.zeros_like(self._values))[place] = value
+                    found.setdefault(name, torch.zeros_like(self._values[k]))[place] = value
                 elif value is not None:  # sgd without momentum
                     found[name] = value
         return {name: value.to("cpu", copy=True) for name, value in found.items()}
 
-    def add_clipped(self, each: Tensor) -> None:
-        """Add the gradients (n, P) of single examples, each clipped as `Fit.private` says.
+    def add_clipped(self, each: Tensor, owners: Sequence[int]) -> None:
+        """Add the gradients (n, P) of single examples to the rows that they belong to, each clipped as `Fit.private`
+        says.
 
         The norm is that of what this client trains: the bank may train more for others.
+
+        Args:
+            owners: the row of each example; of other rows than these they are left out.
         """
-        assert self._private is not None
-        parts = [each[:, place] for place in self._places]
-        norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]).norm(dim=0)
-        factors = (self._private.clip / norms).clamp(max=1).to(each)
-        for place, part in zip(self._places, parts, strict=True):
-            self._grads[place].add_(factors @ part)
+        for k in self._active:
+            private, chosen = self._fits[k].private, [n for n, owner in enumerate(owners) if owner == k]
+            if private is None or not chosen:
+                continue
+            own = each.index_select(0, torch.tensor(chosen).to(each.device))
+            parts = [own[:, place] for place in self._places]
+            norms = torch.stack([torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in parts]).norm(dim=0)
+            factors = (private.clip / norms).clamp(max=1).to(each)
+            for gradient, part in zip(self._gradients[k], parts, strict=True):
+                gradient.add_(factors @ part)
 
-    def _add_noise(self) -> None:
-        """Turn the sum of clipped gradients, perhaps of none, into their noisy mean."""
-        assert self._private is not None
-        draws, deviation = generator(self._private.seed, self._taken), self._private.noise * self._private.clip
-        parts = [self._grads[place] for place in self._places]
-        noise = torch.randn(sum(map(len, parts)), dtype=torch.float64, generator=draws).to(self._grads)
-        for part, drawn in zip(parts, noise.split([len(part) for part in parts]), strict=True):
-            part.add_(drawn, alpha=deviation).div_(self._private.size)
+    def _add_noise(self, k: int, private: PerExample) -> None:
+        """Turn the sum of clipped gradients of row k, perhaps of none, into their noisy mean."""
+        draws, deviation = generator(private.seed, self._taken), private.noise * private.clip
+        sizes = [len(part) for part in self._gradients[k]]
+        noise = torch.randn(sum(sizes), dtype=torch.float64, generator=draws).to(self._grads)
+        for part, drawn in zip(self._gradients[k], noise.split(sizes), strict=True):
+            part.add_(drawn, alpha=deviation).div_(private.size)
 
-    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """One step with the gradients that are there; a `scaler` (float16) skips it where one is not finite."""
-        if self._private is not None:
-            self._add_noise()
+    @torch.no_grad()
+    def step(self, rows: Collection[int], scaler: torch.amp.GradScaler | None = None) -> None:
+        """One step of those among these rows that are its own, with the gradients that are there.
+
+        Args:
+            rows: a row that is not among them rests from then on.
+            scaler: skips the step where a gradient is not finite (float16), so that its row has to be the only one.
+        """
+        for k in self._active:
+            if k not in rows:
+                for parameter in self.parameters[k]:
+                    parameter.grad = None  # then torch leaves it as it is
+        self._active = [k for k in self._active if k in rows]
+        if not self._active:
+            return
+        for k in self._active:
+            if (private := self._fits[k].private) is not None:
+                self._add_noise(k, private)
         if scaler:
-            scaler.unscale_(self.optimizer)
-        if self._anchor is not None:
-            for place in self._places:
-                drift = self._values[place] - self._anchor[place]
-                self._grads[place].add_(drift, alpha=2 * self._settings.proximal)
-        for a, a_grads, b, b_grads in self._tails:
-            assert self._settings.tail
-            strength, norm_a, norm_b = self._settings.tail.strength, a.norm(), b.norm()
-            least = torch.finfo(a.dtype).tiny  # of a norm by which is divided: at zero the gradient is taken as zero
-            a_grads.add_(strength * norm_b / norm_a.clamp(min=least) * a)
-            b_grads.add_(strength * norm_a / norm_b.clamp(min=least) * b)
-        if self._settings.clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self._settings.clip)
-        if self._correction is not None:
-            for place in self._places:
-                self._grads[place].add_(self._correction[place])
+            scaler.unscale_(self._optimizer)
+        self._add_terms()
         factor = self._settings.factor(self._taken, self._steps)
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         self._taken += 1
         if scaler:
-            scaler.step(self.optimizer)
+            scaler.step(self._optimizer)
             scaler.update()
         else:
-            self.optimizer.step()
+            self._optimizer.step()
+
+    def _add_terms(self) -> None:
+        """To the gradients of the losses what `Optimizer` adds to them, and their clipping."""
+        active, gradients = self._active, [part for k in self._active for part in self._gradients[k]]
+        if self._settings.proximal:
+            values, anchors = (
+                [part for k in active for part in parts[k]] for parts in (self.parameters, self._anchors)
+            )
+            torch._foreach_add_(gradients, torch._foreach_sub(values, anchors), alpha=2 * self._settings.proximal)
+        if self._settings.tail:
+            columns = zip(*(tail for k in active for tail in self._tails[k]), strict=True)
+            _add_tails(self._settings.tail.strength, *map(list, columns))
+        if self._settings.clip is not None:
+            norms = torch.stack(torch._foreach_norm(gradients)).view(len(active), -1)
+            factors = (self._settings.clip / (torch.linalg.vector_norm(norms, dim=1) + 1e-6)).clamp(max=1)
+            for k, by in zip(active, factors.unbind(), strict=True):
+                torch._foreach_mul_(self._gradients[k], by)
+        if self._corrections:
+            torch._foreach_add_(gradients, [part for k in active for part in self._corrections[k]])
+
+
+def _add_tails(strength: float, a: list[Tensor], a_grads: list[Tensor], b: list[Tensor], b_grads: list[Tensor]) -> None:
+    """Add the gradients of the products of norms of these ends of adapters."""
+    norms_a, norms_b = (torch.stack(torch._foreach_norm(ends)) for ends in (a, b))
+    least = torch.finfo(norms_a.dtype).tiny  # of a norm by which is divided: at zero the gradient is taken as zero
+    for ends, grads, own, other in ((a, a_grads, norms_a, norms_b), (b, b_grads, norms_b, norms_a)):
+        factors = strength * other / own.clamp(min=least)
+        torch._foreach_add_(grads, torch._foreach_mul(ends, list(factors.unbind())))

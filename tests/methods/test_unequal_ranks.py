@@ -154,7 +154,7 @@ def test_the_penalty_of_the_tail_is_that_of_the_paper():
     start = adapter([[1, 2], [3, 4]], [[5, 6, 7], [8, 9, 10]])
     optimizer = Optimizer(lr=1.0, name="sgd", tail=Tail(0.1, 1))
     values, grads = start.row.clone(), torch.zeros_like(start.row)
-    Steps(Fit("", LORA, start, [], [[0]], optimizer), values, grads, start.layout).step()
+    Steps({0: Fit("", LORA, start, [], [[0]], optimizer)}, values[None], grads[None], start.layout).step([0])
     a, b = (start[name].clone().requires_grad_() for name in ("q.lora_A", "q.lora_B"))
     (0.1 * b[:, 1:].norm() * a[1:].norm()).backward()
     moved = start.like(values)
@@ -163,7 +163,7 @@ def test_the_penalty_of_the_tail_is_that_of_the_paper():
     assert torch.equal(moved["q.lora_B"][:, 0], start["q.lora_B"][:, 0])
     zero = 0.0 * start
     values, grads = zero.row.clone(), torch.zeros_like(zero.row)
-    Steps(Fit("", LORA, zero, [], [[0]], optimizer), values, grads, start.layout).step()
+    Steps({0: Fit("", LORA, zero, [], [[0]], optimizer)}, values[None], grads[None], start.layout).step([0])
     assert torch.equal(values, zero.row)
 
 

@@ -1,0 +1,45 @@
+"""Attention masks without waiting for the device: what transformers would look up in tensors is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+_PACKED, _NEEDLESS = "find_packed_sequence_indices", "_ignore_causal_mask_sdpa"  # both in transformers.masking_utils
+
+
+@contextmanager
+def known_masks(padded: bool = False) -> Iterator[None]:
+    """Within, each row that a model is given is one sequence, and the mask that may come with it is all ones unless
+    `padded`.
+
+    Transformers would find out both from the tensors, and while it does the host waits for all that a GPU was asked
+    for, once or twice in every forward pass. A version of it that looks elsewhere waits as before.
+    """
+    from transformers import masking_utils
+
+    originals = _originals()
+
+    def needless(mask: Tensor | None, *sizes: Any, **more: Any) -> bool:
+        return not (padded and mask is not None) and bool(originals[_NEEDLESS](None, *sizes, **more))
+
+    known: dict[str, Callable[..., Any]] = {_PACKED: lambda position_ids: None, _NEEDLESS: needless}
+    try:
+        for name in originals:
+            setattr(masking_utils, name, known[name])
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(masking_utils, name, original)
+
+
+@cache
+def _originals() -> dict[str, Callable[..., Any]]:
+    """Looked up once, so that two threads cannot leave each other's in place."""
+    from transformers import masking_utils
+
+    return {name: getattr(masking_utils, name) for name in (_PACKED, _NEEDLESS) if hasattr(masking_utils, name)}

@@ -1,0 +1,41 @@
+"""What a step and an answer ask of a GPU, on a device that computes nothing: launches, and how often the host waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, tuple[int, int]]:
+    """By case launches and waits. An operation that mixes devices, or one whose result has as many rows as values hold,
+    ends the process."""
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    command = [sys.executable, str(SUPPORT / "pretended_steps.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {name: (launches, waits) for name, (launches, waits) in json.loads(done.stdout).items()}
+
+
+def test_further_clients_cost_no_launches(counted):
+    """In one micro-batch. Clipping multiplies each client's gradient by a factor of its own."""
+    assert counted["three clients"][0] == counted["one client"][0] == 266
+    assert counted["one client, clipped"][0] == 266 + 8
+    assert counted["three clients, clipped"][0] == 266 + 8 + 2
+
+
+def test_no_step_waits_for_the_device(counted):
+    waits = {name: waits for name, (_, waits) in counted.items() if not name.startswith("answers")}
+    assert len(waits) == 14 and waits == dict.fromkeys(waits, 0)
+
+
+def test_an_answer_waits_once_for_each_token(counted):
+    """Each of three rows is read in each of two steps, whether prompts are padded or not."""
+    assert counted["answers of equal prompts"][1] == counted["answers of unequal prompts"][1] == 3 * 2

@@ -1,0 +1,92 @@
+"""Steps and answers on a device that computes nothing (`scripts/bench/pretended.py`): what each launches and waits for.
+
+A process of its own, as torch takes one such device for good. It prints JSON: by case launches and waits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tiny
+import torch
+from stock_training import cohort
+
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.fit import FusedFit
+from llm_fed.engine.generation import generate
+from llm_fed.merge.delta import beneath, of_pairs
+from llm_fed.models.lora import Lora
+from llm_fed.optimizer import Tail
+from llm_fed.requests import Distillation, Fit, PerExample
+from llm_fed.testing.tiny import language_base
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/bench"))
+from pretended import DEVICE, Pretended, moved  # noqa: E402
+
+LORA = Lora(rank=3, alpha=5, dropout=0.0, target_modules=("q_proj", "v_proj"))
+ROUTED, MIXED = (LORA.with_experts("one", "two", gate=gate) for gate in ("router", "mix"))
+
+
+def jobs(structure: Lora = LORA, kind: str = "llama", clients: Sequence[int] = (0, 1, 2), **settings: Any) -> list[Fit]:
+    """Of one learning rate, so that they step together."""
+    made = cohort(tiny.build(kind), structure, torch.float32, clients=clients, **settings)
+    return [replace(job, optimizer=replace(job.optimizer, lr=0.1)) for job in made]
+
+
+def step(jobs: Sequence[Fit], kind: str = "llama", number: int = 0) -> tuple[int, int]:
+    """The last of the first steps up to this one."""
+    with Pretended() as device:
+        fused = FusedFit(AdaptedModel(moved(tiny.build(kind)), jobs[0].structure), jobs, 1000)  # type: ignore[arg-type]
+        losses = torch.zeros(len(jobs), device=DEVICE)
+        for now in range(number + 1):
+            device.counted()
+            fused.step(now, {k: job.batch(now) for k, job in enumerate(jobs)}, losses)
+        return device.counted()
+
+
+def answers(prompts: Sequence[list[int]], tokens: int) -> tuple[int, int]:
+    """So many tokens of answers to prompts, each under its own adapter. What is read is 0, which ends no answer."""
+    with Pretended() as device:
+        base = language_base(moved(tiny.build("llama")))  # type: ignore[arg-type]
+        bank = AdapterBank(base.model, LORA, len(prompts))
+        device.counted()
+        with torch.no_grad():  # fake tensors do not work in inference mode
+            inspect.unwrap(generate)(base, bank, list(enumerate(prompts)), max_new_tokens=tokens, batch_size=8)
+        return device.counted()
+
+
+def main() -> None:
+    plain = jobs()
+    pupil = replace(plain[0], loss=Distillation([job.start for job in plain[1:]]))
+    product = {"model.layers.0.self_attn.q_proj": (torch.ones(24, 1), torch.ones(1, 24))}
+    lifted = [replace(job, start=beneath(job.start, of_pairs(product, job.start))) for job in plain[:2]]
+    found = {
+        "one client": step(plain[:1], number=1),
+        "three clients": step(plain, number=1),
+        "one client, clipped": step(jobs(clip=1.0, clients=[0]), number=1),
+        "three clients, clipped": step(jobs(clip=1.0), number=1),
+        "proximal, decay": step(jobs(proximal=0.1, decay="cosine")),
+        "sgd, tail, rates": step(jobs(name="sgd", momentum=0.9, tail=Tail(0.1, 1), lr_of={"lora_B": 0.1})),
+        "correction": step([replace(job, optimizer=replace(job.optimizer, correction=job.start)) for job in plain]),
+        "private": step([replace(job, private=PerExample(0.5, 0.3, 4.0, 0)) for job in plain]),
+        "router": step(jobs(ROUTED)),
+        "mix": step([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
+        "teachers": step([pupil]),
+        "beneath": step([*lifted, plain[2]]),
+        "qwen3": step(jobs(kind="qwen3"), "qwen3"),
+        "gpt2": step(jobs(replace(LORA, target_modules=("c_attn",)), "gpt2"), "gpt2"),
+        "answers of equal prompts": answers([[5, 6], [7, 8], [9, 3]], 2),
+        "answers of unequal prompts": answers([[5, 6, 7], [8, 9], [3]], 2),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
