@@ -239,7 +239,7 @@ def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch, re
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("llm_fed.engine.fit._Fit._step", interrupt)
+    monkeypatch.setattr("llm_fed.engine.fit.FusedFit.step", interrupt)
     config = small.config(tmp_path / "c.yaml", clients_per_pass=1)
     said = llm_fed("run", config, "--out", tmp_path / "run")
     assert said.code == 130

@@ -85,7 +85,7 @@ def test_damaged_checkpoints_of_a_killed_run(small, tmp_path):
     """The newest is cut short: a warning names it, and the run continues one round earlier. With none left it stops."""
     config, log = small.config(tmp_path / "c.yaml", checkpoint={"keep": 3}), tmp_path / "log"
     words = ["run", str(config), "--out", str(tmp_path / "a")]
-    small_process.llm_fed(words, log, small_process.Kill("llm_fed.engine.fit:_Fit._step", 6))  # in round 3
+    small_process.llm_fed(words, log, small_process.Kill("llm_fed.engine.fit:FusedFit.step", 6))  # in round 3
     cut(tmp_path / "a/checkpoints/round-0002/state.safetensors")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert small_process.llm_fed(words, log) == 0

@@ -30,8 +30,8 @@ SECTIONS = {
 # Where each process is killed, and the round with which the next one says that it continues (None: from the start).
 CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
     "fedmerge": [
-        (Kill("llm_fed.engine.fit:_Fit._step", 2), None),  # in the middle of round 1: nothing is saved yet
-        (Kill("llm_fed.engine.fit:_Fit._step", 4), 2),  # in the middle of round 2
+        (Kill("llm_fed.engine.fit:FusedFit.step", 2), None),  # in the middle of round 1: nothing is saved yet
+        (Kill("llm_fed.engine.fit:FusedFit.step", 4), 2),  # in the middle of round 2
         (Kill("os:fsync", match="state.safetensors"), 2),  # a checkpoint's file is written, not yet safe
         (Kill("os:replace", match="checkpoints/round-0002"), 2),  # it is complete under its temporary name
         (Kill("llm_fed.runs.folder:Run.log_timing"), 3),  # between rounds
@@ -55,7 +55,7 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
         (Kill("pathlib:Path.unlink", match="checkpoints/rows"), 2),  # rows that the killed round 2 has left are deleted
     ],
     "fedlora": [
-        (Kill("llm_fed.engine.fit:_Fit._step", 2 * ROUNDS + 2), ROUNDS),  # while clients finish
+        (Kill("llm_fed.engine.fit:FusedFit.step", 2 * ROUNDS + 2), ROUNDS),  # while clients finish
         (Kill("llm_fed.engine.generation:generate"), ROUNDS),  # while they are tested
         (Kill("llm_fed.export.peft_folders:write", 2), ROUNDS),  # one adapter is exported
         (Kill("os:replace", match="adapters/.bob.partial"), ROUNDS),

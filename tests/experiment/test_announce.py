@@ -195,7 +195,7 @@ def test_activations_are_those_that_a_step_keeps(small, tmp_path):
     from llm_fed.engine import fit
 
     kept: dict[int, int] = {}
-    real = fit._Fit._step
+    real = fit.FusedFit.step
 
     def measured(self, step, active, losses):
         ignored = {t.untyped_storage().data_ptr() for t in [*self.model.model.parameters(), self.bank.rows]}
@@ -213,7 +213,7 @@ def test_activations_are_those_that_a_step_keeps(small, tmp_path):
     tree = small.tree(rounds=1, local={"steps": 1}, eval={"every": 0})
     expected = planned(tree, tmp_path / "run").costs.activations
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit._Fit, "_step", measured)
+        patch.setattr(fit.FusedFit, "step", measured)
         patch.setattr(finish, "write_report", lambda folder: None)
         run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
     assert sum(kept.values()) / 2 < expected < 2 * sum(kept.values())

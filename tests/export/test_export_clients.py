@@ -145,7 +145,7 @@ def test_an_end_that_was_killed_leaves_no_model_that_is_not_asked_for(small, who
 def test_a_finished_run_exports_more_without_training(small, whole, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     experiment.train(settings(small, "none"), run)
-    monkeypatch.setattr("llm_fed.engine.fit._Fit._step", None)  # nobody trains again
+    monkeypatch.setattr("llm_fed.engine.fit.FusedFit.step", None)  # nobody trains again
     for clients, expected in ((["bob"], ["bob"]), ("seen", asked(whole)), ("all", sorted(CLIENTS))):
         experiment.train(settings(small, clients), run)
         assert exported(run) == expected
@@ -214,7 +214,7 @@ def test_a_shared_run_that_exported_nothing_exports_what_is_needed(small, tmp_pa
     experiment.train(
         from_dict(small.tree(**SPARSE, method={"name": "local"}, export={"clients": "none"})), tmp_path / "f"
     )
-    monkeypatch.setattr("llm_fed.engine.fit._Fit._step", None)  # nobody trains again
+    monkeypatch.setattr("llm_fed.engine.fit.FusedFit.step", None)  # nobody trains again
     shared.folder = tmp_path / "f"
     shared.read()
     assert shared.outcome == ""  # it is finished, but what is needed of it is not there

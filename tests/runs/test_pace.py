@@ -124,7 +124,7 @@ def test_words_for_where_a_run_is():
 
 def slowed(monkeypatch, seconds: float, fail_at: int | None = None) -> list[float]:
     """Make each fused step take so long; the times of the steps."""
-    real, steps = fit._Fit._step, []
+    real, steps = fit.FusedFit.step, []
 
     def step(self, number, active, losses):
         if len(steps) == fail_at:
@@ -134,7 +134,7 @@ def slowed(monkeypatch, seconds: float, fail_at: int | None = None) -> list[floa
         real(self, number, active, losses)
 
     fail_at_error = KeyboardInterrupt()
-    monkeypatch.setattr(fit._Fit, "_step", step)
+    monkeypatch.setattr(fit.FusedFit, "step", step)
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     return steps
 
