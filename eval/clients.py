@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from llm_fed.errors import UserError
-from llm_fed.eval.scores import METRICS, Summary, score, summarize, without_credit
+from llm_fed.eval.scores import METRICS, Summary, credits_all, score, summarize, without_credit
 from llm_fed.requests import Query
 from llm_fed.runs.folder import rounded
 from llm_fed.site import Data, Site
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture, labels_of
+from llm_fed.tasks.common import Example, Picture, labels_of
 
 Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
 
@@ -69,18 +69,22 @@ def notes_without_credit(sites: Iterable[Site], metric: str) -> list[str]:
     Raises:
         UserError: a reference that the metric cannot read.
     """
-    asked: dict[str, list[tuple[str, Query]]] = {}
+    if credits_all(metric):
+        return []
+    asked: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for site in sites:
         for split, queries in site.data.queries.items():
-            asked.setdefault(split, []).extend((site.id, query) for query in queries if isinstance(query, Query))
+            given = getattr(queries, "examples", queries)  # whose tokens are not needed, see `Encodings`
+            known = ((site.id, each.answers) for each in given if isinstance(each, Query | Example))
+            asked.setdefault(split, []).extend(known)
     notes = []
     for split, pairs in asked.items():
-        found = without_credit(metric, [query.answers for _, query in pairs])
+        found = without_credit(metric, [answers for _, answers in pairs])
         if found:
-            client, query = pairs[found[0]]
+            client, answers = pairs[found[0]]
             notes.append(
                 f"warning: {len(found)} of {len(pairs)} {split} examples score 0 under {metric} whatever is answered, "
-                f"since {metric} finds too little in their references to compare, e.g. {query.answers[0][:60]!r} of "
+                f"since {metric} finds too little in their references to compare, e.g. {answers[0][:60]!r} of "
                 f"client {client}; use exact_match (eval.metric=exact_match), which compares whole texts"
             )
     return notes

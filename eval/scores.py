@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -107,7 +107,7 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
     results: dict[str, float] = {}
     for module, names in wanted.items():
         settings = {"rouge_types": names} if module == "rouge" else {}
-        computed = _load(module).compute(predictions=predictions, references=references, **settings)
+        computed = _load(module)._compute(predictions, references, **settings)
         results |= {name: computed[name] for name in names}
     return results
 
@@ -122,7 +122,7 @@ def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int
     Raises:
         UserError: unknown metric, or a reference that it cannot read.
     """
-    can_score = getattr(_load(_module(metric)), "can_score", None)  # a metric without it gives every text its credit
+    can_score = _can_score(metric)
     if can_score is None:
         return []
     return [
@@ -132,17 +132,23 @@ def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int
     ]
 
 
+def credits_all(metric: str) -> bool:
+    """Whether an answer that equals its reference never scores 0, whatever that is."""
+    return _can_score(metric) is None
+
+
+def _can_score(metric: str) -> Callable[[str, str], bool] | None:
+    return getattr(_load(_module(metric)), "can_score", None)
+
+
 def _module(metric: str) -> str:
     return lookup("metric", metric, METRICS).folder
 
 
-def _load(module: str) -> Any:
-    """A fresh instance each time: one whose `compute` failed would keep what it was given."""
-    return _class(module)(keep_in_memory=True)
-
-
 @cache
-def _class(module: str) -> Any:
+def _load(module: str) -> Any:
+    """One instance for all clients. Its `compute` would write the texts of each into an Arrow table, read them back and
+    make a hash of both, which takes far longer than to compare them; `_compute` takes the lists as they are."""
     import evaluate  # here, because the import takes seconds and most commands score nothing
 
-    return type(evaluate.load(str(Path(__file__).parent / "metrics" / module), keep_in_memory=True))
+    return evaluate.load(str(Path(__file__).parent / "metrics" / module), keep_in_memory=True)

@@ -126,6 +126,12 @@ class Site:
         self._layout = state.layout
         return state
 
+    def expect(self, drawn: State) -> None:
+        """Take another site's fresh state for what one of this site would be like; `assemble` then draws none to find
+        that a message lacks nothing."""
+        if not drawn.extras:
+            self._layout = drawn.layout
+
     def assemble(self, message: State) -> State:
         """A whole state of this site: a fresh one, with what the site kept and then what it is sent in their places."""
         if message.layout == self._layout:

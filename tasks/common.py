@@ -105,9 +105,9 @@ class ClientData:
     them."""
 
     client: str
-    train: tuple[Any, ...]
-    validation: tuple[Any, ...] = ()
-    test: tuple[Any, ...] = ()
+    train: Sequence[Any]
+    validation: Sequence[Any] = ()
+    test: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> E
 
 def hold_out(
     examples: Sequence[Item], share: float, seed: int, client: str, split: str = "validation"
-) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+) -> tuple[Sequence[Item], Sequence[Item]]:
     """(kept, held out): `share` of the examples, drawn by (seed, split, client); both keep their order.
 
     From two examples on, each part has at least one; a single example is kept; share 0 holds nothing out.
@@ -216,9 +216,15 @@ def hold_out(
     if not 0 <= share < 1:
         raise UserError(f"the {split} share is {share}; it must be at least 0 and below 1")
     if share == 0 or len(examples) < 2:
-        return tuple(examples), ()
+        return select(examples, range(len(examples))), ()
     count = min(max(round(share * len(examples)), 1), len(examples) - 1)
     rng = np.random.default_rng(derive(seed, split, client))
     chosen = set(rng.choice(len(examples), count, replace=False).tolist())
-    kept = tuple(example for index, example in enumerate(examples) if index not in chosen)
-    return kept, tuple(examples[index] for index in sorted(chosen))
+    kept = [index for index in range(len(examples)) if index not in chosen]
+    return select(examples, kept), select(examples, sorted(chosen))
+
+
+def select(examples: Sequence[Item], places: Sequence[int]) -> Sequence[Item]:
+    """Those at these places: in a tuple, or still on the disk where they lie there (`stored.Stored`)."""
+    take = getattr(examples, "take", None)
+    return tuple(examples[place] for place in places) if take is None else take(places)

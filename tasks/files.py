@@ -21,14 +21,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from llm_fed import datapath
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
-from llm_fed.tasks.common import ClientData, Example, TaskData
+from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.rows import (
     SUFFIXES,
+    FileRows,
     Row,
     check_column,
     find_columns,
@@ -37,6 +40,7 @@ from llm_fed.tasks.rows import (
     text_of,
     to_example,
 )
+from llm_fed.tasks.stored import Store, Stored
 
 METRIC = "rouge1"
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -50,7 +54,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
         return TaskData("files", METRIC, by_column(hub_rows(hub), config, config.path))
     path = datapath.local("task.path", config.path)
     if path.is_file():
-        clients = by_column({"train": read_rows(path)}, config, str(path))
+        clients = by_column({"train": FileRows(path)}, config, str(path))
     elif not path.is_dir():
         raise UserError(f"task.path={config.path!r} is neither a file nor a folder; give one of these")
     else:
@@ -61,9 +65,10 @@ def load(config: TaskConfig, seed: int) -> TaskData:
             one = next(iter(here.values() if here else next(iter(files.values())).values()))
             raise UserError(f"{path} holds {one.name} and client folders; keep one of the two")
         if here:
-            clients = by_column({split: read_rows(file) for split, file in here.items()}, config, str(path))
+            clients = by_column({split: FileRows(file) for split, file in here.items()}, config, str(path))
         else:
-            clients = {client: read_client(parts, client, config) for client, parts in (files or folders).items()}
+            store, parts_of = Store(), files or folders
+            clients = {client: read_client(parts, client, config, store) for client, parts in parts_of.items()}
     if not clients:
         raise UserError(f"{path} holds no client folder and no file of examples ({', '.join(SUFFIXES)})")
     return TaskData("files", METRIC, clients)
@@ -109,9 +114,14 @@ def client_files(path: Path) -> dict[str, dict[str, Path]]:
     return found
 
 
-def read_client(files: dict[str, Path], client: str, config: TaskConfig) -> ClientData:
-    """One client's files by split: train, and test and validation where they exist."""
-    splits: dict[str, tuple[Example, ...]] = {}
+def read_client(files: dict[str, Path], client: str, config: TaskConfig, store: Store | None = None) -> ClientData:
+    """One client's files by split: train, and test and validation where they exist.
+
+    Args:
+        store: where the examples are put (default: in one of their own).
+    """
+    store = store or Store()
+    splits = dict.fromkeys(SPLIT_NAMES, Stored(store))
     if "train" not in files:
         raise UserError(f"client {client!r} has no train file; add train.jsonl, .csv or .parquet")
     for split, file in files.items():
@@ -119,7 +129,9 @@ def read_client(files: dict[str, Path], client: str, config: TaskConfig) -> Clie
         if not rows:
             raise UserError(f"client {client!r}: {file} holds no example; add some, or remove the client")
         columns = find_columns(config.columns, rows, str(file))
-        splits[split] = tuple(to_example(row, columns, group_of(row, config, client)) for row in rows)
+        splits[split] = Stored(
+            store, [store.add(to_example(row, columns, group_of(row, config, client))) for row in rows]
+        )
     return ClientData(client, **splits)
 
 
@@ -136,24 +148,30 @@ def split_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def by_column(rows: dict[str, list[Row]], config: TaskConfig, where: str) -> dict[str, ClientData]:
-    """Rows by split -> clients by their client column; without one, a client "all" for a partition."""
-    named = {split: [row for name in names for row in rows.get(name, ())] for split, names in SPLIT_NAMES.items()}
-    if not named["train"]:
-        raise UserError(f"{where} has no training rows; it needs a train split with at least one row")
-    clients: dict[str, dict[str, list[Example]]] = defaultdict(lambda: defaultdict(list))
-    for split, part in named.items():
-        columns = find_columns(config.columns, part, f"{where}, {split} split") if part else {}
-        if part and "client" not in columns and config.partition.kind == "natural":
+def by_column(rows: Mapping[str, Iterable[Row]], config: TaskConfig, where: str) -> dict[str, ClientData]:
+    """Rows by split -> clients by their client column; without one, a client "all" for a partition.
+
+    Args:
+        rows: which one can go through several times.
+    """
+    store, clients = Store(), defaultdict[str, dict[str, list[int]]](lambda: {split: [] for split in SPLIT_NAMES})
+    for split, names in SPLIT_NAMES.items():
+        part = [rows[name] for name in names if name in rows]
+        if not any(True for each in part for _ in each):
+            if split == "train":
+                raise UserError(f"{where} has no training rows; it needs a train split with at least one row")
+            continue
+        columns = find_columns(config.columns, chain.from_iterable(part), f"{where}, {split} split")
+        if "client" not in columns and config.partition.kind == "natural":
             raise UserError(
                 f"{where}: no column says whose a row is; set task.columns.client=COLUMN, "
                 "or task.partition.kind=iid and task.partition.clients=N"
             )
-        for row in part:
+        for row in chain.from_iterable(part):
             client = text_of(row, columns["client"]).strip() if "client" in columns else "all"
-            clients[client][split].append(to_example(row, columns, group_of(row, config, client)))
+            clients[client][split].append(store.add(to_example(row, columns, group_of(row, config, client))))
     return {
-        client: ClientData(client, *(tuple(clients[client][split]) for split in SPLIT_NAMES))
+        client: ClientData(client, *(Stored(store, clients[client][split]) for split in SPLIT_NAMES))
         for client in sorted(clients, key=natural_order)
     }
 

@@ -15,7 +15,7 @@ from llm_fed.errors import UserError, lookup
 from llm_fed.rng import derive
 from llm_fed.settings import check_fields
 from llm_fed.tasks import classes
-from llm_fed.tasks.common import ClientData, Item
+from llm_fed.tasks.common import ClientData, Item, select
 
 SPLITS = ("train", "validation", "test")
 DRAWS = 20  # tries until every client has examples to train and to be tested on
@@ -91,7 +91,7 @@ def _split(clients: dict[str, ClientData], config: PartitionConfig, seed: int, t
 
 
 def _iid(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool) -> dict[str, ClientData]:
-    pool = ClientData("all", **{split: tuple(_pooled(clients, split)) for split in SPLITS})
+    pool = ClientData("all", **{split: _pooled(clients, split) for split in SPLITS})
     return {client.client: client for client in _shards(pool, "client", _count(config), seed, tested, "the data")}
 
 
@@ -108,13 +108,12 @@ def _shards(whole: ClientData, prefix: str, count: int, seed: int, tested: bool,
             f"task.partition.clients={count}, but {what} has {counts} examples, enough for {most}; "
             "lower task.partition.clients"
         )
-    parts: dict[str, list[list[Any]]] = {}
+    parts: dict[str, list[Sequence[Any]]] = {}
     for split, examples in splits.items():
         order = np.random.default_rng(derive(seed, "partition", whole.client, split)).permutation(len(examples))
-        parts[split] = [[examples[i] for i in part.tolist()] for part in np.array_split(order, count)]
+        parts[split] = [select(examples, part.tolist()) for part in np.array_split(order, count)]
     return [
-        ClientData(name, **{split: tuple(parts[split][i]) for split in SPLITS})
-        for i, name in enumerate(_names(prefix, count))
+        ClientData(name, **{split: parts[split][i] for split in SPLITS}) for i, name in enumerate(_names(prefix, count))
     ]
 
 
@@ -190,8 +189,8 @@ def _by_label(
 def _with_test(client: ClientData, share: float, seed: int) -> ClientData:
     labels = np.array([example.group for example in client.train])
     held = set(classes.stratified(labels, share, derive(seed, "partition", "test", client.client)).tolist())
-    train = tuple(example for i, example in enumerate(client.train) if i not in held)
-    return dataclasses.replace(client, train=train, test=tuple(client.train[i] for i in sorted(held)))
+    train = select(client.train, [i for i in range(len(client.train)) if i not in held])
+    return dataclasses.replace(client, train=train, test=select(client.train, sorted(held)))
 
 
 def _interleaved(pool: list[tuple[str, Any]], seed: int) -> list[tuple[str, Any]]:
@@ -215,8 +214,9 @@ def _count(config: PartitionConfig) -> int:
     return config.clients
 
 
-def _pooled(clients: dict[str, ClientData], split: str) -> list[Any]:
-    return [example for client in clients.values() for example in getattr(client, split)]
+def _pooled(clients: dict[str, ClientData], split: str) -> Sequence[Any]:
+    parts = [getattr(client, split) for client in clients.values()]
+    return parts[0] if len(parts) == 1 else tuple(chain.from_iterable(parts))
 
 
 def _names(prefix: str, count: int) -> list[str]:

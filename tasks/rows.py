@@ -9,6 +9,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -35,6 +36,7 @@ USUAL_NAMES = {
     "messages": ("messages", "conversations"),
 }
 REQUIRED = ("prompt", "answer")
+_BATCH = 4096  # rows of a Parquet file that are in memory at once
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,37 @@ class Row:
     values: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of one file, read anew whenever one goes through them; UserError with file and line for whatever cannot
+    be read."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[Row]:
+        return _rows(self.path)
+
+
 def read_rows(path: Path) -> list[Row]:
-    """All rows of one file; UserError with file and line for whatever cannot be read."""
+    """All rows of one file at once."""
+    return list(FileRows(path))
+
+
+def _rows(path: Path) -> Iterator[Row]:
     if not path.name.endswith(SUFFIXES):
         raise UserError(f"{path} is of no kind that can be read; those are {', '.join(SUFFIXES)}")
     try:
         if path.suffix == ".parquet":
-            table = pyarrow.parquet.read_table(path)
-            return [Row(f"{path}, row {i}", values) for i, values in enumerate(table.to_pylist(), 1)]
+            with pyarrow.parquet.ParquetFile(path) as table:
+                rows = chain.from_iterable(batch.to_pylist() for batch in table.iter_batches(_BATCH))
+                yield from (Row(f"{path}, row {i}", values) for i, values in enumerate(rows, 1))
+            return
+        is_csv = path.name.endswith((".csv", ".csv.gz"))
         opener: Any = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rb") as file:
             formats.check_bytes(path, file.read(formats.HEAD))
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            parse = _csv if path.name.endswith((".csv", ".csv.gz")) else _json
-            return list(parse(file, path))
+        with opener(path, "rt", encoding="utf-8-sig", newline="" if is_csv else "\n") as file:
+            yield from (_csv if is_csv else _json)(file, path)
     except UnicodeDecodeError as error:
         raise formats.not_utf8(path, error) from error
     except (OSError, EOFError, zlib.error, pyarrow.ArrowException) as error:
@@ -98,27 +117,44 @@ def _by_split(what: str, source: str, **options: Any) -> dict[str, Dataset]:
 
 
 def _json(file: IO[str], path: Path) -> Iterator[Row]:
-    """One array of objects, or one object a line."""
-    text = file.read()
-    formats.check_json(path, text)
-    if text.lstrip().startswith("["):
-        try:
-            records = [(f"{path}, item {i}", record) for i, record in enumerate(json.loads(text), 1)]
-        except (ValueError, RecursionError) as error:
-            line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-            raise _malformed(f"{path}{line}", error) from error
+    """One array of objects, or one object a line; of the latter no more than a line is in memory."""
+    first = next((line for line in file if line.strip()), "")
+    file.seek(0)
+    if _is_object(first):
+        records: Iterable[tuple[str, Any]] = _lines(file, path)
     else:
-        records = []
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                try:
-                    records.append((f"{path}, line {number}", json.loads(line)))
-                except (ValueError, RecursionError) as error:
-                    raise _malformed(f"{path}, line {number}", error) from error
+        text = file.read()
+        formats.check_json(path, text)
+        records = _items(text, path) if text.lstrip().startswith("[") else _lines(text.split("\n"), path)
     for where, record in records:
         if not isinstance(record, dict):
             raise UserError(f"{where}: an object with named columns is needed, got {json.dumps(record)[:60]}")
         yield Row(where, record)
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _lines(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield f"{path}, line {number}", json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise _malformed(f"{path}, line {number}", error) from error
+
+
+def _items(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        records = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise _malformed(f"{path}{line}", error) from error
+    return ((f"{path}, item {i}", record) for i, record in enumerate(records, 1))
 
 
 def _malformed(where: str, error: Exception) -> UserError:
@@ -141,7 +177,7 @@ def _csv(file: IO[str], path: Path) -> Iterator[Row]:
         raise UserError(f"{path}, line {reader.line_num + 1}: malformed CSV ({error})") from error
 
 
-def find_columns(columns: ColumnsConfig, rows: list[Row], where: str) -> dict[str, str]:
+def find_columns(columns: ColumnsConfig, rows: Iterable[Row], where: str) -> dict[str, str]:
     """Role (a field of ColumnsConfig) -> column name: the configured one, else the first usual one."""
     names = list(dict.fromkeys(name for row in rows for name in row.values))
     found = {role: name for role, name in dataclasses.asdict(columns).items() if name is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -333,6 +333,9 @@ def ahead(built: Experiment) -> Ahead:
     steps = {id: local_steps(site) for id, site in built.clients.items() if site.train}
     sites, limit = built.scored.values(), config.eval.limit
 
+    def asked(split: str) -> Iterator[Sized]:
+        return (site.data.queries.get(split, ()) for site in sites)
+
     def expected(round: int) -> float:
         return sum(steps.get(ask.client, 0) for ask in built.schedule.asks(round) if ask.delay is not None)
 
@@ -341,7 +344,7 @@ def ahead(built: Experiment) -> Ahead:
         expected if steps else lambda round: 0.0,
         lambda round: round == config.rounds or bool(config.eval.every and round % config.eval.every == 0),
         config.eval.during,
-        {split: sum(len(s.data.queries.get(split, ())[:limit]) for s in sites) for split in ("validation", "test")},
+        {split: sum(min(len(q), limit or len(q)) for q in asked(split)) for split in ("validation", "test")},
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from llm_fed.errors import UserError, require
 from llm_fed.eval.clients import Personal, check_options, evaluate, notes_without_credit
 from llm_fed.eval.scores import METRICS, Summary
 from llm_fed.experiment import bases, start
-from llm_fed.experiment.encoding import Encoder
+from llm_fed.experiment.encoding import Encoder, Length
 from llm_fed.experiment.needed import check_rounds
 from llm_fed.experiment.placement import place
 from llm_fed.federation import aggregation, privacy
@@ -27,6 +28,7 @@ from llm_fed.method import Method
 from llm_fed.models import ranks
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
+from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure, structure_of
 from llm_fed.rng import generator
 from llm_fed.runs.tracking import Reporter, check_trackers
@@ -35,7 +37,7 @@ from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.site import Data, Site
 from llm_fed.state import State
-from llm_fed.tasks.common import ClientData, TaskData
+from llm_fed.tasks.common import ClientData, TaskData, select
 
 
 @dataclass
@@ -239,17 +241,26 @@ def build(
         encoder, task = None, place(task, base.device, reporter)
     else:
         encoder = Encoder(base.tokenizer, config.task, base.prompt and base.prompt.template)
+    parties = [*task.clients.values(), *([task.server] if task.server else [])]
+    splits = (split for given in parties for split in (given.train, given.validation, given.test))
+    lengths = encoder.lengths(splits) if encoder else iter(())
 
     def site(id: str, given: ClientData | None, labels: int, foreign: bool = False) -> Site:
         wrapped: Structure = method.wrap(structure, None)
         data = Data(metric=metric, num_labels=labels, foreign=foreign)
         if given is not None:
-            data = _encoded(id, given, data, encoder, config)
+            known = list(islice(lengths, 3))
+            data = _encoded(id, given, data, encoder, config, known)
             if METRICS[metric].scores == "options":
                 check_options(id, data)
         draw = partial(base.draw, wrapped)
         return Site(id, wrapped, config.local, config.training_seed, draw, data, rounds=config.rounds)
 
+    @cache
+    def own_structure(architecture: str, rank: int | None) -> Structure:
+        return structure_of(config.adapter, base.head, architecture, rank)
+
+    drawn: dict[Structure, State] = {}
     clients = {id: site(id, given, len(task.labels)) for id, given in task.clients.items()}
     listed = () if isinstance(config.network.clients, int) else config.network.clients
     named = {name.partition("@")[0]: place for place, name in enumerate(listed)}
@@ -257,9 +268,13 @@ def build(
         number = named.get(client.id, number)  # a machine of a network has some of the clients alone
         own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
         rank = ranks.of(config.adapter, client.id, number)
-        client.structure = method.wrap(structure_of(config.adapter, base.head, own, rank), client)
+        client.structure = method.wrap(own_structure(own, rank), client)
         client.draw = partial(base.draw, client.structure)
         client.private = privacy.of_examples(config.privacy, config.training_seed)
+        if isinstance(client.structure, Lora):
+            if client.structure not in drawn:
+                drawn[client.structure] = client.initial()
+            client.expect(drawn[client.structure])
     server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
     server.clients, server.cohort, server.step = tuple(clients), cohort, config.server
     if ranks.differ(config.adapter):
@@ -284,29 +299,37 @@ def structures(config: Config, method: Method, base: Base | ImageBase, clients: 
     return {id: method.wrap(structure_of(config.adapter, base.head, rank=rank), None) for id, rank in each.items()}
 
 
-def _encoded(id: str, given: ClientData, data: Data, encoder: Encoder | None, config: Config) -> Data:
+def _encoded(
+    id: str, given: ClientData, data: Data, encoder: Encoder | None, config: Config, lengths: Sequence[Sequence[Length]]
+) -> Data:
     """The data with a client's examples, as training and evaluation see them.
 
     Args:
         encoder: of text; None: pictures.
+        lengths: of the examples of the three splits, where they are text.
     """
 
-    def scored(split: str, examples: Sequence[Any]) -> Sequence[Any]:
+    def scored(split: str, items: Sequence[Any]) -> Sequence[Any]:
         """In the order of which eval.limit keeps the first."""
         if config.eval.limit is None or config.seeds.evaluation is None:
-            return examples
-        order = torch.randperm(len(examples), generator=generator(config.seeds.evaluation, "evaluation", id, split))
-        return [examples[place] for place in order.tolist()]
+            return items
+        order = torch.randperm(len(items), generator=generator(config.seeds.evaluation, "evaluation", id, split))
+        return select(items, order.tolist())
 
     splits = {"validation": scored("validation", given.validation), "test": scored("test", given.test)}
     if encoder is None:
         return replace(data, train=given.train, held_out=given.validation, queries=splits)
-    before = encoder.skipped.copy()
+    before, (train, validation, test) = encoder.skipped.copy(), lengths
+    held_out = encoder.training(id, "validation", given.validation, required=False, lengths=validation)
+    known = {"validation": scored("validation", validation), "test": scored("test", test)}
     return replace(
         data,
-        train=encoder.training(id, "training", given.train),
-        held_out=encoder.training(id, "validation", given.validation, required=False),
-        queries={split: encoder.queries(id, split, examples, config.eval.limit) for split, examples in splits.items()},
+        train=encoder.training(id, "training", given.train, lengths=train),
+        held_out=held_out,
+        queries={
+            split: encoder.queries(id, split, examples, config.eval.limit, known[split])
+            for split, examples in splits.items()
+        },
         left_out=encoder.skipped - before,
     )
 

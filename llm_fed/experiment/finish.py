@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from llm_fed import checksum, signs
@@ -20,6 +19,7 @@ from llm_fed.federation import privacy
 from llm_fed.federation.clients import finish, messages_for
 from llm_fed.federation.loop import log_base
 from llm_fed.federation.progress import Progress, restore
+from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError
 from llm_fed.method import Method
 from llm_fed.runs.folder import Run
@@ -32,15 +32,15 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, rep
     config = experiment.config
     progress = selected_round(experiment, run, progress, reporter)
     with signs.part("finishing at the clients"):
-        messages = finish(
+        finish(
             experiment.method, experiment.clients, experiment.runtime, run, progress,
             round=config.rounds + 1, lr=config.local.lr,
         )  # fmt: skip
     if privacy.by_example(config.privacy):  # what clients finished counts as well
         spent = privacy.spent(config, config.rounds, lambda round: 0, experiment.clients.values())
         run.log({"kind": "privacy", "round": config.rounds, **spent})
-    others = experiment.scored.keys() - messages.keys()
-    messages |= messages_for(experiment.method, progress.state, others, config.transport.down)
+    everybody = {**experiment.clients, **experiment.scored}
+    messages = messages_for(experiment.method, progress.state, everybody, config.transport.down)
     return deliver(experiment, run, messages, progress.round, models.seen(run.records(), progress.round))
 
 
@@ -80,7 +80,8 @@ def deliver(
             facts["base"] = base
         server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, if it is scored
         exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
-        personal = personal_models(experiment, messages, exported)
+        written = set(exported)
+        personal = personal_models(experiment, messages, written)
         samples = Samples(experiment)
         summary = experiment.score_states(personal, "test", listen=samples.listen)
     with signs.part("the base's answers to the samples"):
@@ -91,13 +92,15 @@ def deliver(
     if summary:
         run.log(record)
     for path in (run.folder / "adapters").glob("*"):
-        if path.is_dir() and path.name not in exported:  # of an earlier end of this run
+        if path.name not in written and path.is_dir():  # of an earlier end of this run
             shutil.rmtree(path)
     config_text = checksum.uncommented((run.folder / "config.yaml").read_text(encoding="utf-8"))
     spent = spent_in(run)
-    for id in exported:
-        score, folder = summary.clients.get(id) if summary else None, run.folder / "adapters" / id
-        export_client(experiment, experiment.scored[id], personal[id], score, folder, config_text, spent)
+    scores = summary.clients if summary else {}
+    with signs.part("writing the personal models"):
+        sites = (experiment.scored[id] for id in exported)
+        found = contents(experiment, sites, personal, scores, config_text, spent)
+        write_folders(((run.folder / "adapters" / id, files) for id, files in found), "a personal model")
     return write_summary(experiment, run, record, round, **facts)
 
 
@@ -122,26 +125,33 @@ def spent_in(run: Run) -> dict[str, Any] | None:
     return {key: line[key] for key in ("epsilon", "delta", "where", "unit") if key in line} if line else None
 
 
-def export_client(
+def contents(
     experiment: Experiment,
-    site: Site,
-    state: Message,
-    score: float | None,
-    folder: Path,
+    sites: Iterable[Site],
+    personal: Mapping[str, Message],
+    scores: Mapping[str, float],
     config_text: str,
     spent: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a site's personal model and its card to `folder`; `spent` is what the run spent of its clients' privacy."""
+) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Of each site's personal model its id, and its files with their card by name.
+
+    Args:
+        spent: what the run spent of its clients' privacy.
+    """
     config, method = experiment.config, experiment.method
-    own = bool(set(site.memory) - {NOISY_STEPS, OPTIMIZER}) or type(method).personalize is not Method.personalize
     prompt = prompt_of(experiment.base, config)
-    card = model_card(
-        models.described(config.base.name, site.structure, experiment.base, site.data.num_labels, prompt),
-        client=site.id, method=config.method["name"], paper=method.paper,
-        metrics={} if score is None else {experiment.metric: score}, config=config_text, recipe=method.recipe(site),
-        privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",
-    )  # fmt: skip
-    models.write(folder, state, site.structure, experiment.base, card, prompt)
+    looks = type(method).personalize is not Method.personalize
+    for site in sites:
+        id = site.id
+        own = looks or bool(set(site.memory) - {NOISY_STEPS, OPTIMIZER})
+        card = model_card(
+            models.described(config.base.name, site.structure, experiment.base, site.data.num_labels, prompt),
+            client=id, method=config.method["name"], paper=method.paper,
+            metrics={experiment.metric: scores[id]} if id in scores else {}, config=config_text,
+            recipe=method.recipe(site),
+            privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",
+        )  # fmt: skip
+        yield id, models.contents(personal[id], site.structure, experiment.base, card, prompt)
 
 
 def write_summary(
@@ -156,6 +166,7 @@ def write_summary(
     run.mark()
     run.digests.end(round, run.folder)
     run.digests.mark()
-    write_report(run.folder)
+    with signs.part("writing the report"):
+        write_report(run.folder)
     run.remember("summary.json", result)  # the last file: a folder that has it is complete
     return result

@@ -82,21 +82,30 @@ def write(
     card: str,
     prompt: Prompt | None = None,
 ) -> None:
-    """Write one personal model: an adapter as `peft_folders.write` does, a whole model as safetensors.
-
-    The `prompt` of a language model lies beside its adapter.
-
-    A checkpoint's model becomes a folder that `AutoModelForImageClassification.from_pretrained` loads; one that is
-    built here, and models side by side, one that `load.load_image_model` loads.
+    """Write one personal model to a folder that appears complete or not at all; its arguments are those of `contents`.
 
     Raises:
         UserError: the folder holds other files.
         RunError: the disk is full, or the folder cannot be written.
     """
+    what = "a model" if isinstance(structure, Full) else peft_folders.WHAT
+    write_folder(folder, contents(state, structure, base, card, prompt), what)
+
+
+def contents(
+    state: State, structure: Structure, base: Base | ImageBase, card: str, prompt: Prompt | None = None
+) -> dict[str, bytes]:
+    """What the folder of one personal model holds, by path in it: an adapter as `peft_folders.contents` has it, a whole
+    model as safetensors.
+
+    The `prompt` of a language model lies beside its adapter.
+
+    A checkpoint's model becomes a folder that `AutoModelForImageClassification.from_pretrained` loads; one that is
+    built here, and models side by side, one that `load.load_image_model` loads.
+    """
     if not isinstance(structure, Full):
         more = {FILE: prompt.as_json(base.tokenizer)} if prompt and isinstance(base, Base) else {}
-        peft_folders.write(folder, state, structure, base, card, more)
-        return
+        return peft_folders.contents(state, structure, base, card, more)
     assert isinstance(base, ImageBase)  # only image models train whole
     module = base.model_of(structure)
     counters = {name: value for name, value in module.state_dict().items() if not value.is_floating_point()}
@@ -106,13 +115,12 @@ def write(
         "size": {"height": base.size, "width": base.size}, "image_mean": base.mean, "image_std": base.std,
     }  # fmt: skip
     settings = json.loads(json.dumps(_settings(structure, base), sort_keys=True, default=str))
-    files = {
+    return {
         WEIGHTS: pack(whole, {}, {CONFIG: settings, PROCESSING: processing}),
         CONFIG: json.dumps(settings, indent=2, sort_keys=True).encode(),
         PROCESSING: json.dumps(processing, indent=2).encode(),
         peft_folders.CARD: card.encode(),
     }
-    write_folder(folder, files, "a model")
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from llm_fed.models.loading import Base
 
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
+WHAT = "an adapter"  # what such a folder holds, for messages
 # Of several experts: routers, mixing rule, and modules trained whole; its metadata names the experts in order.
 GATE = "gate.safetensors"
 
@@ -42,6 +44,7 @@ _INERT = {"peft_version", "task_type", "inference_mode", "auto_mapping", "base_m
 _INITIALISATIONS = (True, False, "gaussian", "orthogonal")
 _MOST_ALPHA = 1e6  # times the rank; none that is trained comes near it, and beyond it float32 overflows
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_CONFIGS: WeakKeyDictionary[nn.Module, dict[tuple[Lora, str, str], bytes]] = WeakKeyDictionary()  # see `_config`
 
 
 class AdapterWarning(UserWarning):
@@ -51,25 +54,35 @@ class AdapterWarning(UserWarning):
 def write(
     folder: Path, state: State, structure: Lora, base: Base | ImageBase, card: str, more: Mapping[str, bytes] = {}
 ) -> None:
-    """Write one adapter as a folder that `peft.PeftModel.from_pretrained(model, folder)` loads.
+    """Write one adapter as a folder that `peft.PeftModel.from_pretrained(model, folder)` loads; it appears complete or
+    not at all, see `files.write_folders`.
 
-    What lies beneath an adapter becomes part of it, which gives it a higher rank. Several experts become one such
-    folder each, `folder/<expert>`, beside a gate.safetensors with what weighs them and with the head that they share;
-    `llm_fed.load_client` loads the whole. The folder appears complete or not at all, see `files.write_folder`.
-
-    Args:
-        state: the entries of `bank.layout(base.model, structure)`; their dtype is kept.
-        card: the text of README.md, see `llm_fed.export.card.model_card`.
-        more: further files by name.
+    Args: as `contents`.
 
     Raises:
         UserError: the folder holds other files than an adapter's.
         RunError: the disk is full, or the folder cannot be written.
     """
+    write_folder(Path(folder), contents(state, structure, base, card, more), WHAT)
+
+
+def contents(
+    state: State, structure: Lora, base: Base | ImageBase, card: str, more: Mapping[str, bytes] = {}
+) -> dict[str, bytes]:
+    """What an adapter's folder holds, by path in it.
+
+    What lies beneath an adapter becomes part of it, which gives it a higher rank. Several experts become one such
+    folder each, `folder/<expert>`, beside a gate.safetensors with what weighs them and with the head that they share;
+    `llm_fed.load_client` loads the whole.
+
+    Args:
+        state: the entries of `bank.layout(base.model, structure)`; their dtype is kept.
+        card: the text of README.md, see `llm_fed.export.card.model_card`.
+        more: further files by name.
+    """
     if structure.delta:
         state, structure = delta.joined(state, structure)
-    files = {**_files(state, structure, base), CARD: card.encode(), **more}
-    write_folder(Path(folder), files, "an adapter")
+    return {**_files(state, structure, base), CARD: card.encode(), **more}
 
 
 def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) -> tuple[State, Lora]:
@@ -189,24 +202,33 @@ def _files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, b
     """What an adapter's folder holds beside its card, by path in the folder."""
     if not structure.plain:
         return _expert_files(state, structure, base)
-    modules, alpha = targets(base.model, structure).values(), structure.alpha
-    settings = _peft_settings(
-        task_type=None if base.head else "CAUSAL_LM",
-        base_model_name_or_path=base.name,
-        r=structure.rank,
-        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
-        lora_dropout=structure.dropout,
-        target_modules=_chosen(base.model, structure),
-        fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules),
-        modules_to_save=list(structure.whole) or None,
-        inference_mode=True,
-    )
     tensors = {_peft_name(name): tensor for name, tensor in state.tensors().items()}
     return {
-        # Sets are sorted: their own order changes from process to process.
-        CONFIG: json.dumps(settings, indent=2, sort_keys=True, default=sorted).encode(),
+        CONFIG: _config(structure, base),
         WEIGHTS: pack(tensors, {}, _decisive(structure)),
     }
+
+
+def _config(structure: Lora, base: Base | ImageBase) -> bytes:
+    """What adapter_config.json says; of all clients with one structure it is made once."""
+    known = _CONFIGS.setdefault(base.model, {})
+    if (structure, base.name, base.head) not in known:
+        modules, alpha = targets(base.model, structure).values(), structure.alpha
+        settings = _peft_settings(
+            task_type=None if base.head else "CAUSAL_LM",
+            base_model_name_or_path=base.name,
+            r=structure.rank,
+            lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
+            lora_dropout=structure.dropout,
+            target_modules=_chosen(base.model, structure),
+            fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules),
+            modules_to_save=list(structure.whole) or None,
+            inference_mode=True,
+        )
+        # Sets are sorted: their own order changes from process to process.
+        text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)
+        known[structure, base.name, base.head] = text.encode()
+    return known[structure, base.name, base.head]
 
 
 def _expert_files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, bytes]:

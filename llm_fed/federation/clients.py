@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, Protocol
 
@@ -128,27 +128,45 @@ def finish(
     *,
     round: int,
     lr: float,
-) -> dict[str, Message]:
-    """`Method.finish` at every client, once after the last round; a client that fails is logged and goes without.
-
-    Returns:
-        What each client was sent.
-    """
-    messages = messages_for(method, progress.state, sites, run.config.transport.down)
+) -> None:
+    """`Method.finish` at every client, once after the last round; a client that fails is logged and goes without."""
     for site in sites.values():
         site.begin(round, lr)
+    if type(method).finish is Method.finish:  # does nothing
+        return
+    messages = messages_for(method, progress.state, sites, run.config.transport.down)
     work = {name: method.finish(site, messages[name]) for name, site in sites.items()}
     for name, answer in run_each(sites, work, runtime).items():
         if isinstance(answer, Exception):
             log_failure(run, round, name, answer)
-    return messages
 
 
 def messages_for(
     method: Method, state: Message, clients: Iterable[str], encoding: str | None = None
-) -> dict[str, Message]:
-    """What each client would be sent now, in memory of its own; `encoding` is `transport.down`."""
-    return {client: unpack(sent) for client, sent in broadcast(method, state, clients, encoding).items()}
+) -> Mapping[str, Message]:
+    """What each client would be sent now, made whenever it is looked up, hence in memory of its own; `encoding` is
+    `transport.down`."""
+    return _Messages(method, state, dict.fromkeys(clients), encoding)
+
+
+class _Messages(Mapping[str, Message]):
+    def __init__(self, method: Method, state: Message, clients: Mapping[str, None], encoding: str | None):
+        self._method, self._state, self._clients, self._encoding = method, state, clients, encoding
+        self._last: tuple[Message, bytes] = (object(), b"")  # packed last: often all are sent the same
+
+    def __getitem__(self, client: str) -> Message:
+        if client not in self._clients:
+            raise KeyError(client)
+        message = self._method.broadcast(self._state, client)
+        if message is not self._last[0]:
+            self._last = (message, pack(message, self._encoding))
+        return unpack(self._last[1])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
 
 
 def broadcast(method: Method, state: Message, clients: Iterable[str], encoding: str | None = None) -> dict[str, bytes]:

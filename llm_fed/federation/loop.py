@@ -112,7 +112,8 @@ def federate(
             with watch("evaluate"):
                 improved = score()
         scored = scoring is not None and due(round)
-        run.digests.round(round, came, memories(clients.sites, server), progress.state, due=scored)
+        held = memories(clients.sites, server, run.digests.asked)
+        run.digests.round(round, came, held, progress.state, due=scored)
         kept, last = config.checkpoint, round == config.rounds
         if improved or last or round % kept.every == 0 or round in kept.keep_rounds:
             with watch("checkpoint"):

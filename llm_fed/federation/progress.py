@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +141,7 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site
     rows: dict[str, Row | Mapping[str, Row]] = {}
     for owner, site in _owners(clients, server):
         assert isinstance(site.memory, Memory)  # since `resume`
-        if site.memory:
+        if site.memory.rows:
             rows[owner] = site.memory.rows
     flying = []
     for item in progress.in_flight:
@@ -187,10 +187,11 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
     return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"))
 
 
-def memories(clients: Mapping[str, Site], server: Site) -> dict[str, Memory]:
-    """By name what each site of this process remembers, since `resume`."""
-    sites = {**clients, "server": server}
-    return {id: site.memory for id, site in sites.items() if isinstance(site.memory, Memory)}
+def memories(clients: Mapping[str, Site], server: Site, asked: Iterable[str]) -> dict[str, Memory]:
+    """By name what those of the clients that were asked, and the server, remember since `resume`; who remembers nothing
+    or is in another process is left out."""
+    sites = [(id, clients[id]) for id in asked if id in clients] + [("server", server)]
+    return {id: site.memory for id, site in sites if isinstance(site.memory, Memory) and site.memory}
 
 
 def _owners(clients: Mapping[str, Site], server: Site | None) -> Iterator[tuple[str, Site]]:

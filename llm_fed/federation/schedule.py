@@ -110,20 +110,28 @@ class Delayed:
         return list(self._rounds[round - 1])
 
     def _next(self, round: int) -> list[Ask]:
-        idle = [client for client in self.clients if self._busy_until.get(client, 0) < round]
+        for client in [client for client, until in self._busy_until.items() if until < round]:
+            del self._busy_until[client]
+        busy = self._busy_until
+        idle = [client for client in self.clients if client not in busy] if busy else self.clients
         asks = []
         for client in sample(self.seed, round, idle, self.cohort_size):
             delay = self._delay(round, client)
-            self._busy_until[client] = round + delay
+            if delay:
+                self._busy_until[client] = round + delay
             asks.append(Ask(client, None if self._drops_out(round, client) else delay))
         return asks
 
     def _delay(self, round: int, client: str) -> int:
+        if not self.sigma:
+            return 0
         parts = ("delay", client) if self.per == "client" else ("delay", client, round)
         return math.floor(abs(np.random.default_rng(derive(self.seed, *parts)).normal(0, self.sigma)))
 
     def _drops_out(self, round: int, client: str) -> bool:
-        return bool(np.random.default_rng(derive(self.seed, "drop-out", client, round)).random() < self.drop_out)
+        return self.drop_out > 0 and bool(
+            np.random.default_rng(derive(self.seed, "drop-out", client, round)).random() < self.drop_out
+        )
 
 
 def most_asked(schedule: Schedule, rounds: int) -> int:

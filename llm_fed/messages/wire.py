@@ -8,6 +8,7 @@ nothing is shared by reference and `len(pack(message))` is the exact number of b
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from safetensors import SafetensorError
@@ -127,15 +128,20 @@ def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
     if "t" in node:
         return tensors[node["t"]]
     if "s" in node:
-        names, shapes = node["s"]
-        layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+        layout = _layout(*node["s"])
         row = tensors[node["row"]["t"]]
         if "dtype" in node:  # float32, the only one that is encoded
             row = decode(layout, row, _restore(node["scales"], tensors))
         return State(layout, row, {name: _restore(value, tensors) for name, value in node["extras"]})
     if "l" in node:
-        names, shapes = node["l"]
-        layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+        layout = _layout(*node["l"])
         factors = {name: tuple(_restore(pair, tensors)) for name, pair in node["factors"]}
         return LowRank(layout, factors, _restore(node["rest"], tensors))
     return {key: _restore(value, tensors) for key, value in node["d"]}
+
+
+def _layout(names: list[str], shapes: list[list[int]]) -> Layout:
+    return _shared_layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+
+
+_shared_layout = lru_cache(maxsize=64)(Layout)  # thousands of clients' states have the same one

@@ -32,6 +32,7 @@ from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
 from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.federation.privacy import check_elsewhere
+from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError, unpack
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import rounded
@@ -142,8 +143,9 @@ class Node:
             state = _alone(built, site, built.method.personalize(site, sent["message"]))
             folder = work.place.home / "adapters" / _plain(work.order["name"]) / site.id
             text = yaml.safe_dump(as_dict(work.config), sort_keys=False)
-            score = summary.mean if summary else None
-            finish.export_client(built, site, state, score, folder, text, work.order["spent"])
+            scores = {site.id: summary.mean} if summary else {}
+            own = finish.contents(built, [site], {site.id: state}, scores, text, work.order["spent"])
+            write_folders(((folder, files) for _, files in own), "a personal model")
         return {**self._scores(work, summary), "recipe": built.method.recipe(site), **failed}, b""
 
     def _needed(self, work: _Work, need: str, message: Message) -> Message:

@@ -90,7 +90,7 @@ class Checkpoints:
         partial = self.folder / f".{final.name}.partial"
         try:
             manifest = {"round": round, "rows": {key: _files(row) for key, row in rows.items()}}
-            sync_folder(self.store.folder)
+            self.store.sync()
             data = pack(state)
             manifest["sha256"] = hashlib.sha256(data).hexdigest()
             partial.mkdir(mode=0o700)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,15 +101,21 @@ class Digests:
         found = {key: digest(data) for key, data in known.items()}
         self._sent = {client: found[id(data)] for client, data in messages.items()}
 
+    @property
+    def asked(self) -> Sequence[str]:
+        """Who was sent something in this round."""
+        return list(self._sent)
+
     def round(
         self, round: int, uploads: Mapping[str, str], memories: Mapping[str, Memory], state: Message, *, due: bool
     ) -> None:
-        """Write a round's line; `memories` of clients who were not asked are left out.
+        """Write a round's line.
 
         Args:
+            memories: of those who were asked, and of the server.
             due: whether this round was to be scored.
         """
-        held = {id: of_memory(own) for id, own in memories.items() if own and id in {*self._sent, "server"}}
+        held = {id: of_memory(own) for id, own in memories.items()}
         line = {"kind": "round", "round": round, "sent": self._sent, "uploads": uploads, "memory": held}
         self._append({**line, "state": of_message(state), "due": due})
         self._sent = {}

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from llm_fed.errors import RunError
-from llm_fed.files import write_file
+from llm_fed.files import sync_files, write_file
 from llm_fed.messages.outline import Skeleton
 from llm_fed.messages.wire import Message, WireError, pack, unpack
 
@@ -35,6 +35,7 @@ class RowStore:
         for leftover in folder.glob(".*.partial"):
             leftover.unlink()
         self.folder, self.limit, self.in_ram = folder, limit, 0
+        self._unsynced: set[Path] = set()  # files that a power failure may still damage
         # Both forget a row when nobody holds it any more; the store itself keeps none alive.
         self._recent: OrderedDict[int, weakref.ref[Row]] = OrderedDict()  # by id, those in RAM, oldest use first
         self._named: Counter[str] = Counter()  # by name, how many rows have this file
@@ -57,11 +58,22 @@ class RowStore:
         self._name(row, name)
         return row
 
+    def sync(self) -> None:
+        """Bring all files that have been written safely to the disk, with their names."""
+        sync_files(self._unsynced)
+        self._unsynced.clear()
+
     def prune(self, used: Collection[str]) -> None:
         """Delete the files that are neither `used` nor of a row that somebody still holds."""
         for path in self.folder.iterdir():
             if path.name not in used and path.name not in self._named:
                 path.unlink()
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Write a row's file, also over one that is there but was not read: a power failure may have damaged it."""
+        if name not in self._named:
+            write_file(self.folder / name, data, sync=False, private=True)
+            self._unsynced.add(self.folder / name)
 
     def _read(self, name: str) -> bytes:
         data = (self.folder / name).read_bytes()
@@ -150,12 +162,11 @@ class Row:
         return self._digest
 
     def file(self) -> str:
-        """Write the row's file, where it is not there yet; its name, which is safe once the folder is synced."""
+        """Write the row's file, where it is not there yet; its name. It is safe once the store is synced."""
         if self._name is None:
             assert self._data is not None
             name = f"{self.digest}.safetensors"
-            if not (self._store.folder / name).exists():
-                write_file(self._store.folder / name, self._data, sync_name=False, private=True)
+            self._store._write(name, self._data)
             self._store._name(self, name)
             return name
         return self._name

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_base
+from tokenizers import processors
 
 from llm_fed.config import TaskConfig
 from llm_fed.configfile import from_dict
@@ -93,3 +94,23 @@ def test_a_template_of_ones_own():
     ):
         with pytest.raises(UserError, match=re.escape(said)):
             from_dict({"task": {"template": wrong}})
+
+
+CHAT = "{% for m in messages %}{{ m.role }} {{ m.content }} </s>{% endfor %}{% if add_generation_prompt %}w9{% endif %}"
+
+
+@pytest.mark.parametrize("template", ["plain", "alpaca", "chat", "own {prompt} w5"])
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_lengths_found_at_the_start_are_those_of_the_tokens(template, ends):
+    """Also with a tokenizer that puts EOS behind every text, which is taken off a prompt."""
+    tokenizer = tiny_base.tokenizer(**tiny_base.SPECIAL)
+    tokenizer.chat_template = CHAT
+    if ends:
+        around = processors.TemplateProcessing(single="w2 $A </s>", special_tokens=[("w2", 2), ("</s>", 1)])
+        tokenizer.backend_tokenizer.post_processor = around
+    made = Encoder(tokenizer, TaskConfig(max_length=99, template=template))
+    examples = [SHORT, LONG, Example("w3", ("w4 w5", "w6"), options=("w4 w5", "w7")), Example("w8 </s>", ("w9",))]
+    splits = [examples[:1], [], examples[1:], examples]
+    for split, lengths in zip(splits, made.lengths(splits), strict=True):
+        assert [length.whole for length in lengths] == [len(e.input_ids) for e in made.training("c", "t", split)]
+        assert [length.prompt for length in lengths] == [len(q.prompt) for q in made.queries("c", "t", split)]

@@ -13,7 +13,7 @@ from tiny import product
 
 from llm_fed import configfile
 from llm_fed.errors import UserError
-from llm_fed.experiment import build, run
+from llm_fed.experiment import build, finish, run
 from llm_fed.export import peft_folders
 from llm_fed.merge.grid import WEIGHTS
 from llm_fed.merge.mean import mix_factors
@@ -233,7 +233,7 @@ class Killed(BaseException):
 def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage):
     """Killed within the first needed run, within the second, and while the merged adapters are written."""
     config = config_of(small, tmp_path / "c.yaml", "potara")
-    real = {"write": peft_folders.write, "federate": run.federate}
+    real = {"card": finish.model_card, "federate": run.federate}
     calls: list[str] = []
 
     def federate(federation, *rest: Any, **options: Any) -> Any:
@@ -243,14 +243,14 @@ def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage
             raise Killed
         return real["federate"](federation, *rest, **options)
 
-    def write(folder: Path, *rest: Any) -> None:
-        if stage == "deliver" and folder.parent.parent.name == "out" and folder.name == "bob":
+    def card(model: Any, *, client: str, method: str, **rest: Any) -> str:
+        if (stage, method, client) == ("deliver", "potara", "bob"):
             raise Killed
-        real["write"](folder, *rest)
+        return real["card"](model, client=client, method=method, **rest)
 
     with monkeypatch.context() as patched:
         patched.setattr(run, "federate", federate)
-        patched.setattr(peft_folders, "write", write)
+        patched.setattr(finish, "model_card", card)
         with pytest.raises(Killed):
             run.train(config, tmp_path / "out")
     assert not (tmp_path / "out" / "summary.json").exists()

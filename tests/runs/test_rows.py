@@ -197,10 +197,10 @@ def test_a_row_that_cannot_be_read_or_written_ends_the_run(tmp_path, monkeypatch
     with pytest.raises(RunError, match="cannot be read.*continues from a checkpoint that is whole"):
         memory["c0"]
 
-    def full(handle):
+    def full(*names):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(RunError, match="No space left on device.*checkpoint.memory_limit"):
         memory["c1"] = value(1)
     assert not list(tmp_path.glob(".*.partial"))

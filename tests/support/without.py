@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from llm_fed import files
 from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
 
@@ -41,3 +42,4 @@ def pictures(patch: pytest.MonkeyPatch) -> None:
 def disks(patch: pytest.MonkeyPatch) -> None:
     """Nothing waits until the disk has what was written: only a power cut would show it."""
     patch.setattr(os, "fsync", lambda handle: None)
+    patch.setattr(files, "_syncfs", lambda handle: 0)

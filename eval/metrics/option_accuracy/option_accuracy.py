@@ -49,6 +49,8 @@ class OptionAccuracy(evaluate.Metric):
         )
 
     def _compute(self, predictions, references):
+        if len({isinstance(prediction, str) for prediction in predictions}) > 1:
+            raise ValueError("predictions are texts or log-likelihoods, not both")
         credits = [
             float(prediction in right) if isinstance(prediction, str) else credit(prediction, right)
             for prediction, right in zip(predictions, references, strict=True)

@@ -42,7 +42,7 @@ class Tokenizer(tokenizers.Tokenizer):
     """
 
     def __init__(self) -> None:
-        self.stem = functools.cache(PorterStemmer().stem)
+        self.stem = functools.lru_cache(2**16)(PorterStemmer().stem)
 
     def tokenize(self, text: str) -> list[str]:
         return [
@@ -79,8 +79,14 @@ class Rouge(evaluate.Metric):
         return len(list(islice(TOKEN.finditer(normalise(reference)), needed))) == needed
 
     def _compute(self, predictions, references, rouge_types=TYPES):
-        scorer = rouge_scorer.RougeScorer(list(rouge_types), tokenizer=Tokenizer())
+        scorer = rouge_scorer.RougeScorer(list(rouge_types), tokenizer=_tokenizer())
         best = [
             scorer.score_multi(texts, prediction) for prediction, texts in zip(predictions, references, strict=True)
         ]
         return {kind: 100 * sum(example[kind].fmeasure for example in best) / len(best) for kind in rouge_types}
+
+
+@functools.cache
+def _tokenizer() -> Tokenizer:
+    """One for all clients, as many of their words are the same."""
+    return Tokenizer()

@@ -1,0 +1,139 @@
+"""Examples of text in an Arrow file on the disk, mapped into memory: an example is a Python object only while somebody
+looks at it, so that hundreds of thousands of clients cost their places in the file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import pyarrow
+import pyarrow.ipc
+
+from llm_fed.errors import RunError
+from llm_fed.tasks.common import Example, Turn
+
+BATCH = 4096  # examples that are written together
+# Bytes, as JSON may hold halves of characters, which are no UTF-8. A prompt is one text, or role and content in turn.
+_TEXTS = pyarrow.list_(pyarrow.binary())
+_SCHEMA = pyarrow.schema({"prompt": _TEXTS, "answers": _TEXTS, "options": _TEXTS, "group": pyarrow.binary()})
+
+
+class Store:
+    """A file of examples, which is deleted with the process: first all are added, then they are read.
+
+    Raises:
+        RunError: the folder for temporary files is full or cannot be written; so does `add`.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[list[Any]] = [[] for _ in _SCHEMA]
+        self._count = 0
+        try:
+            self._file = tempfile.NamedTemporaryFile(prefix="llm_fed-", suffix=".arrow")  # noqa: SIM115
+            self._writer = pyarrow.ipc.new_file(self._file, _SCHEMA)
+        except OSError as error:
+            raise _unwritable(error) from error
+
+    def add(self, example: Example) -> int:
+        """The place of the example from now on."""
+        prompt = [example.prompt] if isinstance(example.prompt, str) else list(chain.from_iterable(example.prompt))
+        row = (_bytes(prompt), _bytes(example.answers), _bytes(example.options), _bytes([example.group])[0])
+        for column, value in zip(self._waiting, row, strict=True):
+            column.append(value)
+        self._count += 1
+        if self._count % BATCH == 0:
+            self._write()
+        return self._count - 1
+
+    def __getitem__(self, place: int) -> Example:
+        columns = self._columns[place // BATCH]
+        prompt, answers, options, (group,) = (
+            _texts(value if isinstance(value := column[place % BATCH].as_py(), list) else [value]) for column in columns
+        )
+        turns = tuple(map(Turn, prompt[::2], prompt[1::2]))
+        return Example(turns if len(prompt) > 1 else prompt[0], tuple(answers), tuple(options), group)
+
+    @cached_property
+    def _columns(self) -> list[list[pyarrow.Array]]:
+        """Of each batch, mapped from the file, which then needs no name any more."""
+        self._write()
+        try:
+            self._writer.close()
+            self._file.flush()
+            reader = pyarrow.ipc.open_file(pyarrow.memory_map(self._file.name))
+        except OSError as error:
+            raise _unwritable(error) from error
+        self._file.close()
+        return [reader.get_batch(number).columns for number in range(reader.num_record_batches)]
+
+    def _write(self) -> None:
+        if not self._waiting[0]:
+            return
+        arrays = [pyarrow.array(column, field.type) for column, field in zip(self._waiting, _SCHEMA, strict=True)]
+        try:
+            self._writer.write_batch(pyarrow.record_batch(arrays, schema=_SCHEMA))
+        except OSError as error:
+            raise _unwritable(error) from error
+        self._waiting = [[] for _ in _SCHEMA]
+
+
+class Stored(Sequence[Example]):
+    """Examples of a store, by their places."""
+
+    def __init__(self, store: Store, places: Iterable[int] = ()):
+        self._store, self._places = store, np.fromiter(places, np.int64)
+
+    def take(self, chosen: Sequence[int]) -> Stored:
+        """Those at these positions."""
+        return Stored(self._store, self._places[np.asarray(chosen, np.int64)])
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Stored: ...
+
+    def __getitem__(self, index: int | slice) -> Example | Stored:
+        if isinstance(index, slice):
+            return Stored(self._store, self._places[index])
+        return self._store[int(self._places[index])]
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self._store[place] for place in self._places.tolist())
+
+    def __add__(self, other: Sequence[Example]) -> Sequence[Example]:
+        if isinstance(other, Stored) and other._store is self._store:
+            return Stored(self._store, np.concatenate([self._places, other._places]))
+        return (*self, *other)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Example.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Stored({list(self)})"
+
+
+def _bytes(texts: Iterable[str]) -> list[bytes]:
+    return [text.encode("utf-8", "surrogatepass") for text in texts]
+
+
+def _texts(data: Iterable[bytes]) -> list[str]:
+    return [each.decode("utf-8", "surrogatepass") for each in data]
+
+
+def _unwritable(error: OSError) -> RunError:
+    folder = Path(tempfile.gettempdir())
+    return RunError(
+        f"cannot write the examples to {folder}: {error.strerror or error}; make room, or set TMPDIR to another folder"
+    )

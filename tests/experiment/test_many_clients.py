@@ -1,0 +1,135 @@
+"""What a run with very many clients does once for all of them, and what it does not hold for each of them. Calls and
+objects are counted, not seconds."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter
+from pathlib import Path
+
+import evaluate
+import pytest
+import yaml
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from llm_fed import configfile, files, tasks
+from llm_fed.experiment import announce, build, encoding, run
+from llm_fed.models.loading import Base
+from llm_fed.requests import Query
+from llm_fed.runs.folder import read_config, read_records
+from llm_fed.runs.tracking import Reporter
+from llm_fed.tasks.common import Encoded, Example
+from llm_fed.tasks.rows import Row
+
+WORDS = [
+    "participation=0.01", "rounds=1", "task.template=plain", "task.max_length=16", "task.validation=0", "device=cpu",
+    "adapter.rank=1", "adapter.target_modules=[q_proj]", "local.steps=1", "local.batch_size=1", "eval.metric=rouge1",
+    "eval.max_new_tokens=1", "report.samples=0", "method=fedit",
+]  # fmt: skip
+
+
+def config_of(folder: Path, base: Path, clients: int, *words: str):
+    """A federation of one file, in which each client has one row to train and one to be tested on."""
+    path = folder / f"{clients}.jsonl"
+    with open(path, "w") as file:
+        for number in range(2 * clients):
+            row = {"client": f"c{number % clients}", "question": f"w{number % 50 + 2} w3", "answer": "w4 w5"}
+            file.write(json.dumps(row) + "\n")
+    return configfile.load({}, [*WORDS, "task.name=files", f"task.path={path}", f"base.name={base}", *words])
+
+
+def quiet() -> Reporter:
+    return Reporter(Console(quiet=True))
+
+
+def held() -> int:
+    """Rows and examples that are Python objects now."""
+    gc.collect()
+    return sum(type(each) in (Example, Encoded, Query, Row) for each in gc.get_objects())
+
+
+def test_the_rows_of_twenty_thousand_clients_stay_on_the_disk(small, tmp_path):
+    before, config = held(), config_of(tmp_path, small.base, 20_000)
+    data = tasks.load(config.task, 0)
+    assert len(data.clients) == 20_000 and held() < before + 10
+    assert data.clients["c12"].train[0] == Example("w14 w3", ("w4 w5",), group="c12")
+
+
+def test_the_start_holds_no_row(small, tmp_path, monkeypatch):
+    """Of 2,000 clients with 4,000 rows none is a Python object afterwards, and the tokenizer is asked for the lengths
+    of thousands at once."""
+    calls = Counter[str]()
+    real = PreTrainedTokenizerBase.__call__
+
+    def counted(self, text, *rest, **options):
+        calls["texts" if isinstance(text, list) else "text"] += 1
+        return real(self, text, *rest, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", counted)
+    clients, before = 2_000, held()
+    built = build.prepare(config_of(tmp_path, small.base, clients), quiet())
+    announce.ahead(built)
+    announce.run_plan(built)
+    assert len(built.clients) == clients and held() < before + 10
+    assert 2 <= calls["texts"] <= 2 * (2 * clients // encoding.BATCH + 1) and calls["text"] < 50
+    site = built.clients["c7"]
+    assert site.num_examples == 1 and site.train[0].input_ids[-1] == built.base.tokenizer.eos_token_id
+    assert site.train[0] is site.train[0]  # what was made is kept
+
+
+def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeypatch):
+    """Of 20 and of 200 clients: as often is YAML parsed, a metric loaded, the file system synced, and a fresh
+    adapter drawn."""
+    counts = []
+    for clients in (20, 200):
+        config = config_of(tmp_path, small.base, clients)
+        found = Counter[str]()
+        with monkeypatch.context() as patch:
+            for module, name in ((yaml, "load"), (evaluate, "load"), (files, "_syncfs"), (Base, "draw")):
+                real, key = getattr(module, name), f"{module.__name__}.{name}"
+
+                def counted(
+                    *given,
+                    found=found,
+                    real=real,
+                    key=key,
+                    **options,
+                ):
+                    found[key] += 1
+                    return real(*given, **options)
+
+                patch.setattr(module, name, counted)
+            run.train(config, tmp_path / f"run{clients}", reporter=quiet())
+        assert len(list((tmp_path / f"run{clients}/adapters").iterdir())) == clients
+        counts.append(found)
+    one, other = counts
+    assert one["Base.draw"] == other["Base.draw"] > 0
+    assert 0 < other["yaml.load"] <= one["yaml.load"] + 2 < 10
+    assert other["evaluate.load"] <= 1  # cached, if another test has scored before
+    assert (one["llm_fed.files._syncfs"], other["llm_fed.files._syncfs"]) == (1, 1)
+
+
+def test_each_card_has_its_own_scores_and_the_runs_configuration(small, tmp_path):
+    config = config_of(tmp_path, small.base, 3, "participation=1.0")
+    run.train(config, tmp_path / "run", reporter=quiet())
+    scores = next(line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "score")["clients"]
+    for client in ("c0", "c1", "c2"):
+        card = (tmp_path / f"run/adapters/{client}/README.md").read_text()
+        front = yaml.safe_load(card.split("---")[1])
+        (result,) = front["model-index"][0]["results"]
+        assert front["model-index"][0]["name"] == f"fedit-{client}"
+        assert result["metrics"][0]["value"] == pytest.approx(scores[client], abs=0.005)
+        settings = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+        assert settings["task"]["path"] == "3.jsonl" and settings["rounds"] == read_config(tmp_path / "run").rounds
+
+
+def test_what_was_encoded_long_ago_is_encoded_again(small, tmp_path, monkeypatch):
+    built = build.prepare(config_of(tmp_path, small.base, 4), quiet())
+    trains = [site.train for site in built.clients.values()]
+    monkeypatch.setattr(encoding, "MOST", 2 * len(trains[0][0].input_ids))
+    first = trains[0][0]
+    assert trains[0][0] is first and trains[1][0] and trains[0][0] is first
+    assert trains[2][0] and trains[0].items is None  # more than two clients' tokens are not kept
+    assert trains[0][0] == first and trains[0][0] is not first
