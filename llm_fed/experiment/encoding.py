@@ -151,9 +151,9 @@ class Encoder:
         ]
 
     def _length(self, example: Example) -> Length:
-        prompt = len(self._prompt(example.prompt))
+        # First the whole: what is wrong with a conversation, it says best.
         whole = encoded(example, self.tokenizer, self.template).input_ids if example.answers else ()
-        return Length(prompt, len(whole))
+        return Length(len(self._prompt(example.prompt)), len(whole))
 
     def _query(self, example: Example) -> Query:
         whole = self._prompt(example.prompt)

@@ -103,10 +103,10 @@ class _Writer:
             return item
         if id(item) in self._number:
             return {"known": self._number[id(item)]}
-        if isinstance(item, list):
-            return [self.tree(part) for part in item]
         if isinstance(item, tuple):
             return {"tuple": [self.tree(part) for part in item]}
+        if isinstance(item, Sequence) and not isinstance(item, bytes):  # a list, or encodings that are made when read
+            return [self.tree(part) for part in item]
         if isinstance(item, dict):
             return {"dict": [[self.tree(key), self.tree(value)] for key, value in item.items()]}
         if isinstance(item, Tensor):
