@@ -1,5 +1,5 @@
-"""Examples of text in an Arrow file on the disk, mapped into memory: an example is a Python object only while somebody
-looks at it, so that hundreds of thousands of clients cost their places in the file.
+"""Examples of text as Arrow columns: an example is a Python object only while somebody looks at it, so that hundreds of
+thousands of clients cost their places. More than a few lie in a file on the disk, mapped into memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import IO, Any, overload
 
 import numpy as np
 import pyarrow
@@ -25,20 +25,17 @@ _SCHEMA = pyarrow.schema({"prompt": _TEXTS, "answers": _TEXTS, "options": _TEXTS
 
 
 class Store:
-    """A file of examples, which is deleted with the process: first all are added, then they are read.
+    """Examples: first all are added, then they are read. From BATCH on they lie in a file, which is deleted with the
+    process.
 
     Raises:
-        RunError: the folder for temporary files is full or cannot be written; so does `add`.
+        RunError: of `add`, and of what is read first: the folder for temporary files is full or cannot be written.
     """
 
     def __init__(self) -> None:
         self._waiting: list[list[Any]] = [[] for _ in _SCHEMA]
         self._count = 0
-        try:
-            self._file = tempfile.NamedTemporaryFile(prefix="llm_fed-", suffix=".arrow")  # noqa: SIM115
-            self._writer = pyarrow.ipc.new_file(self._file, _SCHEMA)
-        except OSError as error:
-            raise _unwritable(error) from error
+        self._file: IO[bytes] | None = None
 
     def add(self, example: Example) -> int:
         """The place of the example from now on."""
@@ -61,7 +58,9 @@ class Store:
 
     @cached_property
     def _columns(self) -> list[list[pyarrow.Array]]:
-        """Of each batch, mapped from the file, which then needs no name any more."""
+        """Of each batch; those in the file are mapped from it, and it needs no name any more."""
+        if self._file is None:
+            return [self._arrays()]
         self._write()
         try:
             self._writer.close()
@@ -73,14 +72,20 @@ class Store:
         return [reader.get_batch(number).columns for number in range(reader.num_record_batches)]
 
     def _write(self) -> None:
-        if not self._waiting[0]:
-            return
-        arrays = [pyarrow.array(column, field.type) for column, field in zip(self._waiting, _SCHEMA, strict=True)]
+        arrays = self._arrays()
         try:
-            self._writer.write_batch(pyarrow.record_batch(arrays, schema=_SCHEMA))
+            if self._file is None:
+                self._file = tempfile.NamedTemporaryFile(prefix="llm_fed-", suffix=".arrow")  # noqa: SIM115
+                self._writer = pyarrow.ipc.new_file(self._file, _SCHEMA)
+            if len(arrays[0]):
+                self._writer.write_batch(pyarrow.record_batch(arrays, schema=_SCHEMA))
         except OSError as error:
             raise _unwritable(error) from error
-        self._waiting = [[] for _ in _SCHEMA]
+
+    def _arrays(self) -> list[pyarrow.Array]:
+        """Those that wait, which then wait no longer."""
+        waiting, self._waiting = self._waiting, [[] for _ in _SCHEMA]
+        return [pyarrow.array(column, field.type) for column, field in zip(waiting, _SCHEMA, strict=True)]
 
 
 class Stored(Sequence[Example]):

@@ -57,7 +57,7 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
     "fedlora": [
         (Kill("llm_fed.engine.fit:FusedFit.step", 2 * ROUNDS + 2), ROUNDS),  # while clients finish
         (Kill("llm_fed.engine.generation:generate"), ROUNDS),  # while they are tested
-        (Kill("llm_fed.export.peft_folders:write", 2), ROUNDS),  # one adapter is exported
+        (Kill("llm_fed.export.peft_folders:contents", 2), ROUNDS),  # one adapter is written, under another name
         (Kill("os:replace", match="adapters/.bob.partial"), ROUNDS),
         (Kill("llm_fed.experiment.finish:write_report"), ROUNDS),  # all is there but the report
         (Kill("llm_fed.runs.folder:Run.remember"), ROUNDS),  # all is there but the summary

@@ -52,5 +52,14 @@ def test_a_full_disk_is_named(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(stored.tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(stored, "BATCH", 2)
+    store = Store()
+    store.add(EXAMPLES[0])
     with pytest.raises(RunError, match="cannot write the examples to .*No space left on device; .*TMPDIR"):
-        Store()
+        store.add(EXAMPLES[1])
+
+
+def test_few_examples_need_no_file(monkeypatch):
+    monkeypatch.setattr(stored.tempfile, "NamedTemporaryFile", None)
+    store = Store()
+    assert list(Stored(store, map(store.add, EXAMPLES))) == EXAMPLES
