@@ -1,0 +1,205 @@
+"""FedPool: pools the clients whose updates point the same way, and finds out who they are.
+
+No paper yet: docs/fedpool.md derives it. Updates of clients of one kind have more in common than updates of others,
+so that their cosines show blocks. The server weighs partitions of the clients by how well they describe the cosines,
+and each client gets the mean of the models that it would have in each of them.
+
+Letters: m clients that answered so far, k of them in this round, P parameters, K groups of a partition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from llm_fed.messages.wire import Message
+from llm_fed.method import Method, Upload, averaged
+from llm_fed.settings import AtLeast, AtMost
+from llm_fed.site import Site
+from llm_fed.state import State, stack
+
+_TINY = 1e-12  # squared errors, where cosines are equal
+_LEAST = 0.001  # of the probability of a partition; what is less counts as no groups
+
+
+@dataclass(frozen=True)
+class FedPool(Method):
+    """FedAvg within groups of clients that nobody has to name or count, as far as there are any.
+
+    A message is as large as FedAvg's, and clients do what FedAvg's do. The server keeps two rows for each client that
+    answered. Up to six clients it is FedAvg: so few cosines do not tell groups apart.
+    """
+
+    paper: ClassVar[str] = "FedPool (this project)"
+
+    # how much of what is known of a client's recent updates stays when it answers again
+    memory: Annotated[float, AtLeast(0), AtMost(1)] = 0.8
+
+    def init(self, server: Site) -> Message:
+        start, none = server.initial(), torch.zeros(0, 0, dtype=torch.float64)
+        return {
+            "start": start.row.clone(),
+            "mean": start,  # FedAvg's model
+            "sums": {},  # by client, what its updates add up to
+            "answers": {},  # by client, in which rounds it answered, and how many examples it counts
+            "recent": {},  # by client, what its last updates add up to, apart from those of others (P,)
+            "products": none,  # of these rows, (m, m)
+            "evidence": none,  # the sum of the products over rounds
+            "partitions": [],  # the probability of each, and its groups of clients
+        }
+
+    def broadcast(self, state: Message, client: str) -> Message:
+        own = [(share, group) for share, groups in state["partitions"] for group in groups if client in group]
+        mean: State = state["mean"]
+        model = (1.0 - sum(share for share, _ in own)) * mean.row
+        for share, group in own:
+            model = model + share * _model_of(state, group)
+        return mean.like(model)
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        sums, answers, recent = dict(state["sums"]), dict(state["answers"]), dict(state["recent"])
+        rows = stack(upload.content for upload in uploads)
+        for upload, apart in zip(uploads, rows - rows.mean(0), strict=True):
+            client, row = upload.client, State(upload.content.layout, upload.content.row)
+            sums[client] = sums[client] + row if client in sums else row
+            rounds, _ = answers.get(client, ([], 0))
+            answers[client] = [*rounds, server.round], upload.num_examples
+            recent[client] = self.memory * recent[client] + apart if client in recent else apart.clone()
+        products = _products(state["products"], recent, list(dict.fromkeys(upload.client for upload in uploads)))
+        evidence = _larger(state["evidence"], len(recent)) + products
+        clients = list(recent)
+        return {
+            "start": state["start"],
+            "mean": averaged(server, state["mean"], uploads),
+            "sums": sums,
+            "answers": answers,
+            "recent": recent,
+            "products": products,
+            "evidence": evidence,
+            "partitions": [
+                (share, [[clients[place] for place in group] for group in groups])
+                for share, groups in likely(cosines(evidence))
+            ],
+        }
+
+    def report(self, state: Message) -> dict[str, Any]:
+        none = 1.0 - sum(share for share, _ in state["partitions"])
+        best = max(state["partitions"], key=lambda partition: partition[0], default=None)
+        found = {"no_groups": round(none, 4)}
+        return found if best is None else {**found, "groups": best[1], "probability": round(best[0], 4)}
+
+
+def _model_of(state: Message, group: list[str]) -> Tensor:
+    """The row (P,) that FedAvg among these clients would have: the start, and the mean update of each round."""
+    rounds, sizes = zip(*(state["answers"][client] for client in group), strict=True)
+    counts = [size * len(own) for size, own in zip(sizes, rounds, strict=True)]
+    active = len({each for own in rounds for each in own})  # rounds in which somebody of the group answered
+    rows = stack(state["sums"][client] for client in group)
+    weights = torch.tensor([active * size / sum(counts) for size in sizes]).to(rows)
+    return state["start"] + weights @ rows
+
+
+def _products(before: Tensor, rows: dict[str, Tensor], changed: list[str]) -> Tensor:
+    """Inner products (m, m), float64, of the rows: those from before, and those of the rows that changed."""
+    clients = list(rows)
+    places = torch.tensor([clients.index(client) for client in changed])
+    anew = torch.stack([rows[client] for client in changed])
+    fresh = torch.stack([anew @ row for row in rows.values()]).double()  # (m, k)
+    found = _larger(before, len(rows))
+    found[:, places], found[places] = fresh, fresh.T
+    return found
+
+
+def _larger(square: Tensor, m: int) -> Tensor:
+    """A copy (m, m) with zeros for clients that are new."""
+    return torch.nn.functional.pad(square, (0, m - len(square)) * 2)
+
+
+def cosines(products: Tensor) -> Tensor:
+    """(m, m), of rows apart from their mean, from the inner products (m, m) of the rows; 0 of a row without length."""
+    products = products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
+    norms = products.diagonal().clamp_min(0).sqrt().clamp_min(1e-30)
+    return products / norms[:, None] / norms
+
+
+def likely(alike: Tensor) -> list[tuple[float, list[list[int]]]]:
+    """The partitions into groups of several that describe cosines (m, m) well, with their probabilities.
+
+    The candidates are those of hierarchical clustering with average linkage, one for each K. One is a stochastic block
+    model: the cosines within a group have a mean of its own and a variance that all groups share, those between groups
+    have one mean and one variance. Its probability is taken as exp(-BIC / 2) over all ways of dividing m clients into
+    groups of these sizes. What is missing from one is the probability that there are no groups.
+    """
+    candidates = list(_candidates(alike))
+    if not candidates:
+        return []
+    shares = torch.softmax(-torch.tensor([length for length, _ in candidates], dtype=torch.float64), 0).tolist()
+    found = [
+        (share, _groups(alike, labels)) for share, (_, labels) in zip(shares, candidates, strict=True) if share > _LEAST
+    ]
+    return [(share, groups) for share, groups in found if len(groups) > 1]
+
+
+def _groups(alike: Tensor, labels: Tensor) -> list[list[int]]:
+    """The groups of several by their labels (m,), each with those who are alone and most like it; none where more than
+    half are alone."""
+    groups = [(labels == label).nonzero().flatten().tolist() for label in labels.unique()]
+    several, alone = [g for g in groups if len(g) > 1], [g[0] for g in groups if len(g) == 1]
+    if len(alone) > len(alike) / 2:
+        return []
+    nearest = [max(range(len(several)), key=lambda k: float(alike[who, several[k]].mean())) for who in alone]
+    for who, k in zip(alone, nearest, strict=True):
+        several[k] = [*several[k], who]
+    return several
+
+
+def _candidates(alike: Tensor) -> Iterator[tuple[float, Tensor]]:
+    """By falling K half the BIC (nats) of a partition with what its labels cost, and the labels (m,)."""
+    m = len(alike)
+    pairs, upper = m * (m - 1) // 2, alike.triu(1)
+    total, squares = float(upper.sum()), float(upper.square().sum())
+    linkage, labels = alike.clone().fill_diagonal_(-math.inf), torch.arange(m)
+    mean_square = alike.square()  # between groups, as linkage is the mean
+    size = torch.ones(m, dtype=torch.float64)
+    within, within_squares = torch.zeros(m, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)  # sums, by group
+    for _ in range(m - 1):
+        a, b = sorted(divmod(int(linkage.argmax()), m))
+        for sums, means in ((within, linkage), (within_squares, mean_square)):
+            sums[a] += sums[b] + size[a] * size[b] * means[a, b]
+            sums[b] = 0
+            means[a] = means[:, a] = (size[a] * means[a] + size[b] * means[b]) / (size[a] + size[b])
+        linkage[a, a] = -math.inf
+        linkage[b] = linkage[:, b] = -math.inf
+        size[a], size[b] = size[a] + size[b], 0
+        labels[labels == b] = a
+        inside = size * (size - 1) / 2
+        rest = float((within_squares - within.square() / inside.clamp_min(1)).sum())
+        known, groups = int(inside.sum()), int((inside > 0).sum())
+        others = squares - float(within_squares.sum()) - (total - float(within.sum())) ** 2 / max(1, pairs - known)
+        if (length := _length(rest, known, groups, others, pairs - known, m)) is not None:
+            divisions = math.lgamma(m + 1) - float(torch.lgamma(size[size > 0] + 1).sum())
+            yield length + divisions, labels.clone()
+
+
+def _length(rest: float, within: int, groups: int, others: float, between: int, m: int) -> float | None:
+    """Half the BIC of so many cosines within groups and between them, whose squared errors are `rest` and `others`.
+
+    The variance within groups is taken to be that between them where it would be smaller. None: too few cosines.
+    """
+    pairs = within + between
+    numbers = groups + (between > 0) + 1 + (between > 0)  # means, then variances
+    if between and pairs - numbers < 2 * m:
+        return None
+    if not between or within <= groups or rest / (within - groups) <= others / between:
+        numbers -= between > 0
+        fit = pairs / 2 * math.log(max(rest + others, _TINY) / pairs)
+    else:
+        fit = within / 2 * math.log(rest / within) + between / 2 * math.log(max(others, _TINY) / between)
+    return fit + numbers / 2 * math.log(pairs)

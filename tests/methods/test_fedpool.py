@@ -1,0 +1,157 @@
+"""FedPool: groups are found among made-up rows, and its special cases are FedAvg."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+import torch
+import toy
+from sklearn.metrics import adjusted_rand_score
+
+from llm_fed.method import Upload
+from llm_fed.methods.fedpool import FedPool, _candidates, _groups, cosines, likely
+from llm_fed.state import State
+
+
+def rows(groups: list[int], noise: float, parameters: int = 2000, seed: int = 0) -> torch.Tensor:
+    """Rows (m, P) of clients of some groups: what all share, the group's own draw, and noise of the client."""
+    draws = torch.Generator().manual_seed(seed)
+    signal = torch.randn(max(groups) + 2, parameters, dtype=torch.float64, generator=draws)
+    own = torch.randn(len(groups), parameters, dtype=torch.float64, generator=draws)
+    return signal[-1] + signal[groups] + noise * own
+
+
+def run(answers: list[dict[str, torch.Tensor]], sizes: dict[str, int] | None = None) -> dict:
+    """The server's state after rounds in which these clients sent these rows."""
+    server, method = toy.server(), FedPool()
+    start = State.of({"w": torch.zeros(len(next(iter(answers[0].values()))), dtype=torch.float64)})
+    state = {"start": start.row.clone(), "mean": start, "sums": {}, "answers": {}, "recent": {}, "partitions": []}
+    state |= {name: torch.zeros(0, 0, dtype=torch.float64) for name in ("products", "evidence")}
+    for number, sent in enumerate(answers, 1):
+        server.round = number
+        uploads = [Upload(name, (sizes or {}).get(name, 1), 0, State.of({"w": row})) for name, row in sent.items()]
+        state = asyncio.run(method.server_update(server, state, uploads))
+    return state
+
+
+def named(found: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {f"c{k:02d}": row for k, row in enumerate(found)}
+
+
+@pytest.mark.parametrize(
+    "groups", [[0] * 4 + [1] * 4 + [2] * 4, [0] * 6 + [1] * 6, [0] * 9 + [1] * 3 + [2] * 6, [k % 5 for k in range(40)]]
+)
+def test_groups_are_found_without_their_number(groups):
+    found = rows(groups, noise=2.0)
+    share, best = max(likely(cosines(found @ found.T)))
+    labels = {client: number for number, group in enumerate(best) for client in group}
+    assert share > 0.5 and adjusted_rand_score(groups, [labels.get(k, -1 - k) for k in range(len(groups))]) == 1
+
+
+def test_where_there_are_none_hardly_any_are_found():
+    """Rows of noise: over thirty draws groups have a probability of less than a seventh on average."""
+    shares = []
+    for seed in range(30):
+        found = rows([0] * 12, noise=1.0, seed=seed)
+        shares.append(sum(share for share, _ in likely(cosines(found @ found.T))))
+    assert sum(shares) / len(shares) < 1 / 7
+
+
+def test_what_a_partition_costs():
+    """Two groups of four by the formulas: a mean for each and one between them, two variances, 8! / (4! 4!) divisions;
+    and one group of all: a mean and a variance."""
+    found = rows([0] * 4 + [1] * 4, noise=1.0)
+    found[:2] += rows([0] * 2, noise=0.0, seed=1)  # two that are more alike, so that cosines vary within a group
+    alike = cosines(found @ found.T)
+    lengths = {len(labels.unique()): length for length, labels in _candidates(alike)}
+    pairs = [(i, j) for i in range(8) for j in range(i)]
+    within = [torch.stack([alike[i, j] for i, j in pairs if i // 4 == j // 4 == own]) for own in (0, 1)]
+    between = torch.stack([alike[i, j] for i, j in pairs if i // 4 != j // 4])
+    rest, others = (sum(float((each - each.mean()).square().sum()) for each in own) for own in (within, [between]))
+    assert rest / 10 > others / 16
+    fit = 12 / 2 * math.log(rest / 12) + 16 / 2 * math.log(others / 16)
+    assert lengths[2] == pytest.approx(fit + 5 / 2 * math.log(28) + math.log(70), abs=1e-9)
+    whole = torch.stack([alike[i, j] for i, j in pairs])
+    assert lengths[1] == pytest.approx(28 / 2 * math.log(whole.var(correction=0)) + math.log(28), abs=1e-9)
+    assert lengths[2] < lengths[1]
+
+
+def test_few_clients_are_fedavg():
+    """Of five clients there are ten cosines, of which no group can be told."""
+    found = rows([0, 0, 0, 1, 1], noise=0.1)
+    assert likely(cosines(found @ found.T)) == []
+    state = run([named(found)])
+    assert torch.equal(FedPool().broadcast(state, "c00").row, state["mean"].row)
+
+
+def test_the_model_of_all_is_fedavgs():
+    """Two rounds with sizes 1 and 3: (1 + 3 * 5) / 4 + 2 = 6; a client that was never asked is sent that."""
+    one = torch.ones(1, dtype=torch.float64)
+    state = run([{"a": 1 * one, "b": 5 * one}, {"a": 2 * one}], {"a": 1, "b": 3})
+    assert state["mean"].row.tolist() == [6.0]
+    assert FedPool().broadcast(state, "new").row.tolist() == [6.0]
+
+
+def test_a_group_has_the_model_that_fedavg_gives_it():
+    """Three rounds of eight clients in two groups: each is sent the sum over rounds of its group's weighted means."""
+    groups, sizes = [0] * 4 + [1] * 4, {f"c{k:02d}": k + 1 for k in range(8)}
+    rounds = [rows(groups, noise=0.2, seed=seed) for seed in range(3)]
+    state = run([named(found) for found in rounds], sizes)
+    ((share, found),) = state["partitions"]
+    assert share == pytest.approx(1, abs=1e-3) and sorted(map(sorted, found)) == [list(sizes)[:4], list(sizes)[4:]]
+    weights = torch.arange(1, 9, dtype=torch.float64)
+    for k in range(8):
+        own = slice(0, 4) if k < 4 else slice(4, 8)
+        wanted = sum(weights[own] @ each[own] / weights[own].sum() for each in rounds)
+        got = FedPool().broadcast(state, f"c{k:02d}").row
+        torch.testing.assert_close(got, share * wanted + (1 - share) * state["mean"].row)
+
+
+def test_who_answers_seldom_does_not_slow_its_group():
+    """Each round another half of each group answers with the same step: a group has gone one step per round."""
+    found = rows([0] * 6 + [1] * 6, noise=0.01)
+    halves = [{f"c{k:02d}": found[k] for k in range(12) if k % 2 == part} for part in (0, 1)]
+    state = run([halves[number % 2] for number in range(6)])
+    ((share, _),) = state["partitions"]
+    got = FedPool().broadcast(state, "c00").row
+    wanted = share * 6 * found[:6].mean(0) + (1 - share) * state["mean"].row
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_evidence_is_kept_up_to_date():
+    """A row forgets a fifth when its client answers, and evidence is the sum of all products, round by round."""
+    first, second = rows([0] * 4 + [1] * 4, noise=1.0), rows([0] * 4 + [1] * 4, noise=1.0, seed=1)
+    state = run([named(first[:6]), {"c02": second[2], "c07": second[7]}])
+    recent = torch.zeros(7, first.shape[1], dtype=torch.float64)
+    recent[:6] = first[:6] - first[:6].mean(0)
+    evidence = recent @ recent.T
+    between = (second[2] - second[7]) / 2
+    recent[2], recent[6] = 0.8 * recent[2] + between, -between
+    torch.testing.assert_close(torch.stack(list(state["recent"].values())), recent)
+    torch.testing.assert_close(state["products"], recent @ recent.T)
+    torch.testing.assert_close(state["evidence"], evidence + recent @ recent.T)
+
+
+def test_a_client_alone_joins_whom_it_is_most_alike():
+    """Seven and seven clients, and one that has a fifth of what the second seven have in common."""
+    found = rows([0] * 7 + [1] * 7 + [2], noise=0.5)
+    found[14] += 0.2 * (rows([1], noise=0.0)[0] - rows([0], noise=0.0)[0])
+    report = FedPool().report(run([named(found)]))
+    assert report["probability"] > 0.5 > report["no_groups"]
+    assert sorted(map(sorted, report["groups"])) == [
+        [f"c{k:02d}" for k in range(7)],
+        [f"c{k:02d}" for k in range(7, 15)],
+    ]
+
+
+def test_where_most_are_alone_there_are_no_groups():
+    alike = torch.eye(9, dtype=torch.float64)
+    assert _groups(alike, torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 6])) == []
+    assert _groups(alike, torch.tensor([0, 0, 1, 1, 2, 2, 3, 4, 5])) != []
+
+
+def test_a_round_without_answers_changes_nothing():
+    state = run([named(rows([0, 0], noise=1.0))])
+    assert asyncio.run(FedPool().server_update(toy.server(), state, [])) is state
