@@ -20,6 +20,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from results import plain_errors, write_rows
@@ -41,12 +42,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--clients", default=",".join(synthetic.GROUPS), help="who is left out: a,b,c (default: all)")
     arguments = parser.parse_args()
-    out, rows = arguments.out, []
-    for client in arguments.clients.split(","):
-        rows.append({"client": client, **scores(out, client)})
-        print(rows[-1], flush=True)
-    means = {key: round(sum(row[key] for row in rows) / len(rows), 1) for key in rows[0] if key != "client"}
-    write_rows(out / "join.csv", [*rows, {"client": "mean", **means}])
+    with plain_errors(parser):
+        rows = {client: scores(arguments.out, client) for client in arguments.clients.split(",")}
+    columns = list(next(iter(rows.values())))
+    rows["mean"] = {column: fmean(row[column] for row in rows.values()) for column in columns}
+    write_rows(arguments.out / "join.csv", ["client", *columns], ([name, *row.values()] for name, row in rows.items()))
+    print((arguments.out / "join.csv").read_text(), end="")
 
 
 def scores(out: Path, client: str) -> dict[str, float]:
@@ -103,5 +104,4 @@ def written(path: Path, client: str, split: str) -> Path:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        main()
+    main()
