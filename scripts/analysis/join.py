@@ -1,9 +1,10 @@
 """What joining a finished run is worth: the quickstart's clients are left out of the federation, one at a time.
 
 Of each client that is left out, the exact match on its test prompts under
-- `fedit`: the one adapter of a FedIT run without it;
+- `fedit`: the one adapter of a FedIT run with everybody, hence rather too good for a client that took no part;
 - `join fedmerge`: what `llm-fed join` makes of a FedMerge run without it;
-- `join local`: the same of the other clients' own adapters, a pool of the most general kind;
+- `20 steps`: the same after 20 steps of training on its examples, `--steps 20`;
+- `join local`: what `llm-fed join` makes of the other clients' own adapters, a pool of the most general kind;
 - `local`: training alone on its 16 examples;
 - `taken part`: its adapter of the FedMerge run with everybody.
 
@@ -60,23 +61,25 @@ def scores(out: Path, client: str) -> dict[str, float]:
         )
         return round(summary.mean, 1)
 
-    def joined(run: Path, name: str) -> Path:
-        shutil.rmtree(out / "joined" / name, ignore_errors=True)
-        return join(run, files["train"], out / "joined" / name).folder
+    def joined(run: Path, name: str, steps: int | None = None) -> Path:
+        folder = out / "joined" / f"{client}-{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        return join(run, files["train"], folder, steps=steps).folder
 
-    without = {method: trained(out, method, client) for method in ("fedmerge", "fedit")}
-    everybody = {method: trained(out, method) for method in ("fedmerge", "local")}
+    without = trained(out, "fedmerge", client)
+    everybody = {method: trained(out, method) for method in ("fedit", "fedmerge", "local")}
     others = out / "others" / client  # clients who train alone are the same whoever else there is
     shutil.rmtree(others, ignore_errors=True)
     shutil.copytree(everybody["local"], others)
     shutil.rmtree(others / "adapters" / client)
-    found = {"fedit": score(next((without["fedit"] / "adapters").glob("zoo-*")))}
+    found = {"fedit": score(everybody["fedit"] / "adapters" / client)}
     began = time.perf_counter()
-    adapter = joined(without["fedmerge"], f"{client}-fedmerge")
+    adapter = joined(without, "fedmerge")
     seconds = round(time.perf_counter() - began, 1)
     return found | {
         "join fedmerge": score(adapter),
-        "join local": score(joined(others, f"{client}-local")),
+        "20 steps": score(joined(without, "trained", steps=20)),
+        "join local": score(joined(others, "local")),
         "local": score(everybody["local"] / "adapters" / client),
         "taken part": score(everybody["fedmerge"] / "adapters" / client),
         "seconds": seconds,

@@ -91,6 +91,15 @@ def test_the_pool_of_fedmerge_is_its_soup(finished, small, base, tmp_path, llm_f
     assert torch.equal(entry, adapter(tmp_path / "new", base)[short])
 
 
+@pytest.mark.parametrize("name", ["ifca", "fedmerge-fixed"])
+def test_other_methods_with_several_models_at_the_server(small, tmp_path, name):
+    settings = {"ifca": {"warmup_rounds": 1}, "fedmerge-fixed": {"models_per_client": 1}}[name]
+    folder = train(small, tmp_path, {"name": name, "num_models": 2, **settings}, rounds=1, export={"clients": "none"})
+    recipe = join(folder, file_of(small, "ada"), tmp_path / "new").recipe
+    assert recipe["pool"] == f"the 2 models of {name}'s server after round 1"
+    assert sum(recipe["weights"].values()) == pytest.approx(1, abs=1e-5)
+
+
 def test_steps_train_the_merge_further(local, small, base, tmp_path):
     data = file_of(small, "cyd")
     alone, trained = (join(local, data, tmp_path / name, steps=k) for name, k in (("alone", None), ("trained", 4)))
@@ -149,7 +158,7 @@ def test_mistakes_are_said_in_a_line(local, finished, small, tmp_path, llm_fed):
     llm_fed("join", tmp_path / "none", "--data", data, "--out", out).assert_refused("is no run folder")
     llm_fed("join", local, "--data", tmp_path / "none", "--out", out).assert_refused("there is no such file")
     llm_fed("join", local, "--data", data, "--out", out, "rounds=3").assert_refused("rounds has a meaning only")
-    llm_fed("join", local, "--data", data, "--out", out, "base.name=nowhere/base").assert_refused("nowhere/base")
+    llm_fed("join", local, "--data", data, "--out", out, f"base.name={tmp_path}/base").assert_refused("/base")
     long = tmp_path / "long.jsonl"
     long.write_text(json.dumps({"instruction": "w20 " * 50, "output": "w4"}) + "\n")
     llm_fed("join", local, "--data", long, "--out", out).assert_refused("none of its 1 training examples fits")
