@@ -128,8 +128,8 @@ def test_one_adapter_for_all_is_handed_on(small, base, tmp_path):
 
 def test_a_method_with_two_parents_trains_the_local_one(small, base, tmp_path, llm_fed, monkeypatch):
     """Without steps the newcomer gets FedIT's adapter and is told so. With steps its own is trained from where FedIT
-    started; training that adds 1 to every entry makes it the start plus 1, and the mean of the two is handed on."""
-    folder = train(small, tmp_path, {"name": "mean", "weight": 0.5}, rounds=1)
+    started; training that adds 1 to every entry makes it the start plus 1, of which the merge has three quarters."""
+    folder = train(small, tmp_path, {"name": "mean", "weight": 0.25}, rounds=1)
     words = ("join", folder, "--data", file_of(small, "ada"), "--out")
     said = llm_fed(*words, tmp_path / "fed")
     assert said.code == 0 and "which --steps K would train; without it train gets the federated one" in said.err
@@ -143,8 +143,8 @@ def test_a_method_with_two_parents_trains_the_local_one(small, base, tmp_path, l
     monkeypatch.setattr(Site, "fit", fit)
     assert llm_fed(*words, tmp_path / "merged", "--steps", 8).code == 0
     start = base.draw(structure_of(read_config(folder).adapter), generator(0, "initial"))
-    assert torch.allclose(adapter(tmp_path / "merged", base).row, (fed.row + start.row + 1) / 2)
-    assert "lambda_fed: 0.5" in (tmp_path / "merged/README.md").read_text()
+    assert torch.allclose(adapter(tmp_path / "merged", base).row, 0.25 * fed.row + 0.75 * (start.row + 1))
+    assert "lambda_fed: 0.25" in (tmp_path / "merged/README.md").read_text()
 
 
 def test_potara_weighs_them_by_its_closed_form(small, tmp_path):
