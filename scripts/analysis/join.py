@@ -8,7 +8,7 @@ Of each client that is left out, the exact match on its test prompts under
 - `local`: training alone on its 16 examples;
 - `taken part`: its adapter of the FedMerge run with everybody.
 
-Runs lie in OUT and are continued. The table is OUT/join.csv, with the seconds of a join once the base is loaded.
+Runs lie in OUT and are continued. The table is OUT/join.csv, with the seconds of a join, without Python's own start.
 
     python scripts/analysis/join.py OUT
     python scripts/analysis/join.py OUT --clients zoo-01,zoo-05,zoo-09
