@@ -354,6 +354,40 @@ def merge(
     out.print(f"one PEFT folder per client is in {out_dir}")
 
 
+@app.command()
+def join(
+    run_dir: Annotated[Path, typer.Argument(help="A finished run folder, whose adapters are the pool.")],
+    data: Annotated[Path, typer.Option(help="A file of examples, as a client of the run would have it.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="Where the PEFT folder goes.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value words laid over the configuration, e.g. task.columns.prompt=question."),
+    ] = None,
+    examples: Annotated[
+        int, typer.Option(min=1, help="At most so many of the examples, drawn at random, decide the weights.")
+    ] = 16,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Then train so many steps on all of them (default: no training).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Give a client that was never part of a run a personal adapter, in seconds: a merge of the run's adapters with
+    weights that fit its examples."""
+    from llm_fed import configfile
+
+    configfile.keys_of(settings or [], "the run folder")  # what follows takes seconds, so mistakes are named first
+    from llm_fed.commands import join as joining
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    joined = joining.join(run_dir, data, out_dir, examples=examples, steps=steps, words=settings or [])
+    if as_json:
+        print(json.dumps({"folder": str(joined.folder), **joined.recipe}))
+        return
+    for line in joined.for_terminal():
+        out.print(line)
+
+
 @app.command("eval")
 def evaluate(
     run_dir: Annotated[Path | None, typer.Argument(help="A finished run folder.")] = None,

@@ -4,8 +4,8 @@ A method is a frozen dataclass whose fields are its hyper-parameters. Beside the
 
 - steps, whose defaults are federated averaging: `wrap` and `init` before the first round; `broadcast`, `client_update`
   and `server_update` in each; `finish` after the last; `personalize` wherever a client's model is scored or exported;
-- declarations, what others must know of it beforehand: class attributes, and `upload_like` and `needed`, which depend
-  on a message or on hyper-parameters;
+- declarations, what others must know of it beforehand: class attributes, and `pool`, `upload_like` and `needed`, which
+  depend on the server's state, a message or hyper-parameters;
 - reports, `report` and `recipe`: what of it belongs into the metrics.
 
 State goes in, state comes out; nothing is kept on `self`, so what survives a round is in the server state or in
@@ -16,7 +16,7 @@ State goes in, state comes out; nothing is kept on `self`, so what survives a ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -135,7 +135,12 @@ class Method:
         """The state that evaluation and export use; computes, never trains, never writes memory."""
         return client.assemble(message)
 
-    # Declarations that depend on a message or on hyper-parameters.
+    # Declarations that depend on a message, on the server's state or on hyper-parameters.
+
+    def pool(self, state: Message) -> Sequence[State]:
+        """The server's models, of which a client that joins after the last round is given a merge; none: it is given a
+        merge of those that the clients ended with."""
+        return ()
 
     def upload_like(self, message: Message) -> Message:
         """A message with the entries, shapes and dtypes that the upload answering `message` must have."""

@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).parents[1]
 FLAGS = {
     "run": ["config", "settings", "--out", "--fresh", "--from", "--dry-run", "--json"],
     "quickstart": ["--out", "--seed"],
+    "join": ["run_dir", "--data", "--out", "settings", "--examples", "--steps", "--json"],
     "eval": [
         "run_dir", "settings", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template",
         "--dtype", "--limit", "--cross", "--json",

@@ -71,6 +71,9 @@ class FedMerge(Method):
         soup = draw_soup(server, self.num_models, self.soup_init, self.init_noise)
         return {"soup": soup, "logits": {}}  # logits a_i by client, zeros until its first upload
 
+    def pool(self, state: Message) -> list[State]:
+        return list(state["soup"])
+
     def broadcast(self, state: Message, client: str) -> Message:
         return combine(state["soup"], softmax_row(state, client))  # Eq. 4
 
@@ -143,6 +146,9 @@ class FedMergeFixed(Method):
         draws = generator(self.weight_seed, "fixed weights", client)
         chosen = torch.randperm(self.num_models, generator=draws)[: self.models_per_client]
         return torch.zeros(self.num_models, dtype=torch.float64).index_fill_(0, chosen, 1 / self.models_per_client)
+
+    def pool(self, state: Message) -> list[State]:
+        return list(state["soup"])
 
     def broadcast(self, state: Message, client: str) -> Message:
         return combine(state["soup"], self.weights(client))

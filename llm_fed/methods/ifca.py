@@ -15,6 +15,7 @@ from llm_fed.models.structure import Structure
 from llm_fed.rng import generator
 from llm_fed.settings import NonNegativeInt, PositiveInt
 from llm_fed.site import Site
+from llm_fed.state import State
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,9 @@ class IFCA(Method):
                 models[j] = model + server.average(deltas, [upload.num_examples for upload in joined])
         chosen = {**state["chosen"], **{upload.client: upload.content["model"] for upload in uploads}}
         return {**state, "models": models, "round": state["round"] + 1, "chosen": dict(sorted(chosen.items()))}
+
+    def pool(self, state: Message) -> list[State]:
+        return list(state["models"])
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return message["models"][await self._choice(client, message)]

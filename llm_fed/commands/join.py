@@ -1,0 +1,157 @@
+"""A client that was never part of a federation gets a personal adapter from a finished run's pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_fed import methods
+from llm_fed.commands.evaluate import examples_of, lay_over
+from llm_fed.config import AdapterConfig, Config, EvalConfig, TaskConfig, check
+from llm_fed.configfile import as_dict
+from llm_fed.errors import ClientError, RunError, UserError
+from llm_fed.experiment import pool
+from llm_fed.experiment.build import prepare
+from llm_fed.experiment.joining import merged_from_pool, merged_with_local
+from llm_fed.experiment.pool import Pool
+from llm_fed.export import models
+from llm_fed.export.card import model_card
+from llm_fed.export.prompt import prompt_of
+from llm_fed.models.loading import Base, load_base
+from llm_fed.models.lora import Lora
+from llm_fed.runs.folder import read_config
+from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.launch import choose_device
+from llm_fed.state import State
+from llm_fed.tasks.common import ClientData, TaskData, hold_out
+
+SHOWN = 5  # weights on a terminal, the largest
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A new client's adapter: its folder, and how it was made."""
+
+    folder: Path
+    recipe: dict[str, Any]
+
+    def for_terminal(self) -> list[str]:
+        """A few lines on what it was made of."""
+        recipe = self.recipe
+        weights = sorted(recipe.get("weights", {}).items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{weight:.2f} {name}" for name, weight in weights[:SHOWN] if weight >= 0.005)
+        lines = {"pool": recipe["pool"], "weights": shown}
+        if "loss" in recipe:
+            lines["loss"] = (
+                f"{recipe['loss']:.3f} nats per target token of {recipe['examples']} examples; with equal weights "
+                f"{recipe['loss_of_equal_weights']:.3f}"
+            )
+        return [*(f"{what:<9}{words}" for what, words in lines.items() if words), f"the PEFT folder is {self.folder}"]
+
+
+def join(
+    run: Path,
+    data: Path,
+    out: Path,
+    *,
+    examples: int = 16,
+    steps: int | None = None,
+    words: Sequence[str] = (),
+    reporter: Reporter | None = None,
+) -> Joined:
+    """Give the owner of a file a personal adapter from the pool of a finished run, and write it to `out`.
+
+    Args:
+        data: a file of examples, as a client of the run would have it.
+        examples: at most so many of them, drawn at random, decide the weights.
+        steps: of training on all of them with the run's `local` settings; of a method that merges a federated adapter
+            with a local one, of the local one.
+        words: `key=value` words laid over the run's configuration, see `evaluate.lay_over`.
+
+    Raises:
+        UserError: the run has no pool, the file has no usable example, or `out` is there already.
+        RunError: training failed, or `out` cannot be written.
+    """
+    reporter = reporter or Reporter()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there already; give another --out")
+    config = lay_over(read_config(run), words, "the run folder", also=("local.",))
+    check(config)
+    pool.check(run, config)
+    client = examples_of(data, replace(config.task.columns, client=None))
+    base = load_base(config.base, choose_device(config.device))
+    offered = pool.read(run, config, base)
+    state, structure, recipe = _personal(config, base, offered, client, examples, steps, reporter)
+    recipe = {"run": run.resolve().name, "pool": offered.what, **recipe}
+    if config.privacy.clip is not None:
+        recipe["note"] = f"the noise of the run does not cover the examples of {client.client}"
+    prompt = prompt_of(base, config)
+    card = model_card(
+        models.described(config.base.name, structure, base, 0, prompt), client=client.client,
+        method=config.method["name"], paper=methods.build(config.method).paper, metrics={},
+        config=yaml.safe_dump(as_dict(config), sort_keys=False), recipe=recipe,
+    )  # fmt: skip
+    models.write(out, state, structure, base, card, prompt)
+    return Joined(out, recipe)
+
+
+def _personal(
+    config: Config, base: Base, offered: Pool, client: ClientData, examples: int, steps: int | None, reporter: Reporter
+) -> tuple[State, Lora, dict[str, Any]]:
+    """The new client's adapter, its structure, and how it was made."""
+    method, name, everything = methods.build(config.method), client.client, client.test
+    train, held_out = hold_out(everything, config.task.validation if method.needs else 0, config.seed, name)
+    experiment = prepare(
+        _alone(config, offered.structure),
+        reporter,
+        base=base,
+        task=TaskData("files", "rouge1", {name: ClientData(name, train, held_out)}),
+    )
+    (site,) = experiment.clients.values()
+    site.begin(config.rounds + 1, config.local.lr)
+
+    if not method.needs:
+        work = merged_from_pool(site, offered, examples, steps)
+    elif steps is not None:
+        work = merged_with_local(site, offered, method, steps)
+    else:
+        reporter.note(
+            f"{config.method['name']} merges the federated adapter with a local one, which --steps K would train; "
+            f"without it {name} gets the federated one"
+        )
+        ((parent, federated),) = offered.members.items()
+        return federated, offered.structure, {"weights": {parent: 1.0}}
+    (outcome,) = experiment.runtime.run({name: work}).values()
+    if isinstance(outcome, ClientError):
+        raise RunError(str(outcome)) from outcome
+    if isinstance(outcome, Exception):
+        raise outcome
+    state, structure, recipe = outcome
+    return state, structure, recipe
+
+
+def _alone(config: Config, structure: Lora) -> Config:
+    """The configuration of one client of the run by itself."""
+    start = config.adapter.start if config.adapter and methods.build(config.method).needs else None
+    task = config.task
+    return replace(
+        Config(),
+        seed=config.seed,
+        seeds=config.seeds,
+        device=config.device,
+        base=config.base,
+        adapter=AdapterConfig(
+            structure.rank, structure.alpha, dropout=structure.dropout, target_modules=structure.target_modules,
+            start=start,
+        ),
+        task=TaskConfig(
+            "files", max_length=task.max_length, too_long=task.too_long, template=task.template, loss_on=task.loss_on
+        ),
+        method={"name": "local"},
+        local=replace(config.local, keep_optimizer=False),
+        eval=EvalConfig(batch_size=config.eval.batch_size, max_new_tokens=config.eval.max_new_tokens),
+    )  # fmt: skip

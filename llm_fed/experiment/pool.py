@@ -1,0 +1,124 @@
+"""What a finished run offers to a client that was never part of it: adapters that may be merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_fed import methods, tasks
+from llm_fed.config import Config
+from llm_fed.errors import RunError, UserError
+from llm_fed.export import peft_folders
+from llm_fed.messages.wire import WireError
+from llm_fed.method import Method
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import structure_of
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.folder import exported, finished
+from llm_fed.state import State
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Adapters of one structure, by name."""
+
+    members: dict[str, State]
+    structure: Lora
+    what: str  # they are, in words
+
+
+def check(folder: Path, config: Config) -> None:
+    """Refuse a run that has nothing to offer, before its base is loaded.
+
+    Raises:
+        UserError: why, and what to do.
+    """
+    finished(folder)
+    if config.adapter is None or tasks.find(config.task.name).images:
+        raise UserError(f"{folder} trained image models; only adapters of language models can be joined")
+    method = methods.build(config.method)
+    if method.needs:
+        _federated(folder, method)
+    elif not _at_server(method):
+        exported(folder)
+
+
+def read(folder: Path, config: Config, base: Base) -> Pool:
+    """The server's models where the method has several (`Method.pool`), the federated adapter where it merges that with
+    a local one, and otherwise the clients' personal adapters, of which one will do where all have the same.
+
+    Raises:
+        UserError: there are none, or they cannot be merged with each other.
+        RunError: the checkpoint that holds the server's models is damaged.
+    """
+    method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
+    if _at_server(method):
+        structure = method.wrap(structure_of(config.adapter, base.head), None)
+        assert isinstance(structure, Lora) and structure.plain  # they are merged as they are
+        models = method.pool(_server_state(folder, round))
+        members = {f"model {j}": model for j, model in enumerate(models)}
+        return Pool(members, structure, f"the {len(models)} models of {name}'s server after round {round}")
+    if method.needs:
+        folder = _federated(folder, method)
+        name, asked = method.needs[0], method.needed(method.needs[0]).round
+        method = methods.build({"name": name})
+        if asked is not None:
+            structure = structure_of(config.adapter, base.head)
+            assert isinstance(structure, Lora)  # see `check`
+            model = method.broadcast(_server_state(folder, asked), "")
+            return Pool({name: model}, structure, f"the adapter of {name} after round {asked}")
+    paths = exported(folder)
+    if method.one_model:
+        client, path = next(iter(paths.items()))
+        state, structure = peft_folders.read(path, base)
+        _check_plain(folder, structure)
+        return Pool({name: state}, structure, f"the adapter of {name}, which is the same for all clients")
+    read = {client: peft_folders.read(path, base) for client, path in paths.items()}
+    first = next(iter(read.values()))[1]
+    for client, (_, structure) in read.items():
+        _check_plain(folder, structure)
+        if (structure.rank, structure.scaling) != (first.rank, first.scaling):
+            raise UserError(
+                f"{folder} has adapters of different rank or scaling (of {next(iter(read))} and of {client}), which "
+                "cannot be merged; join a run whose clients have one rank"
+            )
+    members = {client: state for client, (state, _) in read.items()}
+    return Pool(members, first, f"the adapters of the {len(members)} clients of {name} after round {round}")
+
+
+def _at_server(method: Method) -> bool:
+    return type(method).pool is not Method.pool
+
+
+def _check_plain(folder: Path, structure: Lora) -> None:
+    if not structure.plain:
+        raise UserError(
+            f"{folder} gives each client several adapters with a gate of its own, which cannot be merged; join a "
+            "run of a method that gives one, such as fedmerge or fedit"
+        )
+
+
+def _federated(folder: Path, method: Method) -> Path:
+    """The run within the folder whose federated adapter the method merges with local ones."""
+    name = method.needs[0]
+    if not (folder / "needs" / name / "config.yaml").is_file():
+        raise UserError(
+            f"{folder} merges adapters of a run of {name} that is in another folder; give that folder to llm-fed join"
+        )
+    exported(folder / "needs" / name)
+    return folder / "needs" / name
+
+
+def _server_state(folder: Path, round: int) -> Any:
+    checkpoints = Checkpoints(folder / "checkpoints")
+    if round not in checkpoints.rounds():
+        raise UserError(
+            f"{folder} has no checkpoint of round {round} any more, which holds the server's models; llm-fed run "
+            "--fresh makes it again"
+        )
+    try:
+        return checkpoints.load(round).state["state"]
+    except WireError as error:
+        raise RunError(f"the checkpoint of round {round} in {folder} cannot be read: {error}") from error
