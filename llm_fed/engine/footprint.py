@@ -8,7 +8,7 @@ Letters: n tokens or pictures of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,9 +49,22 @@ class Activations:
 
 
 def weights(modules: Iterable[nn.Module]) -> int:
-    """Bytes of the parameters and buffers of models, as they are held: quantised ones packed."""
-    tensors = {id(t): t for module in modules for t in [*module.parameters(), *module.buffers()]}
+    """Bytes of the parameters and buffers of models, as they are held: quantised ones packed, with their scales."""
+    tensors: dict[int, Tensor] = {}
+    for module in modules:
+        held = [*module.parameters(), *module.buffers()]
+        for tensor in [*held, *(scale for parameter in held for scale in _scales(parameter))]:
+            tensors[id(tensor)] = tensor
     return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def _scales(parameter: Tensor) -> list[Tensor]:
+    """What bitsandbytes keeps beside a packed parameter: of 4 bits its state and the state's own, of 8 bits one scale
+    for each row."""
+    state = getattr(parameter, "quant_state", None)
+    holders = [vars(parameter).get("SCB"), *(vars(s).values() for s in (state, getattr(state, "state2", None)) if s)]
+    found = [each for holder in holders for each in ([holder] if isinstance(holder, Tensor) else holder or ())]
+    return [each for each in found if isinstance(each, Tensor)]
 
 
 def moments(local: LocalConfig) -> int:
@@ -96,6 +109,8 @@ def activations(
         found = formula.kept(base.model, structure, base.autocast, checkpointed)
         if found is not None:
             targets = its_kind.num_targets([longest])
+            if site.private is not None:  # a gradient of its own for each example
+                found = replace(found, row=found.row + 4 * base.layout(structure).size)
             largest, smallest = (found.peak(n, length, n * targets) for n in (rows, 1))
             return Activations(largest, smallest, found.token)
         few, more = (_of_adapters(base, structure, its_kind, [_cut(longest, n)]) for n in (_MEASURED, 2 * _MEASURED))

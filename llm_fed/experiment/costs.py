@@ -116,7 +116,7 @@ class Costs:
             return f"yes, about {in_words(left)} would be left"
         if least >= 0:
             return (
-                f"only in smaller micro-batches, which are tried by themselves; {in_words(-left)} are missing{change}"
+                f"only in smaller micro-batches, which a run tries by itself: {in_words(-left)} are missing{change}"
             )
         return f"no, {in_words(-least)} are missing even with one example at a time{change}"
 

@@ -100,3 +100,10 @@ def test_what_was_measured_decides_the_packing(monkeypatch):
     model = AdaptedModel(tiny.build("llama"), LORA, packing=(77, 5))
     inference.mean_losses(model, model.bank(1), [(0, tiny.examples(0, [9, 12]))])
     assert asked == [(77, 5)] and model.within_memory(lambda budget: budget) == 77
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_measured():
+    model = tiny.build("llama", max_position_embeddings=calibration.LENGTH).to("cuda")
+    found = calibrate(AdaptedModel(model, LORA))
+    assert found is None or (1 <= found.budget <= 16_384 and 0 <= found.overhead <= 16_384)

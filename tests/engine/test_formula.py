@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import bitsandbytes as bnb
 import pytest
 import tiny
 import torch
 from meter import Meter
+from torch import nn
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from llm_fed.engine import formula
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import token_losses
+from llm_fed.engine.footprint import weights
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.models.lora import Lora
 from llm_fed.tasks.common import Encoded
@@ -71,6 +74,37 @@ def test_bytes_are_those_that_are_alive(kind, shape, rank, dropout, targets, aut
     kept, peak = measured(model, structure, autocast)
     assert predicted.bytes(ROWS, LENGTH, ROWS * TARGETS) == pytest.approx(kept, rel=0.02)
     assert predicted.peak(ROWS, LENGTH, ROWS * TARGETS) == pytest.approx(peak, rel=0.15)
+
+
+def quantised() -> Any:
+    """Every linear layer of the blocks of a LLaMA in 4 bits, with double quantisation."""
+    model = llama(**SHAPES["wide"], tie_word_embeddings=False).eval()
+    for parent in list(model.model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                layer = bnb.nn.Linear4bit(child.in_features, child.out_features, bias=False, quant_type="nf4",
+                                          compute_dtype=torch.bfloat16, compress_statistics=True)  # fmt: skip
+                layer.load_state_dict(child.state_dict())
+                setattr(parent, name, layer.to("cpu"))
+            else:
+                child.to(torch.bfloat16)
+    model.lm_head.to(torch.bfloat16)
+    return model
+
+
+def test_a_base_in_four_bits():
+    """Weights: half a byte of each, and for each layer its scales (a byte for 64 weights, four bytes for 256 of these),
+    their mean, and the codes of both, 16 and 256 numbers; embeddings and head in two bytes, norms too."""
+    model, structure = quantised(), Lora(2, 4, 0.0, ("q_proj", "v_proj"))
+    predicted = formula.kept(model, structure, torch.bfloat16, False)
+    kept, peak = measured(model, structure, torch.bfloat16)
+    assert predicted.bytes(ROWS, LENGTH, ROWS * TARGETS) == pytest.approx(kept, rel=0.02)
+    assert predicted.peak(ROWS, LENGTH, ROWS * TARGETS) == pytest.approx(peak, rel=0.15)
+    sizes = [64 * 64, 64 * 16, 64 * 16, 64 * 64, *[64 * 176] * 3] * 3
+    scales = [-(-size // 64) for size in sizes]
+    constants = sum(n + 4 * -(-n // 256) + 4 for n in scales) + len(sizes) * 4 * (16 + 256)
+    others = 2 * (2 * 61 * 64 + 7 * 64)
+    assert weights([model]) == pytest.approx(sum(sizes) / 2 + constants + others, rel=0.02)
 
 
 def test_a_model_without_weights_will_do():
