@@ -115,9 +115,7 @@ class Costs:
         if left >= 0:
             return f"yes, about {in_words(left)} would be left"
         if least >= 0:
-            return (
-                f"only in smaller micro-batches, which a run tries by itself: {in_words(-left)} are missing{change}"
-            )
+            return f"only in smaller micro-batches, which a run tries by itself: {in_words(-left)} are missing{change}"
         return f"no, {in_words(-least)} are missing even with one example at a time{change}"
 
     def _disk(self) -> str:
