@@ -247,7 +247,13 @@ class Work:
 
 
 class Engine(Protocol):
-    """Executes what sites await: `LanguageEngine` or `VisionEngine`, of `engine/`."""
+    """Executes what sites await: `LanguageEngine` or `VisionEngine`, of `engine/`.
+
+    Attributes:
+        packing: budget and overhead of micro-batches as they were measured; None: by device.
+    """
+
+    packing: tuple[int, int] | None
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.

@@ -39,6 +39,7 @@ if [ -z "${DRY:-}" ] && [ "$(gpus)" = 0 ]; then
 fi
 
 step tests "$bin/python" -m pytest -n 0 -m gpu
+step doctor "$bin/llm-fed" doctor # how packing comes out, too
 step cohort "$bin/python" scripts/bench/cohort.py --shapes llama-3.2-3b --device cuda --dtype bfloat16 \
   --steps 4 20 --repeats 3
 for shapes in llama-3.2-3b qwen3-4b; do

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from llm_fed.audit.replay import Replay
 from llm_fed.config import Config
 from llm_fed.errors import UserError
 from llm_fed.experiment.build import prepare
-from llm_fed.experiment.environment import environment
+from llm_fed.experiment.environment import environment, use_packing
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.runs import digests
@@ -63,7 +64,7 @@ def audit(
         recorded, min(SAMPLE if sample is None else sample, len(recorded))
     )
     wanted = recorded if every else sorted(rounds or drawn)
-    with Run(folder, config), _environment(folder, config) as (here, packing, changed):
+    with Run(folder, config), _environment(folder, config) as (here, before, changed):
         _chain(chain, found)
         kept.summary(folder, found)
         kept.skipped(folder, config, chain, found)
@@ -83,7 +84,7 @@ def audit(
                 "the merging itself; the runs that it started from are in needs/, audit each of them"
             )
         else:
-            with _replay(here, packing, reporter or Reporter(), base) as replay:
+            with _replay(here, before, reporter or Reporter(), base) as replay:
                 if changed or not chain.lines:
                     elsewhere.compare(replay, folder, good, found)
                 else:
@@ -104,12 +105,12 @@ def _chain(chain: digests.Chain, found: Audit) -> None:
 
 
 @contextmanager
-def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, int, list[str]]]:
-    """Compute as the run did, as far as this machine can: (its configuration on a device that is here, its clients per
-    pass, what is different here in words)."""
+def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping[str, Any], list[str]]]:
+    """Compute as the run did, as far as this machine can: (its configuration on a device that is here, what
+    environment.json says, what is different here in words)."""
     try:
         before = {"processes": 1, **checksum.checked(json.loads((folder / "environment.json").read_text()))}
-        threads, packing = before["threads"], before["clients_per_pass"]
+        threads, per_pass = before["threads"], before["clients_per_pass"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{folder / 'environment.json'} says where a run was made, and cannot be read: {error}"
@@ -119,19 +120,23 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, int, li
         config = replace(config, device="auto")
     torch.set_num_threads(threads)
     try:
-        now = environment(torch.device(choose_device(config.device)), config.base.dtype, packing)
+        now = environment(torch.device(choose_device(config.device)), config.base.dtype, per_pass)
         changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
         if before.get("continued"):
             changed.append("it was continued in another one than it began in")
-        yield config, packing, changed
+        yield config, before, changed
     finally:
         torch.set_num_threads(usual)
 
 
 @contextmanager
-def _replay(config: Config, packing: int, reporter: Reporter, base: Base | ImageBase | None) -> Iterator[Replay]:
+def _replay(
+    config: Config, recorded: Mapping[str, Any], reporter: Reporter, base: Base | ImageBase | None
+) -> Iterator[Replay]:
+    """Args: recorded: what environment.json says."""
     experiment = prepare(config, reporter, base=base)
-    experiment.runtime.clients_per_pass = packing
+    experiment.runtime.clients_per_pass = recorded["clients_per_pass"]
+    use_packing(experiment, recorded)
     with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:
         run.begin()
         yield Replay(experiment, run)

@@ -26,7 +26,8 @@ class AdaptedModel:
     structure: Lora
     kind: Kind = TEXT  # of the examples
     autocast: torch.dtype | None = None  # compute in this dtype; the adapters keep theirs
-    budget: int | None = None  # most tokens of a micro-batch; None: by device
+    budget: int | None = None  # most tokens of a micro-batch; None: as of `packing`
+    packing: tuple[int, int] | None = None  # budget and overhead as measured (`calibration`); None: by device
 
     @property
     def device(self) -> torch.device:
@@ -36,7 +37,12 @@ class AdaptedModel:
     @property
     def overhead(self) -> int:
         """What one more micro-batch costs in tokens."""
-        return budget_and_overhead(self.device)[1]
+        return (self.packing or budget_and_overhead(self.device))[1]
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a micro-batch."""
+        return self.budget or (self.packing or budget_and_overhead(self.device))[0]
 
     def bank(self, num_rows: int, dtype: torch.dtype = torch.float32, train: str = r".*") -> AdapterBank:
         """So many adapters around the base, all zero, see `AdapterBank`."""
@@ -52,4 +58,4 @@ class AdaptedModel:
         Raises:
             RunError: it does not suffice for one example.
         """
-        return within_memory(run, self.budget or budget_and_overhead(self.device)[0])
+        return within_memory(run, self.most_tokens)

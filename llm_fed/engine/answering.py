@@ -39,6 +39,7 @@ class Answering:
     Attributes:
         of: what it computes with, for messages.
         work: of all training since it was last taken.
+        packing: budget and overhead of micro-batches as they were measured; None: by device.
     """
 
     of: ClassVar[str] = ""
@@ -50,6 +51,7 @@ class Answering:
 
     def __init__(self) -> None:
         self.work = Work()
+        self.packing: tuple[int, int] | None = None
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.

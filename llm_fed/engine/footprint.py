@@ -1,17 +1,21 @@
 """What training takes of the device's memory, estimated before it begins: weights, optimizer state, activations.
 
+Activations come from `formula` where that holds, and elsewhere from two small micro-batches that are run.
+
 Letters: n tokens or pictures of a micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llm_fed.config import LocalConfig
+from llm_fed.engine import formula
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import Kind
 from llm_fed.engine.fit import token_losses
@@ -29,10 +33,38 @@ from llm_fed.tasks.common import Encoded, labels_of, pixels_of
 _MEASURED = 16  # tokens; twice as many and this many give a constant part and one that grows
 
 
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that training holds for a backward pass, without the model's weights and the adapters themselves.
+
+    Attributes:
+        largest, smallest: at the most, in the largest micro-batch, and in one of a single example: what remains where
+            micro-batches are made smaller because memory does not suffice.
+        token: what each further token adds; None: not predicted, and the others were measured.
+    """
+
+    largest: int
+    smallest: int
+    token: int | None = None
+
+
 def weights(modules: Iterable[nn.Module]) -> int:
-    """Bytes of the parameters and buffers of models, as they are held: quantised ones packed."""
-    tensors = {id(t): t for module in modules for t in [*module.parameters(), *module.buffers()]}
+    """Bytes of the parameters and buffers of models, as they are held: quantised ones packed, with their scales."""
+    tensors: dict[int, Tensor] = {}
+    for module in modules:
+        held = [*module.parameters(), *module.buffers()]
+        for tensor in [*held, *(scale for parameter in held for scale in _scales(parameter))]:
+            tensors[id(tensor)] = tensor
     return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def _scales(parameter: Tensor) -> list[Tensor]:
+    """What bitsandbytes keeps beside a packed parameter: of 4 bits its state and the state's own, of 8 bits one scale
+    for each row."""
+    state = getattr(parameter, "quant_state", None)
+    holders = [vars(parameter).get("SCB"), *(vars(s).values() for s in (state, getattr(state, "state2", None)) if s)]
+    found = [each for holder in holders for each in ([holder] if isinstance(holder, Tensor) else holder or ())]
+    return [each for each in found if isinstance(each, Tensor)]
 
 
 def moments(local: LocalConfig) -> int:
@@ -53,15 +85,12 @@ def training_copies(structure: Lora | Full, local: LocalConfig, per_pass: int) -
 
 def activations(
     base: Base | ImageBase, site: Site, kind: Callable[[Lora], Kind], local: LocalConfig, per_pass: int
-) -> int:
-    """Bytes that a backward pass over the largest micro-batch keeps, extrapolated from two small ones that are run.
+) -> Activations:
+    """What a backward pass keeps at the most.
 
     Args:
         site: with the longest examples.
         per_pass: clients in a fused pass.
-
-    Returns:
-        What autograd saves, masks of dropout among it, without the model's own weights.
     """
     structure = site.structure
     if isinstance(structure, Full):
@@ -69,18 +98,27 @@ def activations(
         size = min(local.batch_size, len(site.train))
         pictures = [site.train[i % len(site.train)] for i in range(4)]
         few, more = (_of_whole_model(base, structure, pictures[:n]) for n in (2, 4))
-        return max(0, few + (more - few) * (size - 2) // 2)
+        whole = max(0, few + (more - few) * (size - 2) // 2)
+        return Activations(whole, whole)  # its batches are not divided
     its_kind = kind(structure)
     longest = max(site.train, key=its_kind.length)
     length, (budget, _) = its_kind.length(longest), budget_and_overhead(base.device)
-    rows = per_pass * min(local.batch_size, len(site.train))
+    rows = max(1, min(budget // length, per_pass * min(local.batch_size, len(site.train))))
     if isinstance(longest, Encoded):
-        tokens = max(length, min(budget, rows * length))
+        checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in base.model.modules())
+        found = formula.kept(base.model, structure, base.autocast, checkpointed)
+        if found is not None:
+            targets = its_kind.num_targets([longest])
+            if site.private is not None:  # a gradient of its own for each example
+                found = replace(found, row=found.row + 4 * base.layout(structure).size)
+            largest, smallest = (found.peak(n, length, n * targets) for n in (rows, 1))
+            return Activations(largest, smallest, found.token)
         few, more = (_of_adapters(base, structure, its_kind, [_cut(longest, n)]) for n in (_MEASURED, 2 * _MEASURED))
-        return max(0, few + (more - few) * (tokens - _MEASURED) // _MEASURED)
-    rows = max(1, min(budget // length, rows))
+        token = max(0, more - few) // _MEASURED
+        largest, smallest = (few + token * (n * length - _MEASURED) for n in (rows, 1))
+        return Activations(max(0, largest), max(0, smallest))
     few, more = (_of_adapters(base, structure, its_kind, [longest] * n) for n in (1, 2))
-    return max(0, few + (more - few) * (rows - 1))
+    return Activations(max(0, few + (more - few) * (rows - 1)), few)
 
 
 def _cut(example: Encoded, length: int) -> Encoded:

@@ -39,7 +39,8 @@ class FusedEngine(Answering, ABC):
 
     def adapted(self, structure: Any) -> AdaptedModel:
         """The base under adapters of this structure."""
-        return AdaptedModel(self.base.model, structure, self.kind_of(structure), self.base.autocast, self.budget)
+        kind = self.kind_of(structure)
+        return AdaptedModel(self.base.model, structure, kind, self.base.autocast, self.budget, self.packing)
 
     @answers(Fit)
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:

@@ -43,7 +43,7 @@ def mean_losses(
     total = torch.zeros(len(asked), dtype=torch.float64)
     count = torch.zeros(len(asked), dtype=torch.float64)
     lengths = [model.kind.length(example) for _, _, example in work]
-    for chosen in plan(lengths, model.budget or budget_and_overhead(model.device)[0], model.overhead):
+    for chosen in plan(lengths, model.most_tokens, model.overhead):
         batch = model.kind.collate([work[i][2] for i in chosen])
         index, weights = torch.tensor([work[i][1] for i in chosen]), None if mix is None else mix[chosen]
         with bank.attached(index, mix=weights), model.computing():
@@ -64,7 +64,7 @@ def routed_weights(model: AdaptedModel, bank: AdapterBank, asked: Sequence[tuple
     """
     found = torch.zeros(len(asked), len(bank.structure.experts), dtype=torch.float64)
     lengths = [model.kind.length(example) for _, example in asked]
-    for chosen in plan(lengths, model.budget or budget_and_overhead(model.device)[0], model.overhead):
+    for chosen in plan(lengths, model.most_tokens, model.overhead):
         batch = model.kind.collate([asked[i][1] for i in chosen])
         heard: list[Tensor] = []
         with bank.attached(torch.tensor([asked[i][0] for i in chosen]), listen=heard.append), model.computing():

@@ -13,9 +13,11 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from llm_fed.engine.footprint import activations, moments, training_copies, weights
+from llm_fed.engine import formula
+from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory
 from llm_fed.eval.costs import after_a_step
+from llm_fed.experiment.costs import Costs, Counts
 from llm_fed.federation.clients import broadcast
 from llm_fed.messages.wire import Message, entries, pack, unpack
 from llm_fed.models.images import ImageBase
@@ -29,59 +31,6 @@ if TYPE_CHECKING:
     from llm_fed.experiment.build import Experiment
 
 SPLITS = ("training", "validation", "test")
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Numbers of several clients."""
-
-    total: int = 0
-    least: int = 0
-    most: int = 0
-
-    @classmethod
-    def of(cls, numbers: Iterable[int]) -> Counts:
-        found = list(numbers)
-        return cls(sum(found), min(found), max(found)) if found else cls()
-
-    def each(self) -> str:
-        """`16`, or `3 to 120`."""
-        return f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a run will move and hold, in bytes.
-
-    Attributes:
-        down, up: of what one client is sent in round 1, and of its answer.
-        exact: whether `up` is exact; else what an answer holds depends on what is learned.
-        down_first, up_first: over all clients in round 1.
-        down_run, up_run: over the whole run, if each client moves in every round what it moves in the first.
-        base: the weights of the base and of clients' own models.
-        training: adapters or models with gradients and optimizer state, of the clients that train at once.
-        activations: what one backward pass keeps, roughly; 0 where no client's data are here.
-        memory_free: on the device, with the base loaded.
-        state: the server's part of a checkpoint.
-        kept: what a client that was asked adds to it at most: the entries that it trains and does not send,
-            and its optimizer's moments where it keeps them.
-        disk_free: where the run folder is, or will be.
-    """
-
-    down: Counts
-    up: Counts
-    exact: bool
-    down_first: int
-    up_first: int
-    down_run: int
-    up_run: int
-    base: int
-    training: int
-    activations: int
-    memory_free: int
-    state: int
-    kept: int
-    disk_free: int
 
 
 @dataclass(frozen=True)
@@ -165,11 +114,7 @@ class RunPlan:
 
     def cost_rows(self) -> dict[str, str]:
         """Further lines about bytes, memory and disk; none where these were not asked for."""
-        costs = self.costs
-        if costs is None:
-            return {}
-        free = f"{_bytes(costs.memory_free)} of memory beside the base, {_bytes(costs.disk_free)} of disk"
-        return {"messages": self._messages(costs), "memory": _memory(costs), "disk": _disk(costs), "free": free}
+        return {} if self.costs is None else self.costs.rows(several=bool(self.parents))
 
     def _method(self) -> str:
         paper = f": {self.paper}" if self.paper else ""
@@ -219,20 +164,6 @@ class RunPlan:
         first, last = self.lr
         rate = f"{first:g}" if first == last or self.rounds == 1 else f"{first:g}, falling to {last:g} in the last"
         return f"{steps}, learning rate {rate}"
-
-    def _messages(self, costs: Costs) -> str:
-        about = "" if costs.exact else "about "
-        if not costs.down_run and not costs.up_run:
-            return "nothing travels"
-        each = (
-            ""
-            if self.parents
-            else (
-                f"a client is sent {costs.down.each()} bytes and answers with {about}{costs.up.each()}; "
-                f"{_bytes(costs.down_first)} down and {about}{_bytes(costs.up_first)} up in round 1, "
-            )
-        )
-        return f"{each}{_bytes(costs.down_run)} down and {about}{_bytes(costs.up_run)} up in the whole run"
 
 
 def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, names: Sequence[str] = ()) -> RunPlan:
@@ -303,7 +234,7 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
     at_once = min(built.runtime.clients_per_pass, server.cohort)
     layouts = {site.structure: base.layout(site.structure) for site in trainers}
     largest = max(trainers, key=lambda site: layouts[site.structure].size, default=None)
-    training = found = remembered = 0
+    training, remembered, found = 0, 0, Activations(0, 0)
     if largest:
         remembered = 4 * moments(config.local) * layouts[largest.structure].size if config.local.keep_optimizer else 0
         copies = training_copies(largest.structure, config.local, at_once)
@@ -317,7 +248,9 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         down_first=moved_down[0], up_first=moved_up[0],
         down_run=sum(moved_down) + sum(price.down_run for price in prices),
         up_run=sum(moved_up) + sum(price.up_run for price in prices),
-        base=weights(models), training=training, activations=found, memory_free=free_memory(base.device),
+        base=weights(models), training=training, client=training // at_once,
+        activations=found.largest, smallest=found.smallest, token=found.token, cache=_cache(base),
+        memory_free=free_memory(base.device), smaller=_smaller(built, at_once),
         state=len(pack(state)), kept=remembered + (
             _kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
             if sites and state is not None else 0
@@ -427,6 +360,27 @@ def _fixed(message: Message) -> bool:
     return message is None or isinstance(message, Tensor | State)
 
 
+def _cache(base: Any) -> int | None:
+    """What a token of an answer keeps."""
+    if isinstance(base, ImageBase):
+        return None
+    return formula.cache(base.model, (base.autocast or base.dtype).itemsize)
+
+
+def _smaller(built: Experiment, at_once: int) -> tuple[str, ...]:
+    """Settings with which a run would need less memory, the least harmful first."""
+    its, text = built.config.base, not isinstance(built.base, ImageBase)
+    able = {
+        f"clients_per_pass={max(1, at_once // 2)}": at_once > 1,
+        "base.activation_checkpointing=true": text and not its.activation_checkpointing,
+        "base.dtype=bfloat16": its.dtype == "float32" and its.quantization is None,
+        "base.quantization=nf4": text and its.quantization is None,
+        "a smaller task.max_length": text,
+        "a smaller local.batch_size": not text,
+    }
+    return tuple(setting for setting, possible in able.items() if possible)
+
+
 def _kept(message: Message, layouts: Mapping[Structure, Any], trained: str) -> int:
     """Bytes of the entries that a client trains but is not sent, hence keeps; of unlike clients the most."""
     sent = message.layout.slices if isinstance(message, State) else {}
@@ -435,26 +389,6 @@ def _kept(message: Message, layouts: Mapping[Structure, Any], trained: str) -> i
                  if name not in sent) for layout in layouts.values()),
         default=0,
     )  # fmt: skip
-
-
-def _memory(costs: Costs) -> str:
-    total = costs.base + costs.training + costs.activations
-    return (
-        f"about {_bytes(total)} to train: base {_bytes(costs.base)}, what clients train with gradients and optimizer "
-        f"state {_bytes(costs.training)}, activations about {_bytes(costs.activations)}; scoring is not counted"
-    )
-
-
-def _disk(costs: Costs) -> str:
-    kept = f", and up to {_bytes(costs.kept)} for each client that was asked" if costs.kept else ""
-    return f"{_bytes(costs.state)} per checkpoint for the server's state{kept}"
-
-
-def _bytes(number: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number:.0f} bytes"
 
 
 def _count(number: int, what: str) -> str:

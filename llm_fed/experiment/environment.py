@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
 
+from llm_fed.engine.calibration import Calibration, calibrate
+from llm_fed.engine.footprint import training_copies
+from llm_fed.engine.language import LanguageEngine
 from llm_fed.experiment.build import Experiment
+from llm_fed.models.lora import Lora
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 
@@ -20,13 +25,19 @@ LIBRARIES = ("llm_fed", "transformers", "peft")
 def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
     """Record it in environment.json; a continued run takes over what it can, and says what has changed.
 
+    A run that begins on a GPU also measures how to pack micro-batches there, before anything is trained.
     The environment with which it is continued is recorded as well, as an item of `continued`.
     """
     now = environment(experiment.base.device, experiment.config.base.dtype, experiment.runtime.clients_per_pass)
     recorded = run.recall("environment.json")
     if recorded is None:
+        if measured := packing(experiment):
+            now["packing"] = measured.as_json()
+            use_packing(experiment, now)
+            reporter.note(f"packing, measured here: {measured.in_words()}")
         run.remember("environment.json", now)
         return
+    use_packing(experiment, recorded)
     experiment.runtime.clients_per_pass = now["clients_per_pass"] = recorded["clients_per_pass"]
     before = now | {"processes": 1} | recorded  # of a run begun before these were recorded
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
@@ -34,6 +45,25 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
         reporter.note(f"this run began elsewhere ({'; '.join(changed)}): results may differ in the last bits")
         if now not in (others := recorded.get("continued", [])):
             run.remember("environment.json", recorded | {"continued": [*others, now]})
+
+
+def packing(experiment: Experiment) -> Calibration | None:
+    """What is measured of the adapters that are trained here; None where constants stay: on a CPU, of image models,
+    where nobody trains, and in runs that began before it was measured."""
+    sites, engine = list(experiment.clients.values()), experiment.engine
+    if not isinstance(engine, LanguageEngine) or not sites:
+        return None
+    largest = max((site.structure for site in sites), key=lambda structure: experiment.base.layout(structure).size)
+    assert isinstance(largest, Lora)
+    at_once = min(experiment.runtime.clients_per_pass, experiment.server.cohort)
+    copies = training_copies(largest, experiment.config.local, at_once)
+    return calibrate(engine.adapted(largest), 4 * copies * experiment.base.layout(largest).size)  # float32
+
+
+def use_packing(experiment: Experiment, recorded: Mapping[str, Any]) -> None:
+    """Pack as environment.json says; where it says nothing, by the device's constants."""
+    if found := recorded.get("packing"):
+        experiment.runtime.engine.packing = found["budget"], found["overhead"]
 
 
 def environment(device: torch.device, dtype: str, clients_per_pass: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rich.console import Console
 from llm_fed import checksum
 from llm_fed.audit.audit import audit
 from llm_fed.audit.replay import Replay
+from llm_fed.engine import fit
 from llm_fed.runs import digests
 from llm_fed.runs.tracking import Reporter
 
@@ -177,6 +178,18 @@ def test_a_run_that_was_continued_elsewhere_is_not_expected_to_be_equal_to_the_l
     found = audit_runs.audited(folder, config)
     assert not found.findings and any("was continued in another one" in line for line in found.unchecked)
     assert list(found.drift) == ["run 0-2", "run 2-3"]
+
+
+def test_rounds_are_packed_again_as_the_run_says(runs, tmp_path, monkeypatch):
+    """Here with so few tokens at once that every example is a micro-batch of its own."""
+    config, clean = runs["fedit"]
+    folder, asked, real = shutil.copytree(clean, tmp_path / "run"), set(), fit.plan
+    path = folder / "environment.json"
+    said = checksum.checked(json.loads(path.read_text()))
+    path.write_text(json.dumps(checksum.added({**said, "packing": {"budget": 2, "overhead": 7}})))
+    monkeypatch.setattr(fit, "plan", lambda lengths, *how: asked.add(how) or real(lengths, *how))
+    audit(folder, sample=1, reporter=Reporter(Console(quiet=True)))
+    assert asked == {(2, 7)}
 
 
 def test_a_run_of_an_older_version(runs, tmp_path):

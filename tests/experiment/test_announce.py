@@ -147,7 +147,7 @@ def test_a_dry_run_leaves_nothing(small, llm_fed, tmp_path, monkeypatch):
     labels = [line[:11].strip() for line in said.out.splitlines()]
     assert labels == [
         "run", "method", "clients", "examples", "base", "training", "each round", "scores", "messages", "memory",
-        "disk", "free",
+        "fits", "disk", "free",
     ]  # fmt: skip
     assert "runs/c-fedit-seed0 would be begun" in said.out and "round 1" not in said.err
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]

@@ -10,7 +10,10 @@ from rich.console import Console
 
 from llm_fed import checksum
 from llm_fed.configfile import from_dict
-from llm_fed.experiment import finish
+from llm_fed.engine import fit
+from llm_fed.engine.calibration import Calibration
+from llm_fed.engine.packing import plan
+from llm_fed.experiment import environment, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.folder import read_records
 from llm_fed.runs.tracking import Reporter
@@ -58,3 +61,29 @@ def test_the_time_of_day_is_where_equal_runs_may_differ(small, tmp_path):
     assert line["ended"].startswith("20") and line["ended"].endswith("+00:00")
     for name in ("metrics.jsonl", "environment.json", "summary.json"):
         assert line["ended"][:10] not in (tmp_path / "run" / name).read_text()
+
+
+def test_a_packing_that_was_measured_is_recorded_and_taken_over(small, tmp_path, monkeypatch):
+    """As on a GPU. It is measured once, before the first round, and a run that goes on takes what is recorded."""
+    packed: list[tuple[int, int]] = []
+
+    def fused(lengths, budget, overhead):
+        packed.append((budget, overhead))
+        return plan(lengths, budget, overhead)
+
+    monkeypatch.setattr(fit, "plan", fused)
+    measured = iter([Calibration(40, 7, (1.0, 0.1), (0.0, 1.0))])
+    monkeypatch.setattr(environment, "calibrate", lambda model, reserved: next(measured))
+    assert "packing, measured here: at most 40 tokens" in go(small, tmp_path / "run", 1)
+    found = checksum.checked(json.loads((tmp_path / "run/environment.json").read_text()))
+    assert found["packing"] == {"budget": 40, "overhead": 7, "seconds": [1.0, 0.1], "bytes": [0.0, 1.0]}
+    assert set(packed) == {(40, 7)}
+    assert "began elsewhere" not in go(small, tmp_path / "run", 2) and set(packed) == {(40, 7)}
+
+
+def test_on_a_cpu_the_constants_stay(small, tmp_path, monkeypatch):
+    packed: set[tuple[int, int]] = set()
+    monkeypatch.setattr(fit, "plan", lambda lengths, *how: packed.add(how) or plan(lengths, *how))
+    assert "packing" not in go(small, tmp_path / "run", 1)
+    assert "packing" not in json.loads((tmp_path / "run/environment.json").read_text())
+    assert packed == {(1024, 32)}

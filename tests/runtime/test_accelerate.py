@@ -25,6 +25,7 @@ from rich.console import Console
 from llm_fed import methods
 from llm_fed.commands import compare
 from llm_fed.configfile import from_dict
+from llm_fed.engine import fit
 from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.experiment import finish, run
 from llm_fed.experiment.build import prepare
@@ -204,6 +205,18 @@ def test_two_experiments_take_turns(small, spread):
             assert counted == tokens > 0
 
 
+def test_what_rank_0_has_measured_packs_at_every_rank(small, spread, monkeypatch):
+    spread(None)
+    config, packed = from_dict(small.tree()), []
+    real = fit.plan
+    monkeypatch.setattr(fit, "plan", lambda lengths, *how: packed.append(how) or real(lengths, *how))
+    prepared = prepare(config, Reporter(Console(quiet=True)))
+    engine = Spread(Ranks(Loopback(3)), config, prepared.shared())
+    engine.packing = 40, 7
+    trained(prepared.clients, LocalRuntime(engine, 3))
+    assert len(packed) >= 3 and set(packed) == {(40, 7)}
+
+
 def trained(clients: dict[str, Site], runtime: LocalRuntime) -> tuple[torch.Tensor, int]:
     """The clients' adapters (K, P) after a round, and the tokens that this took."""
     for site in clients.values():
@@ -217,7 +230,7 @@ class Failing:
 
     def __init__(self, engine: Any, client: str, error: Exception | None = None):
         self._engine, self._client, self._error = engine, client, error
-        self.take_work = engine.take_work
+        self.take_work, self.packing = engine.take_work, None
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
         found = list(self._engine.execute(requests))

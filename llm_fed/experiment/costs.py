@@ -1,0 +1,131 @@
+"""What a run will cost: bytes that travel, memory and whether it suffices, disk; as numbers and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of several clients."""
+
+    total: int = 0
+    least: int = 0
+    most: int = 0
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Counts:
+        found = list(numbers)
+        return cls(sum(found), min(found), max(found)) if found else cls()
+
+    def each(self) -> str:
+        """`16`, or `3 to 120`."""
+        return f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run will move and hold, in bytes.
+
+    Attributes:
+        down, up: of what one client is sent in round 1, and of its answer.
+        exact: whether `up` is exact; else what an answer holds depends on what is learned.
+        down_first, up_first: over all clients in round 1.
+        down_run, up_run: over the whole run, if each client moves in every round what it moves in the first.
+        base: the weights of the base and of clients' own models.
+        training: adapters or models with gradients and optimizer state, of the clients that train at once.
+        client: of it what belongs to one of them.
+        activations: what one backward pass holds at the most; 0 where no client's data are here.
+        smallest: the same where a micro-batch is a single example.
+        token: what a further token adds to it; None: not predicted by a formula, but measured on two small passes.
+        cache: what a token of an answer that is being written keeps; None: not predicted.
+        memory_free: on the device, with the base loaded.
+        smaller: settings that would make less of it necessary.
+        state: the server's part of a checkpoint.
+        kept: what a client that was asked adds to it at most: the entries that it trains and does not send,
+            and its optimizer's moments where it keeps them.
+        disk_free: where the run folder is, or will be.
+    """
+
+    down: Counts
+    up: Counts
+    exact: bool
+    down_first: int
+    up_first: int
+    down_run: int
+    up_run: int
+    base: int
+    training: int
+    client: int
+    activations: int
+    smallest: int
+    token: int | None
+    cache: int | None
+    memory_free: int
+    smaller: tuple[str, ...]
+    state: int
+    kept: int
+    disk_free: int
+
+    def rows(self, several: bool = False) -> dict[str, str]:
+        """Lines for people, by their label.
+
+        Args:
+            several: whether messages are those of more than one run.
+        """
+        rows = {"messages": self._messages(several), "memory": self._memory()}
+        if self.training:
+            rows["fits"] = self._fits()
+        free = f"{in_words(self.memory_free)} of memory beside the base, {in_words(self.disk_free)} of disk"
+        return {**rows, "disk": self._disk(), "free": free}
+
+    def _messages(self, several: bool) -> str:
+        about = "" if self.exact else "about "
+        if not self.down_run and not self.up_run:
+            return "nothing travels"
+        each = (
+            ""
+            if several
+            else (
+                f"a client is sent {self.down.each()} bytes and answers with {about}{self.up.each()}; "
+                f"{in_words(self.down_first)} down and {about}{in_words(self.up_first)} up in round 1, "
+            )
+        )
+        return f"{each}{in_words(self.down_run)} down and {about}{in_words(self.up_run)} up in the whole run"
+
+    def _memory(self) -> str:
+        total = self.base + self.training + self.activations
+        each = f" ({in_words(self.client)} per client)" if self.client else ""
+        token = "measured on two small passes, not predicted"
+        if self.token is not None:
+            token = f"{in_words(self.token)} for each token of a micro-batch"
+        answers = "" if self.cache is None else f" beyond {in_words(self.cache)} for each token of an answer"
+        return (
+            f"about {in_words(total)} to train: base {in_words(self.base)}, what clients train with gradients and "
+            f"optimizer state {in_words(self.training)}{each}, activations about {in_words(self.activations)} "
+            f"({token}); scoring is not counted{answers}"
+        )
+
+    def _fits(self) -> str:
+        """Whether training fits beside the base, which is loaded already."""
+        left = self.memory_free - self.training - self.activations
+        least = self.memory_free - self.training - self.smallest
+        change = f"; less would be needed with {', '.join(self.smaller)}" if self.smaller else ""
+        if left >= 0:
+            return f"yes, about {in_words(left)} would be left"
+        if least >= 0:
+            return f"only in smaller micro-batches, which a run tries by itself: {in_words(-left)} are missing{change}"
+        return f"no, {in_words(-least)} are missing even with one example at a time{change}"
+
+    def _disk(self) -> str:
+        kept = f", and up to {in_words(self.kept)} for each client that was asked" if self.kept else ""
+        return f"{in_words(self.state)} per checkpoint for the server's state{kept}"
+
+
+def in_words(number: float) -> str:
+    """Bytes, in the unit that suits them."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.0f} bytes"

@@ -1,0 +1,53 @@
+"""What a dry run says of a run's memory, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llm_fed.experiment.costs import Costs, Counts
+
+GB = 10**9
+
+
+def costs(**changes: Any) -> Costs:
+    given: dict[str, Any] = {
+        "down": Counts(), "up": Counts(), "exact": True, "down_first": 0, "up_first": 0, "down_run": 0, "up_run": 0,
+        "base": 6 * GB, "training": 2 * GB, "client": GB // 4, "activations": 4 * GB, "smallest": GB, "token": 250_000,
+        "cache": 114_688, "memory_free": 10 * GB, "smaller": ("base.quantization=nf4",), "state": 0, "kept": 0,
+        "disk_free": 0,
+    }  # fmt: skip
+    return Costs(**{**given, **changes})
+
+
+def test_memory_by_its_parts():
+    assert costs().rows()["memory"] == (
+        "about 12.0 GB to train: base 6.0 GB, what clients train with gradients and optimizer state 2.0 GB (250.0 MB "
+        "per client), activations about 4.0 GB (250.0 kB for each token of a micro-batch); scoring is not counted "
+        "beyond 114.7 kB for each token of an answer"
+    )
+
+
+def test_what_no_formula_predicts_is_called_measured():
+    said = costs(token=None, cache=None).rows()["memory"]
+    assert "(measured on two small passes, not predicted); scoring is not counted" in said and "answer" not in said
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        (10.0, "yes, about 4.0 GB would be left"),
+        (6.0, "yes, about 0 bytes would be left"),
+        (5.5, "only in smaller micro-batches, which a run tries by itself: 500.0 MB are missing"),
+        (2.5, "no, 500.0 MB are missing even with one example at a time"),
+    ],
+)
+def test_whether_it_fits_beside_the_base(free, said):
+    """2 GB of adapters and 4 GB of activations, or 1 GB with single examples."""
+    missing = "" if said.startswith("yes") else "; less would be needed with base.quantization=nf4"
+    assert costs(memory_free=int(free * GB)).rows()["fits"] == said + missing
+
+
+def test_where_no_client_trains_here_nothing_is_said_of_it():
+    assert "fits" not in costs(training=0, client=0, activations=0).rows()
