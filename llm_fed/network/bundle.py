@@ -73,7 +73,7 @@ def separated(replies: Any, answer: bytes, number: int, node: int) -> Iterator[R
 
 def content_of(order: Mapping[str, Any], content: bytes) -> bytes:
     """The packed message of one order; ValueError where its place is none."""
-    where = order.get("bytes")
+    where: Any = order.get("bytes")
     if not _is_range(where, 0, len(content)):
         raise ValueError(f"its message cannot be at {reprlib.repr(where)} of {len(content):,} bytes")
     return content[where[0] : where[1]]
