@@ -226,12 +226,12 @@ def test_a_client_whose_memory_is_gone_says_so_and_begins_again(small, tmp_path)
             link.workers[2] = type(link.workers[2])()
         return reply
 
-    link = NetworkInProcess(tmp_path, small, tree(small, method={"name": "fedalt"}), forget)
+    link = NetworkInProcess(tmp_path, small, tree(small, rounds=4, method={"name": "fedalt"}), forget)
     server.train(link.config, tmp_path / "run", link)
     reasons = [line["reason"] for line in lines(tmp_path, "event") if line["client"] == "bob"]
-    assert len(reasons) == 1 and "its memory of round 1 is gone, so it begins again" in reasons[0]
+    assert len(reasons) == 1 and "its memory of round 2 is gone, so it begins again" in reasons[0]
     afters = [order["after"] for order in link.orders if order["kind"] == "train" and order["client"] == "bob"]
-    assert afters == [0, 1, 0]
+    assert afters == [0, 1, 2, 0]  # the order of round 3 had travelled with the scores of round 2
 
 
 def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp_path, capfd):
