@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
 from typing import Any
@@ -44,7 +43,7 @@ def fused(
         outcomes = runtime.run({name: start(site) for name, site in there.items()})
     except Exception as error:
         if len(there) > 1:
-            traceback.print_exc()
-            print(f"{', '.join(there)}: an error in a pass that they share; now one after another", flush=True)
+            said = f"{type(error).__name__}: {error}"
+            print(f"{', '.join(there)}: {said} in a pass that they share; now one after another", flush=True)
         outcomes = each(there, alone) if len(there) > 1 else dict.fromkeys(there, error)
     return {name: outcomes.get(name, site) for name, site in sites.items()}

@@ -96,7 +96,7 @@ def train(message, context):
 '''
 
 
-def until(true: Any, seconds: float = 120.0) -> None:
+def until(true: Any, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come to that"

@@ -72,6 +72,8 @@ def test_who_is_not_asked_to_train_is_scored_all_the_same(small, tmp_path):
     assert [count for _, count in link.messages] == [1, 1, 4, 4, 3, 3]
     assert lines(tmp_path, "client", "score") == lines(tmp_path / "here", "client", "score")
     assert [len(line["clients"]) for line in lines(tmp_path, "score")] == [3, 3, 3, 3]
+    (built,) = link.workers[1]._built.values()
+    assert built.runtime.clients_per_pass == 3  # whom a round asks may all be at one node
 
 
 def _raises(client: str, error: Exception) -> Any:
@@ -110,7 +112,8 @@ def test_an_error_in_a_shared_pass_is_not_the_others(small, tmp_path, monkeypatc
     (event,) = lines(tmp_path, "event")
     assert (event["client"], event["reason"]) == ("bob", "RuntimeError: out of memory")
     assert {line["client"] for line in lines(tmp_path, "client")} == {"ada", "cyd"}
-    assert "ada, bob, cyd: an error in a pass that they share; now one after another" in capfd.readouterr().out
+    said = "ada, bob, cyd: RuntimeError: out of memory in a pass that they share; now one after another"
+    assert said in capfd.readouterr().out
 
 
 def test_a_wrong_answer_of_one_client_is_refused_alone(small, tmp_path):
