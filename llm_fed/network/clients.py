@@ -153,7 +153,7 @@ class RemoteClients:
         """The scores of those who can be reached, each on its own data.
 
         The orders of the next round travel along where that round waits for everybody, as the scores do. Under privacy
-        they do not: a checkpoint must know what was asked before it is asked.
+        they do not: after a crash what was asked since the last checkpoint is asked again, and each answer costs.
         """
         packed = {name: messages.packed(name) for name in messages}
         ahead: _Sent | None = None
