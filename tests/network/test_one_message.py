@@ -11,6 +11,7 @@ from small_run import CLIENTS
 
 from llm_fed.configfile import from_dict
 from llm_fed.engine import fit
+from llm_fed.errors import ClientError
 from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
 from llm_fed.messages.wire import pack
@@ -89,11 +90,16 @@ def _raises(client: str, error: Exception) -> Any:
     return update
 
 
-def test_an_exception_of_one_client_ends_that_one_alone(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(FedIT, "client_update", _raises("bob", ValueError("no such thing")))
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ValueError("no such thing"), "ValueError: no such thing"), (ClientError("its loss is nan"), "its loss is nan")],
+    ids=["a mistake in the method", "a loss that is not finite"],
+)
+def test_an_exception_of_one_client_ends_that_one_alone(small, tmp_path, monkeypatch, error, said):
+    monkeypatch.setattr(FedIT, "client_update", _raises("bob", error))
     together(tmp_path, small, tree(small, network=AT_ADA))
     (event,) = lines(tmp_path, "event")
-    assert (event["round"], event["client"], event["reason"]) == (2, "bob", "ValueError: no such thing")
+    assert (event["round"], event["client"], event["reason"]) == (2, "bob", said)
     assert [line["arrived"] for line in lines(tmp_path, "round")] == [3, 2, 3]
 
 
