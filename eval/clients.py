@@ -39,7 +39,7 @@ def evaluate(
     if not asked:
         return None
     outcomes = runtime.run(
-        {name: _measure(personal, client, split, metric, limit, listen) for name, client in asked.items()}
+        {name: measure(personal, client, split, metric, limit, listen) for name, client in asked.items()}
     )
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
@@ -90,15 +90,15 @@ def notes_without_credit(sites: Iterable[Site], metric: str) -> list[str]:
     return notes
 
 
-async def _measure(
+async def measure(
     personal: Personal,
     client: Site,
     split: str,
     metric: str,
     limit: int | None,
-    listen: Callable[[str, Sequence[Any]], None],
+    listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
 ) -> tuple[float, float | None]:
-    """The score and the loss, both of the same examples under the same model."""
+    """One client's score (0-100) and loss (None where it has none), both of the same examples under the same model."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
     if METRICS[metric].scores == "labels":  # the logits say both
         logits = await client.logits(theta, queries)

@@ -151,7 +151,8 @@ def prepare(
     if start.place(config):
         reporter.note(start.give(config, method, [*clients.values(), server], base))
         method.init(server)  # a method that cannot start there says so now
-    per_pass = choose_clients_per_pass(config.clients_per_pass, schedule.cohort_size, server.initial(), base.device)
+    cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
+    per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
     engine = VisionEngine(base) if isinstance(base, ImageBase) else LanguageEngine(base, config.eval)
     runtime = LocalRuntime(engine, per_pass)
     return Experiment(config, base, metric, method, clients, server, schedule, engine, runtime)

@@ -141,26 +141,30 @@ def finish(
             log_failure(run, round, name, answer)
 
 
-def messages_for(
-    method: Method, state: Message, clients: Iterable[str], encoding: str | None = None
-) -> Mapping[str, Message]:
+def messages_for(method: Method, state: Message, clients: Iterable[str], encoding: str | None = None) -> Messages:
     """What each client would be sent now, made whenever it is looked up, hence in memory of its own; `encoding` is
     `transport.down`."""
-    return _Messages(method, state, dict.fromkeys(clients), encoding)
+    return Messages(method, state, dict.fromkeys(clients), encoding)
 
 
-class _Messages(Mapping[str, Message]):
+class Messages(Mapping[str, Message]):
+    """By client what it would be sent; see `messages_for`."""
+
     def __init__(self, method: Method, state: Message, clients: Mapping[str, None], encoding: str | None):
         self._method, self._state, self._clients, self._encoding = method, state, clients, encoding
         self._last: tuple[Message, bytes] = (object(), b"")  # packed last: often all are sent the same
 
-    def __getitem__(self, client: str) -> Message:
+    def packed(self, client: str) -> bytes:
+        """The message as it travels."""
         if client not in self._clients:
             raise KeyError(client)
         message = self._method.broadcast(self._state, client)
         if message is not self._last[0]:
             self._last = (message, pack(message, self._encoding))
-        return unpack(self._last[1])
+        return self._last[1]
+
+    def __getitem__(self, client: str) -> Message:
+        return unpack(self.packed(client))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._clients)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from llm_fed.errors import ClientError, RunError
 from llm_fed.eval.scores import Summary
-from llm_fed.federation.clients import Clients, messages_for
+from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation.privacy import by_example, central, check_upload, released, spent
 from llm_fed.federation.progress import Progress, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
@@ -39,7 +39,7 @@ class Scoring:
     """How a federation is scored while it trains."""
 
     who: Iterable[str]  # is sent what is scored
-    evaluate: Callable[[Mapping[str, Message], str], Summary | None]  # (what each is sent, split) -> scores
+    evaluate: Callable[[Messages, str], Summary | None]  # (what each is sent, split) -> scores
     base: Callable[[str], Summary | None] | None = None  # the scores of a split without any adapter, as round 0
 
 

@@ -1,33 +1,40 @@
 """Clients on other machines: the server's side of a network, whatever carries the orders.
 
-What a client is ordered to do, as JSON beside a packed message (`node.Node` does it):
+What a client is ordered to do, as JSON beside a packed message; `bundle` makes one message of all orders to a node, and
+`node.Node` carries them out:
 
-    hello                                                             -> clients with their numbers of examples, base
-    train      run, client, round, lr, after, kept, ask; message      -> examples, loss, steps; upload
-    evaluate   run, client, after, split, ask; message                -> score, loss
-    finish     run, client, after, name, given, spent, ask; messages  -> score, loss, recipe
+    train      run, round, lr, after, kept; message      -> examples, loss, steps; upload
+    evaluate   run, after, split; message                -> score, loss
+    finish     run, after, name, given, spent; messages  -> score, loss, recipe
 
-Time is real here: a round ends when everybody whom it asked has answered, or enough have, or at its deadline. What
-comes later counts in the round that it reaches, with its staleness.
+Before that `roster` asks each node who is there (hello). Time is real here: a round ends when everybody whom it asked
+has answered, or enough have, or at its deadline. What comes later counts in the round that it reaches, with its
+staleness.
+
+What is scored after a round is what the clients are sent in the next one, so the orders for both travel together, and
+the answers come with the scores.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from llm_fed.config import Config
 from llm_fed.eval.scores import Summary, summarize
-from llm_fed.federation.clients import broadcast
+from llm_fed.federation.clients import Messages, messages_for
 from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
-from llm_fed.messages.outline import skeleton
+from llm_fed.messages.outline import Skeleton, skeleton
 from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.method import Method
+from llm_fed.network.bundle import Bundles, Order
 from llm_fed.network.link import Asked, Link, Reply, flaw_of
 from llm_fed.network.roster import Roster
+from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, log_event, rounded
 from llm_fed.runs.tracking import Watch
 
@@ -39,6 +46,17 @@ def _nothing() -> dict[str, Any]:
     """What is known of the clients before the first round: by client the round of its last answer, and how often it was
     asked; by checkpoint those rounds."""
     return {"answered": {}, "asked": {}, "kept": {}}
+
+
+@dataclass
+class _Sent:
+    """What was sent in one round."""
+
+    round: int
+    messages: dict[str, bytes] = field(default_factory=dict)  # by client
+    expected: dict[str, tuple[Skeleton, int]] = field(default_factory=dict)  # of the upload its skeleton and bytes
+    failed: list[tuple[str, str]] = field(default_factory=list)  # who could not be sent it, and why
+    since: float = 0.0
 
 
 class RemoteClients:
@@ -59,8 +77,10 @@ class RemoteClients:
         self._secret, self._central = secret, central(config.privacy)
         self._link, self._config, self._token, self._say = link, config, token, say
         self.roster = Roster(link, config.network, say)
+        self._bundles = Bundles(link, lambda client: self.roster.node[client], config.network.patience)
         self._waiting: dict[str, Asked] = {}
-        self._asks = 0
+        self._now: tuple[Method, Progress, Run] | None = None  # of the last round
+        self._ahead: _Sent | None = None  # of the next one, where it travelled with the scores of the last
         self._known: dict[str, Any] = {}
         self.names: tuple[str, ...] = ()
 
@@ -113,43 +133,38 @@ class RemoteClients:
         return cohort_size(self._config.participation, len(self.names))
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
-        known, round = self._remember(progress, run), progress.round
+        known, self._now = self._remember(progress, run), (method, progress, run)
         with watch("broadcast"):
-            cohort = self._cohort(round)
-            messages = broadcast(method, progress.state, cohort, self._config.transport.down)
-            run.digests.sent(messages)
-            for name in cohort:
+            sent, self._ahead = self._ahead, None
+            if sent is None:
+                messages = messages_for(method, progress.state, self.names, self._config.transport.down)
+                sent, orders = self._plan(method, messages.packed, progress.round, lr)
+                self._begin(sent, self._bundles.send(orders))
+            run.digests.sent(sent.messages)
+            for name in sent.messages:
                 known["asked"][name] = known["asked"].get(name, 0) + 1
-            orders = {
-                name: {
-                    "kind": "train", "run": self._token, "client": name, "round": round, "lr": lr,
-                    "after": known["answered"].get(name, 0),
-                    "kept": sorted({kept.get(name, 0) for kept in known["kept"].values()}),
-                }
-                for name in cohort
-            }  # fmt: skip
-        failed: list[tuple[str, str]] = []
         with watch("local"):
-            for name, (id, ask, since) in self._send(orders, messages).items():
-                if id is None:
-                    failed.append((name, "the order could not be sent"))
-                    continue
-                like = method.upload_like(unpack(messages[name]))
-                expected, most = skeleton(like), 2 * len(pack(like)) + _SLACK
-                self._waiting[id] = Asked(
-                    name, round, ask, since, len(messages[name]), expected, most, self.roster.examples[name]
-                )
-            came = self._wait(round)
+            came = self._wait(sent)
         with watch("collect"):
-            record = self._collect(run, progress, came, failed)
-        return {"asked": len(cohort), **record, "bytes_down": sum(map(len, messages.values()))}
+            record = self._collect(run, progress, came, sent.failed)
+        return {"asked": len(sent.messages), **record, "bytes_down": sum(map(len, sent.messages.values()))}
 
-    def evaluate(self, messages: Mapping[str, Message], split: str) -> Summary | None:
-        """The scores of those who can be reached, each on its own data."""
-        replies = self._call(
-            "evaluate", {n: {"split": split} for n in messages}, {n: pack(m) for n, m in messages.items()}
-        )
-        return self._summary(replies)
+    def evaluate(self, messages: Messages, split: str) -> Summary | None:
+        """The scores of those who can be reached, each on its own data.
+
+        The orders of the next round travel along where that round waits for everybody, as the scores do. Under privacy
+        they do not: after a crash what was asked since the last checkpoint is asked again, and each answer costs.
+        """
+        packed = {name: messages.packed(name) for name in messages}
+        ahead: _Sent | None = None
+        also: list[Order] = []
+        waits = self._config.network.enough is None and self._config.privacy.clip is None
+        if self._now and waits and self._now[1].round < self._config.rounds:
+            method, progress, run = self._now
+            round = progress.round + 1
+            ahead, also = self._plan(method, packed.__getitem__, round, extend.lr(run.config, round))
+        orders = {name: {"split": split} for name in messages}
+        return self._summary(self._call("evaluate", orders, packed, self._config.network.deadline, ahead, also))
 
     def finish(
         self,
@@ -167,7 +182,8 @@ class RemoteClients:
             spent: what the run spent of its clients' privacy, for the models' cards.
         """
         orders = {client: {"name": name, "given": given.get(client, {}), "spent": spent} for client in messages}
-        replies = self._call("finish", orders, {client: pack(sent) for client, sent in messages.items()})
+        contents = {client: pack(sent) for client, sent in messages.items()}
+        replies = self._call("finish", orders, contents, self._config.network.patience)  # without it there is no result
         return self._summary(replies), replies
 
     def most_asked(self, rounds: int) -> int:
@@ -214,57 +230,88 @@ class RemoteClients:
                 self._say("no client is there; waiting")
             time.sleep(_PAUSE)
 
-    def _send(
-        self, orders: Mapping[str, Mapping[str, Any]], contents: Mapping[str, bytes]
-    ) -> dict[str, tuple[str | None, str, float]]:
-        """By client the id of its order, what its reply must name as `ask`, and when it was sent."""
-        asks = {}
-        for name in orders:
-            self._asks += 1
-            asks[name] = f"{time.time_ns()}-{self._asks}"
-        packed = [
-            (self.roster.node[name], {**order, "ask": asks[name]}, contents[name]) for name, order in orders.items()
-        ]
-        ids, now = self._link.send(packed, self._config.network.patience), time.monotonic()
-        return {name: (id, asks[name], now) for name, id in zip(orders, ids, strict=True)}
+    def _plan(self, method: Method, packed: Callable[[str], bytes], round: int, lr: float) -> tuple[_Sent, list[Order]]:
+        """The orders to train in a round, and what is known of them before they are sent.
 
-    def _await(self, ids: Collection[str], seconds: float) -> dict[str, Reply]:
+        Args:
+            packed: what a client is sent.
+        """
+        sent, kept = _Sent(round), self._known["kept"].values()
+        likes: dict[bytes, tuple[Skeleton, int]] = {}  # by message, of the upload: many are sent the same
+        orders = []
+        for name in self._cohort(round):
+            content = sent.messages[name] = packed(name)
+            if content not in likes:
+                like = method.upload_like(unpack(content))
+                likes[content] = (skeleton(like), len(pack(like)))
+            expected, length = sent.expected[name] = likes[content]
+            says = {
+                "kind": "train", "run": self._token, "round": round, "lr": lr, "after": self.answered(name),
+                "kept": sorted({versions.get(name, 0) for versions in kept}),
+            }  # fmt: skip
+            orders.append(Order(name, says, content, length))
+        return sent, orders
+
+    def _begin(self, sent: _Sent, asks: Sequence[str | None]) -> None:
+        """Wait for the answers to these orders from now on."""
+        sent.since = time.monotonic()
+        for (name, content), ask in zip(sent.messages.items(), asks, strict=True):
+            if ask is None:
+                sent.failed.append((name, "the order could not be sent"))
+                continue
+            expected, length = sent.expected[name]
+            most, examples = 2 * length + _SLACK, self.roster.examples[name]
+            self._waiting[ask] = Asked(name, sent.round, ask, sent.since, len(content), expected, most, examples)
+
+    def _call(
+        self,
+        kind: str,
+        says: Mapping[str, Mapping[str, Any]],
+        contents: Mapping[str, bytes],
+        seconds: float,
+        ahead: _Sent | None = None,
+        also: Sequence[Order] = (),
+    ) -> dict[str, Reply]:
+        """Replies by client; who cannot be reached, or does not reply in time, has one that says so.
+
+        Args:
+            also: the orders of the round `ahead`, which travel in the same messages.
+        """
+        there = set(self._link.nodes())
+        common = {"kind": kind, "run": self._token}
+        orders = [
+            Order(name, {**common, "after": self.answered(name), **own}, contents[name])
+            for name, own in says.items()
+            if self.roster.node.get(name) in there
+        ]
+        asks = self._bundles.send([*orders, *also])
+        self._ahead = ahead
+        if ahead:
+            self._begin(ahead, asks[len(orders) :])
+        sent = {order.client: ask for order, ask in zip(orders, asks, strict=False) if ask}
+        found = self._await(sent.values(), seconds)
+        replies = {name: Reply({"error": "it is not there"}) for name in says}
+        for order in orders:
+            ask = sent.get(order.client, "")
+            reply = found.get(ask, Reply({"error": f"no reply in {seconds:g} s"}))
+            if not reply.error and reply.content.get("ask") != ask:
+                reply = Reply({"error": "a stale reply"})
+            if reply.error:
+                self._forgot(order.client, reply)
+                self._say(f"{order.client}: {kind}: {reply.error}")
+            replies[order.client] = reply
+        return replies
+
+    def _await(self, asks: Collection[str], seconds: float) -> dict[str, Reply]:
         """The replies to these orders that come in so many seconds."""
         replies: dict[str, Reply] = {}
         until = time.monotonic() + seconds
-        while len(replies) < len(ids):
-            replies |= self._link.receive(set(ids) - replies.keys())
-            if len(replies) == len(ids) or time.monotonic() > until:
+        while len(replies) < len(asks):
+            replies |= self._bundles.receive(set(asks) - replies.keys())
+            if len(replies) == len(asks) or time.monotonic() > until:
                 break
             time.sleep(_PAUSE)
-        return replies
-
-    def _call(
-        self, kind: str, orders: Mapping[str, Mapping[str, Any]], contents: Mapping[str, bytes]
-    ) -> dict[str, Reply]:
-        """Replies by client; who cannot be reached, or does not reply by the deadline, has one that says so."""
-        there = set(self._link.nodes())
-        reached = {name: order for name, order in orders.items() if self.roster.node.get(name) in there}
-        common = {"kind": kind, "run": self._token}
-        sent = self._send(
-            {
-                name: {**common, "client": name, "after": self.answered(name), **order}
-                for name, order in reached.items()
-            },
-            contents,
-        )
-        settings = self._config.network
-        seconds = settings.patience if kind == "finish" else settings.deadline  # without the end there is no result
-        found = self._await({id for id, _, _ in sent.values() if id}, seconds)
-        replies = {name: Reply({"error": "it is not there"}) for name in orders}
-        for name, (id, ask, _) in sent.items():
-            reply = found.get(id or "", Reply({"error": f"no reply in {seconds:g} s"}))
-            replies[name] = (
-                reply if reply.error or reply.content.get("ask") == ask else Reply({"error": "a stale reply"})
-            )
-            if replies[name].error:
-                self._forgot(name, replies[name])
-                self._say(f"{name}: {kind}: {replies[name].error}")
+        self._bundles.forget(set(asks) - replies.keys())
         return replies
 
     def _forgot(self, name: str, reply: Reply) -> None:
@@ -279,22 +326,22 @@ class RemoteClients:
         losses = {name: replies[name].loss for name in scores if "loss" in replies[name].content}
         return summarize(metric, scores, losses) if scores else None
 
-    def _wait(self, round: int) -> list[tuple[Asked, Reply]]:
+    def _wait(self, sent: _Sent) -> list[tuple[Asked, Reply]]:
         """What comes before the round ends, of this round's answers and of earlier ones.
 
         Under central privacy nothing counts in a later round than that whose sample it is of.
         """
         settings = self._config.network
         came: dict[str, Reply] = {}
-        until = time.monotonic() + settings.deadline
+        until = sent.since + settings.deadline
         while True:
-            came |= self._link.receive(self._waiting.keys() - came.keys())
-            mine = {id for id, asked in self._waiting.items() if asked.round == round}
+            came |= self._bundles.receive(self._waiting.keys() - came.keys())
+            mine = {ask for ask, asked in self._waiting.items() if asked.round == sent.round}
             enough = len(came) >= settings.enough if settings.enough else mine <= came.keys() and (mine or came)
             if enough or len(came) == len(self._waiting) or time.monotonic() > until:
                 break
             time.sleep(_PAUSE)
-        return [(self._waiting.pop(id), reply) for id, reply in came.items()]
+        return [(self._waiting.pop(ask), reply) for ask, reply in came.items()]
 
     def _collect(
         self, run: Run, progress: Progress, came: list[tuple[Asked, Reply]], failed: list[tuple[str, str]]
@@ -334,9 +381,10 @@ class RemoteClients:
         """Log who has not answered this round in time, and give up those who have not for long; how many are late."""
         settings, now = self._config.network, time.monotonic()
         late = sum(asked.round == round for asked in self._waiting.values())
-        for id, asked in list(self._waiting.items()):
+        for ask, asked in list(self._waiting.items()):
             if self._central or now - asked.since > settings.patience:
-                del self._waiting[id]
+                del self._waiting[ask]
+                self._bundles.forget([ask])
                 reason = f"nothing came in {now - asked.since:.0f} s for what round {asked.round} asked"
                 log_event(run, round, asked.client, "given up", reason)
             elif asked.round == round:

@@ -7,11 +7,13 @@ checkpoint, a client that was killed at work, and an answer that got lost all co
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import statistics
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,8 +26,7 @@ from llm_fed import plugins
 from llm_fed.config import Config, Device, ServerConfig
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import ClientError, RunError, UserError, lookup, one_line
-from llm_fed.eval.clients import evaluate
-from llm_fed.eval.scores import Summary
+from llm_fed.eval.clients import Personal, measure
 from llm_fed.experiment import bases, build, finish
 from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.needed import needed_config
@@ -34,12 +35,16 @@ from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError, unpack
+from llm_fed.network.bundle import PROTOCOL, content_of, joined
+from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import rounded
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
+from llm_fed.state import State
 
+_COMMON = ("kind", "run", "round", "lr", "split", "name")  # of orders that are carried out side by side
 _NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")  # of runs: they name folders here, and the server is another party
 
 
@@ -63,124 +68,197 @@ class Node:
         self._stores: dict[Path, Checkpoints] = {}
 
     def answer(
-        self, place: Place, config: str, order: Mapping[str, Any], content: bytes
+        self, place: Place, config: str, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        """The reply to one order, and its content; what went wrong is in the reply's `error`.
+        """The reply to one message, and its content; what went wrong with all of it is in the reply's `error`, and what
+        went wrong with one client's order in its own.
 
         Args:
             config: of the federation, as YAML.
-            order: `kind` (hello, train, evaluate, finish) and what that needs, see `clients`.
-            content: a packed message.
+            message: a greeting (`kind`: hello), or orders (`kind`: work), see `bundle` and `clients`.
+            content: packed messages, one after another.
         """
         try:
             with plugins.only(place.allow):
-                reply, answer = self._carry_out(place, config, order, content)
-        except _Forgotten as error:
-            return {"error": str(error), "forgot": True}, b""
-        except plugins.NotAllowed as error:
-            print(f"refused: {error}", flush=True)  # for this machine's operator; the server reads the reply
-            return {"error": str(error)}, b""
-        except (UserError, RunError, ClientError, WireError) as error:
-            return {"error": str(error)}, b""
-        except OSError as error:
-            return {"error": f"{error.strerror or error}: {error.filename}" if error.filename else str(error)}, b""
-        except Exception as error:
-            traceback.print_exc()
-            return {"error": one_line(f"{type(error).__name__}: {error}")}, b""
-        return {**reply, "ask": order.get("ask")}, answer
+                return self._carry_out(place, config, message, content)
+        except Exception as error:  # of any kind: the server is told, and the next message finds this machine at work
+            return _told(error), b""
 
     def _carry_out(
-        self, place: Place, config: str, order: Mapping[str, Any], content: bytes
+        self, place: Place, config: str, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        orders = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate, "finish": self._finish}
+        if message.get("protocol", 1) != PROTOCOL:
+            raise UserError(
+                f"the server speaks version {message.get('protocol', 1)} of the protocol, and this node version "
+                f"{PROTOCOL}: install the same llm_fed at both"
+            )
         settings = _settings(config)
         check_elsewhere(settings.privacy)
-        if settings.base.dtype == "auto" and "dtype" in order:  # the server says what this means in its run
-            settings = replace(settings, base=replace(settings.base, dtype=order["dtype"]))
-        if "need" in order:
-            settings = needed_config(settings, order["need"])
-        return lookup("order", order["kind"], orders)(_Work(place, settings, order), content)
+        if settings.base.dtype == "auto" and "dtype" in message:  # the server says what this means in its run
+            settings = replace(settings, base=replace(settings.base, dtype=message["dtype"]))
+        if "need" in message:
+            settings = needed_config(settings, message["need"])
+        kinds = {"hello": self._hello, "work": self._work}
+        return lookup("message", message["kind"], kinds)(place, settings, message, content)
 
-    def _hello(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
-        built = self._experiment(work.place, work.config)
-        sizes = {name: reported_examples(site, work.config) for name, site in sorted(built.clients.items())}
-        return {"clients": sizes, "base": bases.identity(built.base)}, b""
+    def _hello(
+        self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
+    ) -> tuple[dict[str, Any], bytes]:
+        built = self._experiment(place, config)
+        sizes = {name: reported_examples(site, config) for name, site in sorted(built.clients.items())}
+        return {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}, b""
 
-    def _train(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
-        built, site, store = self._site(work)
-        round, kept = work.order["round"], {work.order["after"], *work.order["kept"]}
-        site.begin(round, work.order["lr"])
-        answer = _alone(built, site, built.method.client_update(site, unpack(content)))
-        # Noise that no other answer has: one that is asked for again, from another message, must not share it.
-        packed = encoded_upload(answer, work.config, secrets.randbits(63), round, site.id)
-        assert isinstance(site.memory, Memory)
-        store.save(round, None, {"memory": site.memory.rows})
-        store.prune(lambda version: version in kept or version == round)
-        told = site.losses and work.config.privacy.clip is None  # a loss would say what the noise is to hide
-        loss = {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)} if told else {}
-        return {"examples": reported_examples(site, work.config), **loss}, packed
+    def _work(
+        self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
+    ) -> tuple[dict[str, Any], bytes]:
+        kinds = {"train": self._train, "evaluate": self._evaluate, "finish": self._finish}
+        replies, answers = [], []
+        for alike in _alike(message["orders"]):
+            outcomes = lookup("order", alike[0]["kind"], kinds)(
+                _Work(place, config, {order["client"]: order for order in alike}, content)
+            )
+            for order in alike:
+                outcome = outcomes[order["client"]]
+                reply, answer = (_told(outcome), b"") if isinstance(outcome, Exception) else outcome
+                replies.append({**reply, "ask": order["ask"]})
+                answers.append(answer)
+        entries, joint = joined(replies, answers, once=False)
+        return {"replies": entries}, joint
 
-    def _evaluate(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
-        built, site, _ = self._site(work)
-        return self._scores(work, self._score(built, site, unpack(content), work.order["split"])), b""
+    def _train(self, work: _Work) -> dict[str, Any]:
+        built, sites, messages = self._there(work)
+        round = work.common["round"]
+        for site in _well(sites):
+            site.begin(round, work.common["lr"])
+        updates = fused(built.runtime, sites, lambda site: built.method.client_update(site, messages[site.id]))
 
-    def _finish(self, work: _Work, content: bytes) -> tuple[dict[str, Any], bytes]:
-        built, site, _ = self._site(work)
-        sent = unpack(content)
-        site.given = {need: self._needed(work, need, message) for need, message in sent["given"].items()}
-        site.begin(work.config.rounds + 1, work.config.local.lr)
-        failed = {}
-        before = dict(site.memory)
-        try:
-            _alone(built, site, built.method.finish(site, sent["message"]))
-        except ClientError as error:
-            if built.method.needs:
-                raise
-            site.memory, failed = before, {"failed": str(error)}
-        summary = self._score(built, site, sent["message"], "test")
-        answered = any(order["after"] for order in (work.order, *work.order["given"].values()))
+        def reply(client: str, update: Message) -> tuple[dict[str, Any], bytes]:
+            site, store, order = sites[client], self._store(work, client), work.orders[client]
+            # Noise that no other answer has: one that is asked for again, from another message, must not share it.
+            packed = encoded_upload(update, work.config, secrets.randbits(63), round, client)
+            assert isinstance(site.memory, Memory)
+            store.save(round, None, {"memory": site.memory.rows})
+            kept = {order["after"], *order["kept"], round}
+            store.prune(lambda version: version in kept)
+            told = site.losses and work.config.privacy.clip is None  # a loss would say what the noise is to hide
+            loss = {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)} if told else {}
+            return {"examples": reported_examples(site, work.config), **loss}, packed
+
+        return each(updates, reply)
+
+    def _evaluate(self, work: _Work) -> dict[str, Any]:
+        built, sites, messages = self._there(work)
+        scores = self._scores(built, sites, _personal(built, messages), work.common["split"])
+        return each(scores, lambda client, score: (score, b""))
+
+    def _finish(self, work: _Work) -> dict[str, Any]:
+        built, sites, messages = self._there(work)
+        given = self._needed(work, messages)
+
+        def begin(client: str, site: Site) -> Site:
+            for state in given[client].values():
+                if isinstance(state, Exception):
+                    raise state
+            site.given = given[client]
+            site.begin(work.config.rounds + 1, work.config.local.lr)
+            return site
+
+        sites, failed = each(sites, begin), {}
+        before = {site.id: copy(site.memory) for site in _well(sites)}
+        done = fused(built.runtime, sites, lambda site: built.method.finish(site, messages[site.id]["message"]))
+        for client, outcome in done.items():
+            if isinstance(outcome, ClientError) and client in before and not built.method.needs:
+                sites[client].memory, failed[client] = before[client], {"failed": str(outcome)}
+            elif isinstance(outcome, Exception):
+                sites[client] = outcome
+        states = fused(
+            built.runtime, sites, _personal(built, {name: sent["message"] for name, sent in messages.items()})
+        )
+
+        async def personal(site: Site) -> State:
+            return states[site.id]
+
+        scores = self._scores(built, each(states, lambda client, state: sites[client]), personal, "test")
+
+        def reply(client: str, score: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+            self._export(built, work, sites[client], states[client], score)
+            return {**score, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
+
+        return each(scores, reply)
+
+    def _needed(self, work: _Work, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
+        """By client and name of a run that the method starts from: the client's model there, or why it has none."""
+        given: dict[str, dict[str, Any]] = {client: {} for client in messages}
+        for need in dict.fromkeys(need for sent in messages.values() for need in sent["given"]):
+            orders = {name: work.orders[name] for name, sent in messages.items() if need in sent["given"]}
+            there = {name: {**order, **order["given"][need]} for name, order in orders.items()}
+            its_work = replace(work, config=needed_config(work.config, need), orders=there)
+            built = self._experiment(its_work.place, its_work.config)
+            sites = self._sites(built, its_work)
+            sent_there = {name: messages[name]["given"][need] for name in orders}
+            states = fused(built.runtime, sites, _personal(built, sent_there))
+            for client, state in states.items():
+                given[client][need] = state
+        return given
+
+    def _export(self, built: Experiment, work: _Work, site: Site, state: State, score: Mapping[str, Any]) -> None:
+        """Write a client's personal model to this machine's disk, where the configuration says so."""
+        order = work.orders[site.id]
+        answered = any(run["after"] for run in (order, *order["given"].values()))
         if models.chosen(work.config.export.clients, [site.id], [site.id] if answered else ()):
-            state = _alone(built, site, built.method.personalize(site, sent["message"]))
-            folder = work.place.home / "adapters" / _plain(work.order["name"]) / site.id
+            folder = work.place.home / "adapters" / _plain(order["name"]) / site.id
             text = yaml.safe_dump(as_dict(work.config), sort_keys=False)
-            scores = {site.id: summary.mean} if summary else {}
-            own = finish.contents(built, [site], {site.id: state}, scores, text, work.order["spent"])
+            scores = {} if score["score"] is None else {site.id: score["score"]}
+            own = finish.contents(built, [site], {site.id: state}, scores, text, order["spent"])
             write_folders(((folder, files) for _, files in own), "a personal model")
-        return {**self._scores(work, summary), "recipe": built.method.recipe(site), **failed}, b""
 
-    def _needed(self, work: _Work, need: str, message: Message) -> Message:
-        """This client's model in a run that the method starts from."""
-        there = {**work.order, **work.order["given"][need]}
-        built, site, _ = self._site(_Work(work.place, needed_config(work.config, need), there))
-        return _alone(built, site, built.method.personalize(site, message))
+    def _scores(self, built: Experiment, sites: Mapping[str, Any], personal: Personal, split: str) -> dict[str, Any]:
+        """What the server is told of the scores; with privacy on no loss, as of training."""
+        asked = {
+            name: site for name, site in sites.items() if isinstance(site, Exception) or site.data.queries.get(split)
+        }
+        limit, private = built.config.eval.limit, built.config.privacy.clip is not None
+        found = fused(built.runtime, asked, lambda site: measure(personal, site, split, built.metric, limit))
 
-    def _score(self, built: Experiment, site: Site, message: Message, split: str) -> Summary | None:
-        return evaluate(
-            lambda site: built.method.personalize(site, message), {site.id: site}, built.runtime,
-            split=split, metric=built.metric, limit=built.config.eval.limit,
-        )  # fmt: skip
+        def told(client: str, outcome: tuple[float, float | None]) -> dict[str, Any]:
+            score, loss = outcome
+            if loss is None or private:
+                return {"score": score}
+            return {"score": score, "loss": rounded(loss) if math.isfinite(loss) else None}
 
-    def _scores(self, work: _Work, summary: Summary | None) -> dict[str, Any]:
-        """What the server is told of them; with privacy on no loss, as of training."""
-        if summary is None:
-            return {"score": None}
-        told = summary.losses and work.config.privacy.clip is None
-        return {"score": summary.mean, **({"loss": summary.loss} if told else {})}
+        return {name: {"score": None} for name in sites} | each(found, told)
 
-    def _site(self, work: _Work) -> tuple[Experiment, Site, Checkpoints]:
-        """The client that the order is for, with the memory that it says."""
+    def _there(self, work: _Work) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
+        """What is built for these orders; by client its site with the memory that its order says, or why it cannot
+        work; and by client what it is sent."""
         built = self._experiment(work.place, work.config)
-        site = lookup("client", work.order["client"], built.clients)
-        folder = work.place.home / "runs" / _plain(work.order["run"]) / site.id
+        messages: dict[str, Message] = {}
+
+        def opened(client: str, site: Site) -> Site:
+            messages[client] = unpack(content_of(work.orders[client], work.content))
+            return site
+
+        return built, each(self._sites(built, work), opened), messages
+
+    def _sites(self, built: Experiment, work: _Work) -> dict[str, Any]:
+        """By client its site with the memory that its order says, or why it has none."""
+
+        def remembering(client: str, order: Mapping[str, Any]) -> Site:
+            site, store, after = lookup("client", client, built.clients), self._store(work, client), order["after"]
+            try:
+                site.memory = store.load(after).memory("memory") if after else Memory(store.store)
+            except WireError as error:
+                raise _Forgotten(f"its memory of round {after} is gone, so it begins again: {error}") from error
+            return site
+
+        return each(work.orders, remembering)
+
+    def _store(self, work: _Work, client: str) -> Checkpoints:
+        folder = work.place.home / "runs" / _plain(work.orders[client]["run"]) / client
         if folder not in self._stores:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
-        store, after = self._stores[folder], work.order["after"]
-        try:
-            site.memory = store.load(after).memory("memory") if after else Memory(store.store)
-        except WireError as error:
-            raise _Forgotten(f"its memory of round {after} is gone, so it begins again: {error}") from error
-        return built, site, store
+        return self._stores[folder]
 
     def _experiment(self, place: Place, config: Config) -> Experiment:
         here = self._here(place, config)
@@ -210,25 +288,59 @@ class _Forgotten(Exception):
 
 @dataclass(frozen=True)
 class _Work:
-    """An order, where it is carried out, and for which configuration."""
+    """Orders of one kind that are alike, where they are carried out, and for which configuration."""
 
     place: Place
     config: Config
-    order: Mapping[str, Any]
+    orders: Mapping[str, Mapping[str, Any]]  # by client
+    content: bytes  # of the whole message
+
+    @property
+    def common(self) -> Mapping[str, Any]:
+        """What all of the orders say alike, beside what each says of its client."""
+        return next(iter(self.orders.values()))
+
+
+def _alike(orders: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """The orders in their order, cut where they no longer ask other clients for the same."""
+    groups: list[list[Mapping[str, Any]]] = []
+    for order in orders:
+        last = groups[-1] if groups else []
+        same = last and {key: order.get(key) for key in _COMMON} == {key: last[0].get(key) for key in _COMMON}
+        if not same or any(order["client"] == other["client"] for other in last):
+            groups.append([])
+        groups[-1].append(order)
+    return groups
+
+
+def _personal(built: Experiment, sent: Mapping[str, Message]) -> Personal:
+    """How each client's personal model is made of what it is sent."""
+    return lambda site: built.method.personalize(site, sent[site.id])
+
+
+def _well(sites: Mapping[str, Any]) -> list[Site]:
+    return [site for site in sites.values() if isinstance(site, Site)]
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """What the server is told of an error."""
+    if isinstance(error, _Forgotten):
+        return {"error": str(error), "forgot": True}
+    if isinstance(error, plugins.NotAllowed):
+        print(f"refused: {error}", flush=True)  # for this machine's operator; the server reads the reply
+        return {"error": str(error)}
+    if isinstance(error, UserError | RunError | ClientError | WireError):
+        return {"error": str(error)}
+    if isinstance(error, OSError):
+        return {"error": f"{error.strerror or error}: {error.filename}" if error.filename else str(error)}
+    traceback.print_exception(error)
+    return {"error": one_line(f"{type(error).__name__}: {error}")}
 
 
 @lru_cache(maxsize=16)
 def _settings(text: str) -> Config:
     """A federation's configuration; its orders all bring the same text, which takes longer to read than some work."""
     return from_dict(yaml.safe_load(text))
-
-
-def _alone(built: Experiment, site: Site, work: Any) -> Any:
-    """What one site's coroutine returns."""
-    (outcome,) = built.runtime.run({site.id: work}).values()
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
 
 
 def _plain(name: str) -> str:

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from llm_fed.config import NetworkConfig
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, one_line
+from llm_fed.network.bundle import PROTOCOL
 from llm_fed.network.link import Link
 
 
@@ -58,7 +59,9 @@ class Roster:
         self._greeted &= there.keys()
         self._greetings = {id: node for id, node in self._greetings.items() if node in there}
         new = sorted(there.keys() - self._greeted - set(self._greetings.values()))
-        ids = self._link.send([(node, {"kind": "hello"}, b"") for node in new], self._settings.patience)
+        ids = self._link.send(
+            [(node, {"kind": "hello", "protocol": PROTOCOL}, b"") for node in new], self._settings.patience
+        )
         self._greetings |= {id: node for id, node in zip(ids, new, strict=True) if id is not None}
         for id, reply in self._link.receive(self._greetings.keys()).items():
             node = self._greetings.pop(id)
@@ -66,6 +69,11 @@ class Roster:
             self.node = {name: its_node for name, its_node in self.node.items() if its_node != node}
             if reply.error:
                 self._say(f"node {node} cannot take part: {reply.error}")
+            elif (spoken := reply.content.get("protocol", 1)) != PROTOCOL:
+                self._say(
+                    f"node {node} cannot take part: it speaks version {one_line(str(spoken))} of the protocol, and the "
+                    f"server version {PROTOCOL}; install the server's llm_fed there, and end its worker"
+                )
             elif reply.content.get("base") != self.base:
                 self._say(f"node {node} cannot take part: its base model is not the server's")
             else:

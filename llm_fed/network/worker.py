@@ -1,6 +1,6 @@
 """Worker: a process that keeps a machine's base model loaded between orders, behind a Unix socket.
 
-Flower starts a process for every message and ends it with the reply. That one (`call`) only hands the order over; the
+Flower starts a process for every message and ends it with the reply. That one (`call`) only hands its orders over; the
 worker, which it starts where there is none, lives on, also when its caller is killed. This module imports nothing
 heavy: what an order needs is imported when the first one comes.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from network import NetworkInProcess, federate, tree
+from network import HELLO, NetworkInProcess, federate, tree
 from safetensors.torch import load_file
 
 from llm_fed import load_client
@@ -178,7 +178,7 @@ def test_over_a_network_the_server_decides_for_all(small, tmp_path):
     there = NetworkInProcess(tmp_path, small, tree(small, base=AUTO)).places[1]
     text = yaml.safe_dump(small.tree(base=AUTO))
     for dtype in ("bfloat16", "float32"):
-        reply, _ = node.answer(there, text, {"kind": "hello", "dtype": dtype}, b"")
+        reply, _ = node.answer(there, text, {**HELLO, "dtype": dtype}, b"")
         assert "error" not in reply
         assert {str(p.dtype) for p in node._bases._base.model.parameters()} == {f"torch.{dtype}"}
 

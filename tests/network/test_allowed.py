@@ -9,7 +9,7 @@ from typing import Any
 import outside
 import pytest
 import yaml
-from network import NetworkInProcess, federate, tree
+from network import HELLO, NetworkInProcess, federate, tree, work
 
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import UserError
@@ -20,7 +20,6 @@ from llm_fed.network.node import Node, Place
 from llm_fed.network.server import train
 
 EVIL = "evil:Method"
-HELLO = {"kind": "hello"}
 
 
 @pytest.fixture
@@ -41,9 +40,9 @@ def test_a_name_from_outside_is_refused_before_anything_is_imported(small, evil,
     given = pack({"message": None, "given": {EVIL: None}})
     tried: list[tuple[dict[str, Any], bytes, dict[str, Any]]] = [
         (HELLO, b"", {"method": {"name": EVIL}}),
-        ({**merged, "kind": "train", "round": 1, "lr": 0.1, "kept": []}, b"", {"method": {"name": EVIL}}),
+        (work({**merged, "kind": "train", "round": 1, "lr": 0.1, "kept": []}), b"", {"method": {"name": EVIL}}),
         ({**HELLO, "need": EVIL}, b"", {"method": {"name": "fedit"}}),
-        (merged, given, {"method": {"name": "fedit"}}),
+        (work(merged, content=given), given, {"method": {"name": "fedit"}}),
         (HELLO, b"", {"task": {"name": EVIL}}),
     ]
     for order, message, changes in tried:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from network import NETWORK, NetworkInProcess, federate, lines, only, tree
+from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree
 
 from llm_fed.errors import UserError
 from llm_fed.messages.wire import pack, unpack
@@ -98,7 +98,7 @@ def test_a_recipe_of_another_form_is_refused_and_the_others_are_kept(small, tmp_
 
 def roster(link: Any, said: list[str], **network: Any) -> Roster:
     found = Roster(link, replace(link.config.network, **network), said.append)
-    found.base = Reply(link.workers[1].answer(link.places[1], link._text, {"kind": "hello"}, b"")[0]).content["base"]
+    found.base = Reply(link.workers[1].answer(link.places[1], link._text, HELLO, b"")[0]).content["base"]
     return found
 
 

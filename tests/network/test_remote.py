@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from network import NETWORK, NetworkInProcess, federate, lines, only, tree
+from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree, work
 from safetensors.torch import load_file
 from small_run import CLIENTS
 from torch.testing import assert_close
@@ -226,12 +226,12 @@ def test_a_client_whose_memory_is_gone_says_so_and_begins_again(small, tmp_path)
             link.workers[2] = type(link.workers[2])()
         return reply
 
-    link = NetworkInProcess(tmp_path, small, tree(small, method={"name": "fedalt"}), forget)
+    link = NetworkInProcess(tmp_path, small, tree(small, rounds=4, method={"name": "fedalt"}), forget)
     server.train(link.config, tmp_path / "run", link)
     reasons = [line["reason"] for line in lines(tmp_path, "event") if line["client"] == "bob"]
-    assert len(reasons) == 1 and "its memory of round 1 is gone, so it begins again" in reasons[0]
+    assert len(reasons) == 1 and "its memory of round 2 is gone, so it begins again" in reasons[0]
     afters = [order["after"] for order in link.orders if order["kind"] == "train" and order["client"] == "bob"]
-    assert afters == [0, 1, 0]
+    assert afters == [0, 1, 2, 0]  # the order of round 3 had travelled with the scores of round 2
 
 
 def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp_path, capfd):
@@ -259,9 +259,7 @@ def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp
             raise TimeoutError
 
     again = clients.RemoteClients(link, link.config, known["token"], 0, say)
-    base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), {"kind": "hello"}, b"")[0][
-        "base"
-    ]
+    base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), HELLO, b"")[0]["base"]
     with pytest.raises(TimeoutError):
         again.gather(base, known["clients"], known["nodes"])
     assert "node 2 says that it has client ada" in said[0] and said[1].startswith("0 of 2 clients are there")
@@ -308,9 +306,8 @@ def test_nothing_of_a_place_follows_the_server(small, tmp_path):
     """Names that would leave a client's folder are refused there."""
     link = NetworkInProcess(tmp_path, small, tree(small))
     order = {"kind": "train", "run": "../../evil", "client": "ada", "round": 1, "lr": 0.1, "after": 0, "kept": []}
-    id, *_ = link.send([(1, order, b"")], 1.0)
-    (reply,) = link.receive([id]).values()
-    assert "cannot name a folder" in reply.error and not (tmp_path / "evil").exists()
+    reply, _ = link.workers[1].answer(link.places[1], link._text, work(order), b"")
+    assert "cannot name a folder" in reply["replies"][0]["error"] and not (tmp_path / "evil").exists()
 
 
 def test_noise_in_steps_is_refused_by_the_server_and_by_a_node(small, tmp_path):
@@ -319,7 +316,7 @@ def test_noise_in_steps_is_refused_by_the_server_and_by_a_node(small, tmp_path):
     link = NetworkInProcess(tmp_path, small, tree(small, **private))
     with pytest.raises(UserError, match="unit=example is for runs in one process"):
         server.train(link.config, tmp_path / "run", link)
-    reply, _ = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), {"kind": "hello"}, b"")
+    reply, _ = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), HELLO, b"")
     assert "unit=example is for runs in one process" in reply["error"]
 
 

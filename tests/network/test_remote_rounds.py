@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from network import NETWORK, NetworkInProcess, federate, lines, only, tree
+from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree
 from small_run import CLIENTS
 
 from llm_fed.configfile import as_dict, from_dict
@@ -115,7 +115,7 @@ def test_clients_cannot_know_who_is_sampled_under_central_privacy(small, tmp_pat
 )
 def test_a_run_goes_on_with_the_clients_that_it_began_with(small, tmp_path, clients, told):
     link, said = NetworkInProcess(tmp_path, small, tree(small, network={**NETWORK, "clients": clients})), []
-    base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), {"kind": "hello"}, b"")[0]
+    base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), HELLO, b"")[0]
     remote = RemoteClients(link, link.config, "t", 1, said.append)
     remote.gather(base["base"], list(CLIENTS))
     assert list(remote.names) == list(CLIENTS)

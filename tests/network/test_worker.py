@@ -15,14 +15,13 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from network import HELLO, work
 from small_run import Small
 
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import RunError, UserError
 from llm_fed.messages.wire import pack
 from llm_fed.network import worker
-
-HELLO = {"kind": "hello"}
 
 
 @pytest.fixture
@@ -53,8 +52,9 @@ def request(small: Small, home: Path, order: dict[str, Any], **changes: Any) -> 
     return {"place": place, "config": yaml.safe_dump(as_dict(config)), "order": order}
 
 
-def train(round: int, after: int = 0) -> dict[str, Any]:
-    return {"kind": "train", "run": "r", "client": "ada", "round": round, "lr": 0.1, "after": after, "kept": []}
+def train(message: bytes, round: int, after: int = 0) -> dict[str, Any]:
+    order = {"kind": "train", "run": "r", "client": "ada", "round": round, "lr": 0.1, "after": after, "kept": []}
+    return work(order, content=message)
 
 
 def state(small: Small) -> bytes:
@@ -73,7 +73,7 @@ def test_one_worker_serves_all_callers_and_outlives_those_that_are_killed(small,
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o077 == 0
 
     message = state(small)
-    order = request(small, home, train(1), local={"steps": 200})
+    order = request(small, home, train(message, 1), local={"steps": 200})
     (home / "message").write_bytes(message)
     (home / "order").write_text(json.dumps(order))
     code = f"""
@@ -89,8 +89,8 @@ def test_one_worker_serves_all_callers_and_outlives_those_that_are_killed(small,
         time.sleep(0.02)
     caller.kill()
     assert caller.wait() == -9
-    again, answer = worker.call(home, request(small, home, train(1)), message)
-    assert again["examples"] == 6 and len(answer) > 1000
+    again, answer = worker.call(home, request(small, home, train(message, 1)), message)
+    assert again["replies"][0]["examples"] == 6 and len(answer) > 1000
     log = (home / "worker.log").read_text()
     assert "a caller went away" in log and "bases loaded so far: 1" in log and "so far: 2" not in log
 
@@ -99,11 +99,13 @@ def test_one_worker_serves_all_callers_and_outlives_those_that_are_killed(small,
 
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {process.pid}"])
     with pytest.raises(RunError, match=r"ended while it worked; see .*worker\.log"):
-        worker.call(home, request(small, home, train(2, after=1), local={"steps": 100_000}), message)
+        worker.call(home, request(small, home, train(message, 2, after=1), local={"steps": 100_000}), message)
     killer.wait()
     process.wait()
-    second, _ = worker.call(home, request(small, home, train(2, after=1)), message)  # its memory is on the disk
-    assert second["examples"] == 6 and workers(home)[0].pid != process.pid
+    second, _ = worker.call(
+        home, request(small, home, train(message, 2, after=1)), message
+    )  # its memory is on the disk
+    assert second["replies"][0]["examples"] == 6 and workers(home)[0].pid != process.pid
 
 
 def test_a_worker_ends_when_nobody_needs_it(small, home):

@@ -13,6 +13,7 @@ from small_run import CLIENTS, Small
 
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.network import server
+from llm_fed.network.bundle import PROTOCOL, joined, separated
 from llm_fed.network.link import Reply
 from llm_fed.network.node import Node, Place
 from llm_fed.runs.folder import read_records
@@ -31,23 +32,47 @@ def only(client: str | None, kind: str, spoil: Callable[[Reply], Reply | None]) 
     return spoilt
 
 
-class NetworkInProcess:
-    """Nodes 1, 2, ... of one client each, with only this client's data. Orders are carried out as they are sent, and
-    whatever crosses is JSON and bytes."""
+HELLO = {"kind": "hello", "protocol": PROTOCOL}
+ALONE = tuple((client,) for client in CLIENTS)  # each at a node of its own
 
-    def __init__(self, folder: Path, small: Small, tree: dict[str, Any], spoil: Spoil = lambda order, reply: reply):
+
+def work(*orders: Mapping[str, Any], content: bytes = b"", **marks: str) -> dict[str, Any]:
+    """A message with these orders; each is sent all of the content."""
+    common = {"ask": "1", "bytes": [0, len(content)]}
+    return {"kind": "work", "protocol": PROTOCOL, "orders": [{**common, **order} for order in orders], **marks}
+
+
+class NetworkInProcess:
+    """Nodes 1, 2, ... with the data of their own clients alone. Orders are carried out as they are sent, and whatever
+    crosses is JSON and bytes.
+
+    Attributes:
+        messages: by node and number of orders, each that was sent.
+        orders: all that came in them, and greetings.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        small: Small,
+        tree: dict[str, Any],
+        spoil: Spoil = lambda order, reply: reply,
+        nodes: Sequence[Sequence[str]] = ALONE,
+    ):
         self.config = from_dict(tree | {"task": {**tree["task"], "path": None}})
         self._text = yaml.safe_dump(as_dict(self.config))
         self.places, self.orders, self._spoil = {}, [], spoil
+        self.messages: list[tuple[int, int]] = []
         self._replies: dict[str, Reply] = {}
         self.sent = 0
-        self.online = set(range(1, len(CLIENTS) + 1))
-        self.names = dict(enumerate(CLIENTS, 1))  # under which the operator registered the nodes
-        for node, client in enumerate(CLIENTS, 1):
-            data = folder / f"data-{client}"
+        self.online = set(range(1, len(nodes) + 1))
+        self.names = {node: clients[0] for node, clients in enumerate(nodes, 1)}  # as the operator registered them
+        for node, clients in enumerate(nodes, 1):
+            data = folder / f"data-{clients[0]}"
             if not data.exists():
-                shutil.copytree(small.data / client, data / client)
-            self.places[node] = Place(folder / f"home-{client}", str(data))
+                for client in clients:
+                    shutil.copytree(small.data / client, data / client)
+            self.places[node] = Place(folder / f"home-{clients[0]}", str(data))
         self.workers = {node: Node() for node in self.places}
 
     def nodes(self) -> Mapping[int, str]:
@@ -59,18 +84,30 @@ class NetworkInProcess:
     def receive(self, ids: Collection[str]) -> dict[str, Reply]:
         return {id: self._replies.pop(id) for id in list(ids) if id in self._replies}
 
-    def deliver(self, id: str, reply: Reply) -> None:
-        """A reply that comes only now."""
-        self._replies[id] = reply
+    def deliver(self, id: str, *replies: Reply) -> None:
+        """The replies to the orders of one message, which come only now."""
+        own = [{key: value for key, value in reply.content.items() if key != "bytes"} for reply in replies]
+        entries, joint = joined(own, [reply.answer for reply in replies], once=False)
+        self._replies[id] = Reply({"replies": entries}, joint)
 
-    def _carry_out(self, node: int, order: Mapping[str, Any], content: bytes) -> str:
+    def _carry_out(self, node: int, message: Mapping[str, Any], content: bytes) -> str:
         self.sent += 1
-        id, order = str(self.sent), json.loads(json.dumps(order))
-        self.orders.append(order)
-        reply, answer = self.workers[node].answer(self.places[node], self._text, order, content)
-        came = self._spoil({**order, "id": id}, Reply(json.loads(json.dumps(reply)), answer))
-        if came is not None:
-            self._replies[id] = came
+        id, message = str(self.sent), json.loads(json.dumps(message))
+        orders = message.get("orders", [message])
+        marks = {key: value for key, value in message.items() if key not in ("kind", "orders")}
+        self.orders += [{**order, **marks} for order in orders]
+        self.messages.append((node, len(orders)))
+        reply, answer = self.workers[node].answer(self.places[node], self._text, message, content)
+        whole = Reply(json.loads(json.dumps(reply)), answer)
+        if "error" in reply or "orders" not in message:
+            came = self._spoil({**message, "id": id}, whole) if "orders" not in message else whole
+            if came is not None:
+                self._replies[id] = came
+            return id
+        replies = separated(reply["replies"], answer, len(orders), node)
+        spoilt = [self._spoil({**order, "id": id}, own) for order, own in zip(orders, replies, strict=True)]
+        if all(own is not None for own in spoilt):
+            self.deliver(id, *spoilt)
         return id
 
 
