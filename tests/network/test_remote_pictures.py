@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_images
 import torch
-from network import NETWORK, NetworkInProcess, federate, lines
+from network import HELLO, NETWORK, NetworkInProcess, federate, lines
 from PIL import Image
 from safetensors.torch import load_file
 from small_run import CLIENTS
@@ -91,6 +91,6 @@ def test_a_node_with_other_classes_says_so(pictures, tmp_path):
     settings = configured(pictures, "fedavg")
     settings["task"]["labels"] = ["ash", "beech", "cedar"]
     link = NetworkInProcess(tmp_path, pictures, settings)
-    (id,) = link.send([(1, {"kind": "hello", "client": None}, b"")], 1.0)
+    (id,) = link.send([(1, HELLO, b"")], 1.0)
     (reply,) = link.receive([id]).values()
     assert "has the class 'elm', which task.labels does not name; add it there" in reply.error
