@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
@@ -37,9 +38,11 @@ def _variable(name: str, default: str | None = "") -> str | None:
     return value
 
 
-# The newer name where there is one; OmegaConf 2.3 has the older alone.
-register = getattr(OmegaConf, "register_resolver", None) or OmegaConf.register_new_resolver
-register("oc.env", _variable, replace=True)
+# OmegaConf 2.4 warns of the one, and 2.3 means something older by the other.
+if "replace" in signature(OmegaConf.register_resolver).parameters:
+    OmegaConf.register_resolver("oc.env", _variable, replace=True)
+else:
+    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
 
 
 def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Config:
