@@ -36,7 +36,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
         with torch.device("meta"):  # layers and shapes without their numbers
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        model.tie_weights()  # which transformers 5.0 does not do by itself here
+        model.tie_weights()  # which some transformers do not do by themselves here
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(name, error, "a causal LM")) from error
     questions: dict[str, Callable[[], str]] = {
