@@ -11,7 +11,7 @@ import toy
 from sklearn.metrics import adjusted_rand_score
 
 from llm_fed.method import Upload
-from llm_fed.methods.fedpool import FedPool, _candidates, _groups, cosines, likely
+from llm_fed.methods.fedpool import FedPool, _candidates, _groups, _length, cosines, likely
 from llm_fed.state import State
 
 
@@ -78,9 +78,15 @@ def test_what_a_partition_costs():
     assert lengths[2] < lengths[1]
 
 
+def test_a_variance_for_all_where_that_within_groups_is_no_larger():
+    """0.01 / (12 - 2) is less than 1 / 16: three means and one variance, of 28 cosines."""
+    wanted = 28 / 2 * math.log(1.01 / 28) + 4 / 2 * math.log(28)
+    assert _length(0.01, 12, 2, 1.0, 16, 8) == pytest.approx(wanted)
+
+
 def test_few_clients_are_fedavg():
-    """Of five clients there are ten cosines, of which no group can be told."""
-    found = rows([0, 0, 0, 1, 1], noise=0.1)
+    """Of six clients there are fifteen cosines, of which no group can be told."""
+    found = rows([0, 0, 0, 1, 1, 1], noise=0.1)
     assert likely(cosines(found @ found.T)) == []
     state = run([named(found)])
     assert torch.equal(FedPool().broadcast(state, "c00").row, state["mean"].row)
