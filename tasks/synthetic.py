@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping, Sequence
 
 from llm_fed.config import TaskConfig
 from llm_fed.rng import derive
@@ -52,19 +53,29 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 
     The settings of `config` have nothing to decide here: sizes are fixed, so that published figures stay comparable.
     """
+    return planted(GROUPS, GROUP_TRAITS, seed)
+
+
+def planted(groups: Mapping[str, int], traits: Sequence[str], seed: int) -> TaskData:
+    """A federation like the task's, of other clients and groups.
+
+    Args:
+        groups: the number of each client's group, from 0.
+        traits: by group, what decides the pen: `colour` or `kind`.
+    """
     rng = random.Random(derive(seed, "planted"))
     animals = list(itertools.product(*TRAITS.values()))
     rng.shuffle(animals)
     prompts = [rng.choice(QUESTIONS).format(thing="pen", animal=" ".join(animal)) for animal in animals]
-    rules = [assignment(TRAITS[trait], PENS, rng) for trait in GROUP_TRAITS]
+    rules = [assignment(TRAITS[trait], PENS, rng) for trait in traits]
 
     def example(index: int, group: int) -> Example:
-        value = animals[index][list(TRAITS).index(GROUP_TRAITS[group])]
+        value = animals[index][list(TRAITS).index(traits[group])]
         return Example(prompts[index], (rules[group][value],), options=PENS)
 
     held_out = TEST + VALIDATION
     clients = {}
-    for client, group in GROUPS.items():
+    for client, group in groups.items():
         train = rng.sample(range(held_out, len(animals)), TRAIN)
         splits = [train, range(TEST, held_out), range(TEST)]
         clients[client] = ClientData(client, *(tuple(example(i, group) for i in split) for split in splits))

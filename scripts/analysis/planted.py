@@ -1,0 +1,161 @@
+"""FedPool on planted groups of any number and size: does it find them, and does each of its parts pay?
+
+    OMP_NUM_THREADS=1 python scripts/analysis/planted.py OUT --sizes 4 4 4 --draws 3
+    OMP_NUM_THREADS=1 python scripts/analysis/planted.py OUT --sizes 9 3 --draws 3 --rows oracle fedpool
+    OMP_NUM_THREADS=1 python scripts/analysis/planted.py OUT --sizes 50 30 20 --participation 0.1 --rounds 400 --draws 1
+
+The federation is the quickstart's, with groups of these sizes (one size: all clients alike). OUT/planted.jsonl gets a
+line per run; the same command goes on after what is there. `--table` trains nothing. The table has the mean exact match
+on the test prompts after the last round, and of each draw the adjusted Rand index between the true groups and the most
+probable ones.
+
+fedpool      as it is
+oracle       FedPool that is told the true groups: FedAvg inside them
+hard         the most probable partition alone, in the place of the mean over partitions
+last round   the cosines of the last round's rows, without those of earlier rounds
+no memory    a client's row is its last update (`method.memory=0`)
+all memory   a client's row is the sum of all its updates (`method.memory=1`)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from results import plain_errors
+from rich.console import Console
+from sklearn.metrics import adjusted_rand_score
+
+from llm_fed import configfile
+from llm_fed.commands.quickstart import ASSETS
+from llm_fed.errors import UserError
+from llm_fed.experiment.build import prepare
+from llm_fed.federation.clients import LocalClients, messages_for
+from llm_fed.federation.loop import Federation, federate
+from llm_fed.messages.wire import Message
+from llm_fed.method import Upload
+from llm_fed.methods.fedpool import FedPool, cosines, likely
+from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.tracking import Reporter
+from llm_fed.site import Site
+from llm_fed.tasks.synthetic import GROUP_TRAITS, planted
+
+
+@dataclass(frozen=True)
+class Other(FedPool):
+    """FedPool that takes other partitions."""
+
+    row: str = ""
+    groups: Mapping[str, int] | None = None
+
+    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+        found = await super().server_update(server, state, uploads)
+        return {**found, "partitions": self._others(found)} if uploads else found
+
+    def _others(self, state: Message) -> list[tuple[float, list[list[str]]]]:
+        clients = list(state["recent"])
+        if self.row == "hard":
+            none = 1.0 - sum(share for share, _ in state["partitions"])
+            share, best = max(state["partitions"], key=lambda each: each[0], default=(0.0, []))
+            return [(1.0, best)] if share > none else []
+        if self.row == "last round":
+            return [
+                (share, [[clients[place] for place in group] for group in groups])
+                for share, groups in likely(cosines(state["products"]))
+            ]
+        told = self.groups or {}
+        return [(1.0, [[c for c in clients if told[c] == number] for number in sorted({told[c] for c in clients})])]
+
+
+ROWS: dict[str, list[str]] = {
+    "fedit": ["method=fedit"], "fedmerge": ["method.num_models=4"], "fedpool": ["method=fedpool"],
+    "oracle": ["method=fedpool"], "hard": ["method=fedpool"], "last round": ["method=fedpool"],
+    "no memory": ["method=fedpool", "method.memory=0"], "all memory": ["method=fedpool", "method.memory=1"],
+}  # fmt: skip
+
+
+def run(row: str, sizes: Sequence[int], participation: float, rounds: int, draw: int) -> dict[str, Any]:
+    """The clients' test scores after the last round, and the adjusted Rand index where groups are found."""
+    groups = {f"zoo-{number + 1:02d}": group for number, group in enumerate(_each(sizes))}
+    traits = [GROUP_TRAITS[number % 2] for number in range(len(sizes))]
+    words = [
+        *ROWS[row], f"seed={draw}", f"rounds={rounds}", f"participation={participation}", "device=cpu",
+        "eval={every: 0, base: false}", f"checkpoint.every={rounds}", f"base.name={ASSETS / 'tiny-base'}",
+    ]  # fmt: skip
+    config = configfile.load(ASSETS / "quickstart.yaml", words)
+    task = planted(groups, traits, config.federation_seed)
+    built = prepare(config, Reporter(Console(quiet=True)), task=task)
+    if row in ("oracle", "hard", "last round"):
+        built = replace(built, method=Other(row=row, groups=groups))
+    clients = LocalClients(built.clients, built.schedule, built.runtime)
+    with TemporaryDirectory() as folder, Run(Path(folder) / "run", built.config) as made:
+        made.begin()
+        progress = federate(Federation(built.method, clients, built.server, built.runtime), made)
+    summary = built.evaluate(messages_for(built.method, progress.state, built.clients), "test")
+    assert summary is not None
+    index = None
+    if isinstance(built.method, FedPool):
+        best = built.method.report(progress.state).get("groups", [])
+        found = {client: number for number, group in enumerate(best) for client in group}
+        index = adjusted_rand_score(list(groups.values()), [found.get(client, -1) for client in groups])
+    return {"scores": summary.clients, "index": index}
+
+
+def _each(sizes: Sequence[int]) -> list[int]:
+    return [group for group, size in enumerate(sizes) for _ in range(size)]
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> str:
+    text = ["| sizes of the groups | clients asked | rounds | row | exact match | adjusted Rand index | draws |",
+            "|---|---|---|---|---|---|---|"]  # fmt: skip
+    cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        key = (" + ".join(map(str, line["sizes"])), line["participation"], line["rounds"], line["row"])
+        cells.setdefault(key, []).append(line)
+    for (sizes, participation, rounds, row), found in cells.items():
+        means = [fmean(line["scores"].values()) for line in found]
+        score = f"{fmean(means):.1f}" + (f" ± {stdev(means):.1f}" if len(means) > 1 else "")
+        indices = ", ".join(f"{line['index']:.2f}" for line in found if line["index"] is not None)
+        text.append(f"| {sizes} | {participation:.0%} | {rounds} | {row} | {score} | {indices} | {len(found)} |")
+    return "\n".join(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[4, 4, 4], help="clients in each group")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=["oracle", "fedpool"])
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--participation", type=float, default=1.0)
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    asked = parser.parse_args()
+    with plain_errors(parser):
+        if min(asked.sizes) < 1:
+            raise UserError(f"--sizes is {asked.sizes}; each group needs a client")
+        file = asked.out / "planted.jsonl"
+        lines = read_records(file)
+        done = {(line["draw"], line["row"], *line["sizes"], line["participation"], line["rounds"]) for line in lines}
+        for draw in [] if asked.table else range(asked.draws):
+            for row in asked.rows:
+                if (draw, row, *asked.sizes, asked.participation, asked.rounds) in done:
+                    continue
+                line = {"draw": draw, "row": row, "sizes": asked.sizes, "participation": asked.participation}
+                line |= {"rounds": asked.rounds}
+                line |= run(row, asked.sizes, asked.participation, asked.rounds, draw)
+                lines.append(line)
+                asked.out.mkdir(parents=True, exist_ok=True)
+                with file.open("a") as opened:
+                    opened.write(json.dumps(line) + "\n")
+                print(draw, row, f"{fmean(line['scores'].values()):.1f}", line["index"], flush=True)
+        print(table(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The script that tries FedPool on planted groups: what its rows change, and its table."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "analysis"
+
+
+@pytest.fixture
+def script(monkeypatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    return importlib.import_module("planted")
+
+
+def test_the_partitions_of_other_rows(script):
+    likely = [(0.5, [["a", "b"], ["c"]]), (0.2, [["a"], ["b", "c"]])]
+    state = {"recent": {"a": 0, "c": 0, "b": 0}, "partitions": likely}
+    assert script.Other(row="hard")._others(state) == [(1.0, [["a", "b"], ["c"]])]
+    assert script.Other(row="hard")._others({**state, "partitions": likely[1:]}) == []  # one group of all has 0.8
+    told = script.Other(row="oracle", groups={"a": 1, "b": 0, "c": 1})
+    assert told._others(state) == [(1.0, [["b"], ["a", "c"]])]
+
+
+def test_two_rounds_with_groups_of_unequal_size(script):
+    """Told the groups, the index is 1; FedIT looks for none."""
+    found = script.run("oracle", [3, 1], participation=0.5, rounds=2, draw=0)
+    assert found["index"] == 1 and len(found["scores"]) == 4
+    assert script.run("fedit", [2], participation=1.0, rounds=1, draw=0)["index"] is None
+
+
+def test_the_table(script):
+    line = {"sizes": [2, 1], "participation": 0.5, "rounds": 4, "row": "fedpool", "index": 0.5, "scores": {"a": 1.0}}
+    other = line | {"index": 1.0, "scores": {"a": 2.0, "b": 4.0}}
+    (row,) = script.table([line, other]).splitlines()[2:]
+    assert row == "| 2 + 1 | 50% | 4 | fedpool | 2.0 ± 1.4 | 0.50, 1.00 | 2 |"
