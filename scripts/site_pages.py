@@ -104,9 +104,7 @@ def _settings(described: dict[str, Any], kind: type[Method]) -> str:
         shown, must_be = json.dumps(default).strip('"'), described["ranges"].get(key) or ""
         rows.append(f"| `{key}` | `{shown}` | {_plain(must_be)} | {_plain(comments.get(key, ''))} |")
     first = next(iter(described["settings"]))
-    head = (
-        f"Set them as in `method={name} method.{first}=...`, beside the [settings of every run](../configuration.md)."
-    )
+    head = f"Set them as in `method={name} method.{first}=...`, with the [settings of every run](../configuration.md)."
     return "\n".join([head, "", "| setting | default | may be | meaning |", "|---|---|---|---|", *rows])
 
 
@@ -124,7 +122,7 @@ def _declared(name: str) -> str:
         "All clients get the same model, so the server can test it on its own data.": method.one_model,
         "[Robust means](../robust.md) are supported (`server.aggregation`).": averages(method),
         "Central [differential privacy](../privacy.md) is supported (`privacy.where=server`).": method.mean_only,
-        "DP-SGD (`privacy.unit=example`) is refused, as clients use their examples for more than training.": method.looks,
+        "DP-SGD (`privacy.unit=example`) is refused: clients use examples for more than training.": method.looks,
     }
     return "\n".join(f"- {fact}" for fact, holds in facts.items() if holds)
 
