@@ -36,14 +36,14 @@ class BaseConfig:
     # image models that are assigned to the clients in turn (cnn-1 ... cnn-5, resnet-9 ...); `name` is then the small
     # shared model of methods that have one
     clients: tuple[str, ...] | None = None
-    # of the base's weights and of autocast in training; auto: bfloat16 on a GPU that has it, else float32; a continued
-    # run keeps its own
+    # number format of the base's weights and of autocast in training; `auto` is bfloat16 on a GPU that has it, else
+    # float32, and a continued run keeps its own
     dtype: Dtype = "auto"
-    quantization: Literal["nf4", "int8"] | None = None  # with bitsandbytes
-    # auto: spread the layers of a language model over all GPUs of one process (Accelerate)
+    quantization: Literal["nf4", "int8"] | None = None  # quantise the base with bitsandbytes
+    # `auto` spreads the layers of a language model over all GPUs of one process (Accelerate)
     device_map: Literal["auto"] | None = None
     activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
-    revision: str | None = None  # a Hub revision
+    revision: str | None = None  # revision of the base on the Hub
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class AdapterConfig:
         "q_proj", "v_proj",
     )  # fmt: skip
     # adapters to start from, instead of fresh ones: a finished run's folder, a folder with one PEFT folder per client,
-    # or one PEFT folder; see `start.give`
+    # or one PEFT folder
     start: str | None = None
 
 
@@ -82,16 +82,16 @@ class ColumnsConfig:
 class PartitionConfig:
     """How examples are divided among clients, if not as in the data."""
 
-    # natural (folders, tasks, or columns.client) | split (k clients per natural one) | iid | dirichlet | pathological
-    # (some labels each) | cluster (a part of the labels for each cluster of clients)
+    # `natural` (folders, tasks, or columns.client), `split` (k clients per natural one), `iid`, `dirichlet`,
+    # `pathological` (some labels each) or `cluster` (a part of the labels for each cluster of clients)
     kind: str = "natural"
-    # iid, dirichlet, pathological: number of clients; split: number per natural client
+    # number of clients; for `split` the number per natural client
     clients: PositiveInt | None = None
-    alpha: PositiveFloat = 0.5  # dirichlet, pathological: concentration
-    classes: PositiveInt | None = None  # pathological: number of labels per client
-    # cluster: number of clients in each cluster
+    alpha: PositiveFloat = 0.5  # concentration of `dirichlet` and `pathological`
+    classes: PositiveInt | None = None  # number of labels per client, for `pathological`
+    # number of clients in each cluster, for `cluster`
     sizes: Annotated[tuple[PositiveInt, ...], NonEmpty("a number for each cluster")] | None = None
-    label: str | None = None  # for text that is divided by label: the column with the label
+    label: str | None = None  # column with the label, if text is divided by label
     # pool train and test before the partition, and make this share of each client's examples its test split
     test: Annotated[float, Above(0), Below(1)] | None = None
 
@@ -112,25 +112,26 @@ class ServerConfig:
 class TaskConfig:
     """The data set, and how its examples become text or image inputs."""
 
-    name: str = "flan"  # see docs/tasks.md
-    path: str | None = None  # a folder with one folder per client, one file with a client column, or hf://owner/name
+    name: str = "flan"  # name of the data set, see docs/tasks.md
+    path: str | None = None  # folder with one folder per client, one file with a client column, or hf://owner/name
     groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
     # keep only this many clients, the first after `groups` and `partition`
     clients: Annotated[PositiveInt | None, "for all"] = None
     sample_clients: bool = False  # draw these clients at random instead of taking the first
-    max_length: Annotated[int, AtLeast(2), "in tokens"] = 512  # of prompt and response together
-    # what happens to longer examples. skip: left out and counted; cut-end: truncated at the end of the response;
-    # cut-start: truncated at the start of the prompt, in evaluation too
+    max_length: Annotated[int, AtLeast(2), "in tokens"] = 512  # largest length of prompt and response together
+    # `skip` leaves longer examples out and counts them; `cut-end` truncates the response at its end; `cut-start`
+    # truncates the prompt at its start, in evaluation too
     too_long: Literal["skip", "cut-end", "cut-start"] = "skip"
-    # alpaca | alpaca-short | plain | chat (the tokenizer's own), or a text that contains {prompt}
+    # `alpaca`, `alpaca-short`, `plain`, `chat` (the tokenizer's own), or a text that contains {prompt}
     template: str = "alpaca-short"
-    loss_on: Literal["response", "all"] = "response"  # which tokens count in the loss
+    loss_on: Literal["response", "all"] = "response"  # tokens that count in the loss
     # share of each client's training examples held out for validation, if the data has no such split
     validation: Annotated[float, AtLeast(0), Below(1)] = 0.1
-    image_size: PositiveInt | None = None  # images: height and width in pixels; null: as in the data, all of one size
-    # images: the names of all classes in order, if the data of one machine may lack some; null: those in the data
+    # height and width of images in pixels; null: as in the data, if all are of one size
+    image_size: PositiveInt | None = None
+    # names of all image classes in order, if the data of one machine may lack some; null: those in the data
     labels: Annotated[tuple[str, ...] | None, NonEmpty("names")] = None
-    # images: share of the clients' training labels replaced by a class drawn at random
+    # share of the clients' training labels that are replaced by a random class, for images
     noise: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
@@ -146,22 +147,22 @@ class LocalConfig:
     batch_size: PositiveInt = 4  # examples per optimizer step and client
     lr: PositiveFloat = 5e-5  # learning rate in the first round
     lr_end: NonNegativeFloat = 5e-6  # learning rate in the last round
-    schedule: Literal["linear", "cosine"] = "linear"  # of the learning rate, from `lr` to `lr_end` over the rounds
-    warmup_rounds: NonNegativeInt = 0  # first rounds, in which the learning rate rises linearly to `lr`
-    # of the learning rate within each round, from the round's own down to zero
+    schedule: Literal["linear", "cosine"] = "linear"  # shape of the learning rate from `lr` to `lr_end` over the rounds
+    warmup_rounds: NonNegativeInt = 0  # number of first rounds in which the learning rate rises to `lr`
+    # decay of the learning rate within each round, from the round's own to zero
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: NonNegativeInt = 0  # first steps of each round, in which the learning rate rises to the round's own
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # of the clients
+    warmup_steps: NonNegativeInt = 0  # number of first steps of a round in which it rises to the round's own
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # optimizer of the clients
     # keep the moments of each client's optimizer from round to round (for methods that train once in a round); else
     # they start anew in each round
     keep_optimizer: bool = False
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # of sgd
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # momentum of sgd
     weight_decay: NonNegativeFloat = 0.0  # decoupled for adamw, added to the gradient for adam and sgd
     clip: PositiveFloat | None = None  # largest norm of a client's gradient; larger ones are scaled down
-    proximal: NonNegativeFloat = 0.0  # lambda of lambda * ||theta - theta_start||^2 in the loss, with any method
+    proximal: NonNegativeFloat = 0.0  # weight lambda of lambda * ||theta - theta_start||^2 in the loss, with any method
     # regular expression of parameters that no client trains, e.g. '^classifier' for an image model's head
     freeze: str | None = None
-    # images: crop (random shifts by up to an eighth of the sides), crop-flip (random mirroring, too)
+    # augmentation of images: `crop` shifts them at random by up to an eighth of the sides, `crop-flip` also mirrors
     augment: Literal["crop", "crop-flip"] | None = None
 
 
@@ -170,44 +171,44 @@ class DelayConfig:
     """Simulated delays of updates, in rounds; by default every update arrives in the round in which it was begun."""
 
     sigma: NonNegativeFloat = 0.0  # an update is floor(|N(0, sigma)|) rounds late; its client is not asked meanwhile
-    per: Literal["upload", "client"] = "upload"  # whether a delay is drawn for each upload, or once for each client
+    per: Literal["upload", "client"] = "upload"  # a delay is drawn for each upload, or once for each client
     drop_out: Annotated[float, AtLeast(0), Below(1)] = 0.0  # probability that an update never arrives
 
 
 @dataclass(frozen=True)
 class TransportConfig:
-    """Number format of messages; null: unchanged. See `wire.pack`."""
+    """Precision of messages."""
 
-    up: Encoding | None = None  # of uploads
-    down: Encoding | None = None  # of messages to clients, which compute from the rounded numbers
+    up: Encoding | None = None  # number format of uploads; null: unchanged
+    down: Encoding | None = None  # number format of messages to clients; they compute from the rounded numbers
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """Differential privacy; off without `clip`. See `federation/privacy.py`."""
+    """Differential privacy; off without `clip`. See docs/privacy.md."""
 
-    # what is protected. client: all data of a client, and whether it takes part | example: each training example of a
-    # client, by noise in every optimizer step (DP-SGD)
+    # what is protected: with `client` all data of a client, and whether it takes part; with `example` each training
+    # example of a client, by noise in every optimizer step (DP-SGD)
     unit: Literal["client", "example"] = "client"
     # clipping norm C: the largest Euclidean norm of an upload, or of an example's gradient
     clip: PositiveFloat | None = None
     noise: NonNegativeFloat = 0.0  # noise multiplier: Gaussian noise of standard deviation noise * clip on every number
-    # for unit client: where noise is added. server: to the sum of the uploads (central; each client is then sampled
-    # independently with probability `participation`, and only the mean is used) | client: to each upload (local)
+    # where noise is added, for unit `client`: at the `server` to the sum of the uploads (central; each client is then
+    # sampled independently with probability `participation`, and only the mean is used), or at the `client` (local)
     where: Literal["server", "client"] = "server"
-    delta: Annotated[float, Above(0), Below(1)] = 1e-5  # for which epsilon is reported
+    delta: Annotated[float, Above(0), Below(1)] = 1e-5  # delta for which epsilon is reported
 
 
 @dataclass(frozen=True)
 class ServerStepConfig:
-    """How the server averages updates: see docs/robust.md and `merge/robust.py`."""
+    """How the server averages updates: see docs/robust.md."""
 
     aggregation: Literal[
         "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
     ] = "mean"
-    # for robust rules: the largest expected share of malicious uploads, and the largest weight of one client
+    # largest expected share of malicious uploads, and largest weight of one client; for rules other than `mean`
     liars: Annotated[float, Above(0), Below(0.5)] = 0.2
-    # for centered-clipping: the distance from the centre beyond which uploads are clipped
+    # distance from the centre beyond which `centered-clipping` clips uploads
     radius: Annotated[PositiveFloat | None, "for the median norm of the uploads"] = None
 
 
@@ -218,11 +219,11 @@ class NetworkConfig:
     # the clients' names, in the order in which updates are summed, or only their number (names are then sorted). A
     # client is expected at the node that is registered under its name, or at another: client@node
     clients: Annotated[tuple[str, ...], NonEmpty("names")] | PositiveInt = 1
-    # after which a round or an evaluation ends without the clients that have not answered
+    # time after which a round or an evaluation ends without the clients that have not answered
     deadline: Annotated[PositiveFloat, "in seconds"] = 600.0
     # a round ends after this many answers; null: when all clients that were asked have answered
     enough: Annotated[PositiveInt | None, "for all"] = None
-    # after which an answer is given up, and its client may be asked again
+    # time after which an answer is given up, and its client may be asked again
     patience: Annotated[PositiveFloat, "in seconds"] = 3600.0
     # limit on a client's number of examples in means, as a multiple of the median over all clients
     weight_bound: Annotated[float | None, AtLeast(1), "for any number"] = 10.0
@@ -233,17 +234,17 @@ class EvalConfig:
     """When and how clients are evaluated."""
 
     every: NonNegativeInt = 10  # rounds between validation scores; the last round is always scored; 0: only the last
-    # rouge1 | rouge2 | rougeL | exact_match | option_accuracy | commonsense_accuracy | squad_f1 | squad_em |
-    # accuracy (image tasks);
+    # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`, or
+    # `accuracy` for images;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
     batch_size: PositiveInt = 32  # prompts per generation batch, of any clients
-    max_new_tokens: PositiveInt = 128  # largest length of an answer
-    # which round is tested. best: the round with the best score during training; if scores are equal, the one with the
+    max_new_tokens: PositiveInt = 128  # largest length of an answer in tokens
+    # round that is tested: the last, or the best by its score during training; if scores are equal, the one with the
     # lowest loss, and then the last one
     select: Literal["best", "last"] = "best"
     during: Literal["validation", "test"] = "validation"  # the split that is scored during training
-    of_last: PositiveInt | None = None  # for best: choose among this many last scores; null: among all
+    of_last: PositiveInt | None = None  # number of last scores among which `best` chooses; null: all
     # also score the base without any adapter, as round 0 on the split of `during` and on the test split
     base: bool = False
 
@@ -252,7 +253,7 @@ class EvalConfig:
 class ExportConfig:
     """Which personal models are exported at the end; all clients are scored in any case."""
 
-    # seen: clients of which an update had arrived by the exported round (for merging methods: in a run that is merged)
+    # `seen` are the clients of which an update had arrived by the exported round (for merging methods: in a merged run)
     clients: (
         Literal["all", "seen", "none"] | Annotated[tuple[str, ...], NonEmpty("names in brackets such as [anna,bert]")]
     ) = "all"
@@ -281,7 +282,7 @@ class CheckpointConfig:
 class TrackConfig:
     """Experiment trackers, through Accelerate."""
 
-    with_: tuple[str, ...] = ()  # tensorboard, wandb
+    with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`
     project: str = "llm_fed"  # project name in the tracker
 
 
@@ -313,11 +314,11 @@ class Config:
     # uploads whose norm exceeds this multiple of the round's median norm are refused; null: only uploads with NaN or
     # infinite values are
     norm_bound: Annotated[float, Above(1)] | None = 10.0
-    device: Device = "auto"  # auto: a GPU if there is one
+    device: Device = "auto"  # `auto`: a GPU if there is one
     base: BaseConfig = field(default_factory=BaseConfig)
     adapter: AdapterConfig | None = field(default_factory=AdapterConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
-    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})  # name and settings
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})  # name and settings of the method
     local: LocalConfig = field(default_factory=LocalConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
