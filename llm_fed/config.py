@@ -30,38 +30,38 @@ TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, 
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """The model that everything starts from; under adapters it is frozen."""
+    """The pretrained model; it is frozen when adapters are trained."""
 
-    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder; of images also cnn, cnn-1 ... resnet-9 ...
-    # Image models that clients have in the place of `name`, one after another in turn (cnn-1 ... cnn-5, resnet-9 ...);
-    # `name` is then the small model of methods that share one.
+    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder; for images also cnn, cnn-1 ... resnet-9 ...
+    # image models that are assigned to the clients in turn (cnn-1 ... cnn-5, resnet-9 ...); `name` is then the small
+    # shared model of methods that have one
     clients: tuple[str, ...] | None = None
-    # of the base's weights and the autocast of training;
-    # auto: bfloat16 on a GPU that has it, else float32; a run keeps what it began with
+    # number format of the base's weights and of autocast in training; `auto` is bfloat16 on a GPU that has it, else
+    # float32, and a continued run keeps its own
     dtype: Dtype = "auto"
-    quantization: Literal["nf4", "int8"] | None = None  # by bitsandbytes
-    # auto: the layers of a language model over all GPUs of one process (Accelerate)
+    quantization: Literal["nf4", "int8"] | None = None  # quantise the base with bitsandbytes
+    # `auto` spreads the layers of a language model over all GPUs of one process (Accelerate)
     device_map: Literal["auto"] | None = None
     activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
-    revision: str | None = None  # a Hub revision
+    revision: str | None = None  # revision of the base on the Hub
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
     """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
 
-    # r: rows of A, columns of B. Where a method takes clients of unequal rank (docs/guide.md), also a list of ranks in
-    # the clients' order, or {client: rank, ...} of all of them.
+    # the rank r; for methods with clients of unequal rank (docs/guide.md) also a list of ranks in the clients' order,
+    # or {client: rank, ...} with all clients
     rank: Annotated[PositiveInt, AtMost(2**16)] | tuple[int, ...] | dict[str, int] = 8
-    alpha: PositiveFloat = 16  # the adapter's output is scaled by alpha / rank, the client's own
-    rslora: bool = False  # by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
-    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # share of an adapter's inputs left out in training
-    # last parts of module names, or one regular expression
+    alpha: PositiveFloat = 16  # an adapter's output is scaled by alpha / rank, with the client's own rank
+    rslora: bool = False  # scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
+    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # dropout probability of an adapter's inputs
+    # last parts of module names, one regular expression, or all-linear
     target_modules: Annotated[tuple[str, ...] | str, NonEmpty("at least one module name")] = (
         "q_proj", "v_proj",
     )  # fmt: skip
-    # Whose adapters the run starts from, in the place of fresh ones: a finished run's folder, a folder with one PEFT
-    # folder per client, or one PEFT folder; see `start.give`.
+    # adapters to start from, instead of fresh ones: a finished run's folder, a folder with one PEFT folder per client,
+    # or one PEFT folder
     start: str | None = None
 
 
@@ -70,29 +70,29 @@ class ColumnsConfig:
     """Column names of a user's own files; `null` lets the task look for the usual names."""
 
     prompt: str | None = None  # usual names: instruction, prompt, question, input
-    input: str | None = None  # optional context that is put after the prompt
+    input: str | None = None  # optional context that follows the prompt
     answer: str | None = None  # usual names: output, response, answer, completion, target, generated
     options: str | None = None  # a list of strings, for option scoring
-    client: str | None = None  # the client id, where one file holds all clients
-    # conversations, in the place of prompt and answer (usual names: messages, conversations); see `tasks.conversations`
+    client: str | None = None  # the client's name, if one file holds all clients
+    # conversations, instead of prompt and answer (usual names: messages, conversations); see `tasks.conversations`
     messages: str | None = None
 
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """How examples become clients, where the data does not say it by itself."""
+    """How examples are divided among clients, if not as in the data."""
 
-    # natural (folders, tasks, or columns.client) | split (k clients per natural one) | iid | dirichlet | pathological
-    # (some labels each) | cluster (a part of the labels for each cluster of clients)
+    # `natural` (folders, tasks, or columns.client), `split` (k clients per natural one), `iid`, `dirichlet`,
+    # `pathological` (some labels each) or `cluster` (a part of the labels for each cluster of clients)
     kind: str = "natural"
-    # iid, dirichlet, pathological: how many clients; split: how many per natural client
+    # number of clients; for `split` the number per natural client
     clients: PositiveInt | None = None
-    alpha: PositiveFloat = 0.5  # dirichlet, pathological: concentration
-    classes: PositiveInt | None = None  # pathological: how many labels a client holds
-    # cluster: how many clients each cluster has
+    alpha: PositiveFloat = 0.5  # concentration of `dirichlet` and `pathological`
+    classes: PositiveInt | None = None  # number of labels per client, for `pathological`
+    # number of clients in each cluster, for `cluster`
     sizes: Annotated[tuple[PositiveInt, ...], NonEmpty("a number for each cluster")] | None = None
-    label: str | None = None  # of text by label: the column that holds it
-    # pool train and test, and make this share of what each client got its test split
+    label: str | None = None  # column with the label, if text is divided by label
+    # pool train and test before the partition, and make this share of each client's examples its test split
     test: Annotated[float, Above(0), Below(1)] | None = None
 
 
@@ -100,37 +100,38 @@ class PartitionConfig:
 class ServerConfig:
     """The server's own examples; by default it has none."""
 
-    # taken at random from the task's test split, or from the training split of `name`
+    # number of examples, drawn from the task's test split, or from the training split of `name`
     examples: NonNegativeInt | None = 0
-    each: bool = False  # `examples` of each natural client (task, language, folder) instead of in total
-    name: str | None = None  # another task: out-of-domain data; `examples` may then be null for all
-    path: str | None = None  # where that task lies, as in task.path
-    test: bool = False  # the rest of the test split stays at the server, where one model for all is tested
+    each: bool = False  # `examples` counts per natural client (task, language, folder) instead of in total
+    name: str | None = None  # another task as the source: out-of-domain data; `examples` may then be null for all
+    path: str | None = None  # local files of that task, as in task.path
+    test: bool = False  # keep the rest of the test split at the server, to test the one model of all clients
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """Whose examples, and how they become text or inputs of an image model."""
+    """The data set, and how its examples become text or image inputs."""
 
-    name: str = "flan"  # see docs/tasks.md
-    path: str | None = None  # a folder with one folder per client, one file with a client column, or hf://owner/name
+    name: str = "flan"  # name of the data set, see docs/tasks.md
+    path: str | None = None  # folder with one folder per client, one file with a client column, or hf://owner/name
     groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
-    # keep only the first so many clients, after `groups` and `partition`
+    # keep only this many clients, the first after `groups` and `partition`
     clients: Annotated[PositiveInt | None, "for all"] = None
-    sample_clients: bool = False  # keep `clients` drawn at random instead of the first
-    max_length: Annotated[int, AtLeast(2), "in tokens"] = 512  # prompt and response together
-    # What becomes of longer examples. skip: they are left out and counted; cut-end: what is over is cut off the
-    # response; cut-start: off the prompt, also when it is asked
+    sample_clients: bool = False  # draw these clients at random instead of taking the first
+    max_length: Annotated[int, AtLeast(2), "in tokens"] = 512  # largest length of prompt and response together
+    # `skip` leaves longer examples out and counts them; `cut-end` truncates the response at its end; `cut-start`
+    # truncates the prompt at its start, in evaluation too
     too_long: Literal["skip", "cut-end", "cut-start"] = "skip"
-    # alpaca | alpaca-short | plain | chat (the tokenizer's own), or a text with {prompt} in the prompt's place
+    # `alpaca`, `alpaca-short`, `plain`, `chat` (the tokenizer's own), or a text that contains {prompt}
     template: str = "alpaca-short"
-    loss_on: Literal["response", "all"] = "response"  # which tokens count in the loss
-    # share of each client's training examples held out, where the data has no validation split
+    loss_on: Literal["response", "all"] = "response"  # tokens that count in the loss
+    # share of each client's training examples held out for validation, if the data has no such split
     validation: Annotated[float, AtLeast(0), Below(1)] = 0.1
-    image_size: PositiveInt | None = None  # images: height and width in pixels; null: as in the data, all of one size
-    # images: the names of all classes in their order, where one machine's data may lack some; null: the data's own
+    # height and width of images in pixels; null: as in the data, if all are of one size
+    image_size: PositiveInt | None = None
+    # names of all image classes in order, if the data of one machine may lack some; null: those in the data
     labels: Annotated[tuple[str, ...] | None, NonEmpty("names")] = None
-    # images: share of the clients' training labels replaced by a class drawn at random
+    # share of the clients' training labels that are replaced by a random class, for images
     noise: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
@@ -139,121 +140,120 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """One client's training within one round."""
+    """The training of one client in one round."""
 
-    steps: PositiveInt | None = 20  # optimizer steps; null: `epochs` counts
-    epochs: PositiveInt | None = None  # passes over the training examples, in the place of steps
+    steps: PositiveInt | None = 20  # optimizer steps; null: see `epochs`
+    epochs: PositiveInt | None = None  # passes over the training examples, instead of steps
     batch_size: PositiveInt = 4  # examples per optimizer step and client
-    lr: PositiveFloat = 5e-5  # in the first round
-    lr_end: NonNegativeFloat = 5e-6  # in the last round
-    schedule: Literal["linear", "cosine"] = "linear"  # how the rate goes from `lr` to `lr_end` over the rounds
-    warmup_rounds: NonNegativeInt = 0  # before that, rounds in which it rises to `lr` in even steps
-    # of the rate over the optimizer steps of each round, from the round's own rate down to zero
+    lr: PositiveFloat = 5e-5  # learning rate in the first round
+    lr_end: NonNegativeFloat = 5e-6  # learning rate in the last round
+    schedule: Literal["linear", "cosine"] = "linear"  # shape of the learning rate from `lr` to `lr_end` over the rounds
+    warmup_rounds: NonNegativeInt = 0  # number of first rounds in which the learning rate rises to `lr`
+    # decay of the learning rate within each round, from the round's own to zero
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: NonNegativeInt = 0  # before that, steps of each round in which it rises to the round's own rate
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # of the client
-    # Whether each client keeps its optimizer's moments from round to round, of methods that train once in a round; else
-    # it starts anew in each round.
+    warmup_steps: NonNegativeInt = 0  # number of first steps of a round in which it rises to the round's own
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # optimizer of the clients
+    # keep the moments of each client's optimizer from round to round (for methods that train once in a round); else
+    # they start anew in each round
     keep_optimizer: bool = False
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # of sgd
-    weight_decay: NonNegativeFloat = 0.0  # apart from the gradient for adamw, part of it for adam and sgd
-    clip: PositiveFloat | None = None  # largest gradient norm per client
-    proximal: NonNegativeFloat = 0.0  # lambda of lambda * ||theta - theta_start||^2 in the loss, whatever the method
-    # regular expression of entries that no client trains, e.g. '^classifier' for an image model's head as it was drawn
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # momentum of sgd
+    weight_decay: NonNegativeFloat = 0.0  # decoupled for adamw, added to the gradient for adam and sgd
+    clip: PositiveFloat | None = None  # largest norm of a client's gradient; larger ones are scaled down
+    proximal: NonNegativeFloat = 0.0  # weight lambda of lambda * ||theta - theta_start||^2 in the loss, with any method
+    # regular expression of parameters that no client trains, e.g. '^classifier' for an image model's head
     freeze: str | None = None
-    # images: crop (each shifted by up to an eighth of its sides), crop-flip (and mirrored)
+    # augmentation of images: `crop` shifts them at random by up to an eighth of the sides, `crop-flip` also mirrors
     augment: Literal["crop", "crop-flip"] | None = None
 
 
 @dataclass(frozen=True)
 class DelayConfig:
-    """How late the clients' answers are, in rounds; by default every answer arrives in the round that asked for it."""
+    """Simulated delays of updates, in rounds; by default every update arrives in the round in which it was begun."""
 
-    sigma: NonNegativeFloat = 0.0  # an answer is floor(|N(0, sigma)|) rounds late; a client at work is not asked again
-    per: Literal["upload", "client"] = "upload"  # whether each answer draws its delay, or each client once
-    drop_out: Annotated[float, AtLeast(0), Below(1)] = 0.0  # probability that an answer never arrives
+    sigma: NonNegativeFloat = 0.0  # an update is floor(|N(0, sigma)|) rounds late; its client is not asked meanwhile
+    per: Literal["upload", "client"] = "upload"  # a delay is drawn for each upload, or once for each client
+    drop_out: Annotated[float, AtLeast(0), Below(1)] = 0.0  # probability that an update never arrives
 
 
 @dataclass(frozen=True)
 class TransportConfig:
-    """In which form the numbers of states travel; null: as they are. See `wire.pack`."""
+    """Precision of messages."""
 
-    up: Encoding | None = None  # what clients upload
-    down: Encoding | None = None  # what they are sent; they compute from what arrives
+    up: Encoding | None = None  # number format of uploads; null: unchanged
+    down: Encoding | None = None  # number format of messages to clients; they compute from the rounded numbers
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """Differential privacy; off without `clip`. See `federation/privacy.py`."""
+    """Differential privacy; off without `clip`. See docs/privacy.md."""
 
-    # What is hidden. client: who takes part, or all data of a client | example: each training example of a client, by
-    # noise in every optimizer step (DP-SGD)
+    # what is protected: with `client` all data of a client, and whether it takes part; with `example` each training
+    # example of a client, by noise in every optimizer step (DP-SGD)
     unit: Literal["client", "example"] = "client"
-    # C: the largest Euclidean norm of an upload, or of an example's gradient; longer ones are scaled down to it
+    # clipping norm C: the largest Euclidean norm of an upload, or of an example's gradient
     clip: PositiveFloat | None = None
     noise: NonNegativeFloat = 0.0  # noise multiplier: Gaussian noise of standard deviation noise * clip on every number
-    # Of unit client. server: on the sum of the uploads (central; each client is then asked with probability
-    # `participation` by itself, and the server only uses the mean) | client: on each upload (local)
+    # where noise is added, for unit `client`: at the `server` to the sum of the uploads (central; each client is then
+    # sampled independently with probability `participation`, and only the mean is used), or at the `client` (local)
     where: Literal["server", "client"] = "server"
-    delta: Annotated[float, Above(0), Below(1)] = 1e-5  # for which epsilon is given
+    delta: Annotated[float, Above(0), Below(1)] = 1e-5  # delta for which epsilon is reported
 
 
 @dataclass(frozen=True)
 class ServerStepConfig:
-    """How the server takes means of what clients send: see `merge/robust.py` and docs/robust.md."""
+    """How the server averages updates: see docs/robust.md."""
 
     aggregation: Literal[
         "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
     ] = "mean"
-    # Not of the mean: the share of the uploads that may be lies, and the most that one client counts for.
+    # largest expected share of malicious uploads, and largest weight of one client; for rules other than `mean`
     liars: Annotated[float, Above(0), Below(0.5)] = 0.2
-    # of centered-clipping: how far from the centre an upload counts in full
+    # distance from the centre beyond which `centered-clipping` clips uploads
     radius: Annotated[PositiveFloat | None, "for the median norm of the uploads"] = None
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Clients on other machines (`llm-fed flower`), where time is real."""
+    """Clients on other machines (`llm-fed flower`)."""
 
-    # Who takes part: their names, in the order in which they are summed, or how many; their names are then sorted.
-    # A client is at the node that is registered under its name; client@node says another one.
+    # the clients' names, in the order in which updates are summed, or only their number (names are then sorted). A
+    # client is expected at the node that is registered under its name, or at another: client@node
     clients: Annotated[tuple[str, ...], NonEmpty("names")] | PositiveInt = 1
-    # after which a round, or an evaluation, ends without those that have not answered
+    # time after which a round or an evaluation ends without the clients that have not answered
     deadline: Annotated[PositiveFloat, "in seconds"] = 600.0
-    # a round ends with so many answers; null: when everybody whom it asked has answered
+    # a round ends after this many answers; null: when all clients that were asked have answered
     enough: Annotated[PositiveInt | None, "for all"] = None
-    # after which an answer is no longer waited for, and its client is asked again
+    # time after which an answer is given up, and its client may be asked again
     patience: Annotated[PositiveFloat, "in seconds"] = 3600.0
-    # examples of one client that count in means, as a multiple of the median over all clients
+    # limit on a client's number of examples in means, as a multiple of the median over all clients
     weight_bound: Annotated[float | None, AtLeast(1), "for any number"] = 10.0
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """When and how clients are scored."""
+    """When and how clients are evaluated."""
 
     every: NonNegativeInt = 10  # rounds between validation scores; the last round is always scored; 0: only the last
-    # rouge1 | rouge2 | rougeL | exact_match | option_accuracy | commonsense_accuracy | squad_f1 | squad_em
-    # accuracy (of image tasks)
+    # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`, or
+    # `accuracy` for images;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
-    batch_size: PositiveInt = 32  # rows per generation batch, of any clients
-    max_new_tokens: PositiveInt = 128  # of an answer
-    # Which round is tested. best: that with the best score during training; of equal scores that with the lowest loss,
-    # and of equal losses the last one
+    batch_size: PositiveInt = 32  # prompts per generation batch, of any clients
+    max_new_tokens: PositiveInt = 128  # largest length of an answer in tokens
+    # round that is tested: the last, or the best by its score during training; if scores are equal, the one with the
+    # lowest loss, and then the last one
     select: Literal["best", "last"] = "best"
     during: Literal["validation", "test"] = "validation"  # the split that is scored during training
-    of_last: PositiveInt | None = None  # best: only of so many last scores; null: of all
-    # Also score the base without any adapter, as round 0 on the split of `during` and once more on the test split.
+    of_last: PositiveInt | None = None  # number of last scores among which `best` chooses; null: all
+    # also score the base without any adapter, as round 0 on the split of `during` and on the test split
     base: bool = False
 
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Whose personal model is written at the end; scores are of all clients in any case."""
+    """Which personal models are exported at the end; all clients are scored in any case."""
 
-    # seen: those of which an answer had arrived by the round that is exported; of a method that merges other runs, in
-    # one of these
+    # `seen` are the clients of which an update had arrived by the exported round (for merging methods: in a merged run)
     clients: (
         Literal["all", "seen", "none"] | Annotated[tuple[str, ...], NonEmpty("names in brackets such as [anna,bert]")]
     ) = "all"
@@ -261,20 +261,20 @@ class ExportConfig:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """What report.html shows."""
+    """Contents of report.html."""
 
-    # test examples per client with the base's answer and this model's, of the first 50 clients; none under privacy.clip
+    # sample predictions per client, for the first 50 clients; none with privacy.clip
     samples: NonNegativeInt = 5
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What of a run stays on disk."""
+    """What a run keeps on disk."""
 
-    every: PositiveInt = 1  # rounds
-    keep: PositiveInt = 2  # newest checkpoints kept; the best round is kept too
-    keep_rounds: tuple[int, ...] = ()  # rounds kept for ever
-    # GiB of RAM for what is kept of single clients; the rest lies in the run folder
+    every: PositiveInt = 1  # rounds between checkpoints
+    keep: PositiveInt = 2  # number of newest checkpoints that are kept; the best round is kept, too
+    keep_rounds: tuple[int, ...] = ()  # rounds that are never deleted
+    # GiB of RAM for the state of single clients; the rest is stored in the run folder
     memory_limit: NonNegativeFloat = 4.0
 
 
@@ -282,21 +282,21 @@ class CheckpointConfig:
 class TrackConfig:
     """Experiment trackers, through Accelerate."""
 
-    with_: tuple[str, ...] = ()  # tensorboard, wandb
-    project: str = "llm_fed"  # the name under which trackers file the run
+    with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`
+    project: str = "llm_fed"  # project name in the tracker
 
 
 @dataclass(frozen=True)
 class SeedsConfig:
-    """Seeds of their own for parts of a run; null: `seed`."""
+    """Separate seeds for parts of a run; null: `seed`."""
 
-    # who the clients are and what they hold: a task's draws, task.partition, clients drawn at random, label noise, the
+    # the clients and their data: random choices of the task, task.partition, sampled clients, label noise, the
     # server's examples
     federation: int | None = None
-    # the start, batches, dropout, who is asked in which round, delays, noise of differential privacy
+    # initialisation, batches, dropout, client sampling, delays, noise of differential privacy
     training: int | None = None
-    # which of a client's examples become its test and validation split, where the data does not say it; where it is
-    # given, also which ones eval.limit keeps (null: the first)
+    # test and validation splits, if the data has none; if set, also the choice of the examples that eval.limit keeps
+    # (null: the first)
     evaluation: int | None = None
 
 
@@ -304,21 +304,21 @@ class SeedsConfig:
 class Config:
     """A whole run. `llm-fed run CONFIG.yaml key=value` resolves to one of these and saves it with the run."""
 
-    seed: int = 0  # of everything that is drawn, unless `seeds` says otherwise
+    seed: int = 0  # random seed of the run; see `seeds` for its parts
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
-    rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50  # of asking, training and one server step
-    # share of the clients asked each round, of those that are not at work
+    rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50  # communication rounds
+    # share of the clients sampled in each round, among those that are not still training
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0
-    # how many clients are trained in one fused pass; 1: one after another
+    # number of clients that train in one fused pass; 1: one client after another
     clients_per_pass: Literal["auto"] | PositiveInt = "auto"
-    # Uploads whose norm is over so many times the median of those that arrive in the round are refused; null: only
-    # those with NaN or infinite values.
+    # uploads whose norm exceeds this multiple of the round's median norm are refused; null: only uploads with NaN or
+    # infinite values are
     norm_bound: Annotated[float, Above(1)] | None = 10.0
-    device: Device = "auto"  # auto: a GPU if there is one
+    device: Device = "auto"  # `auto`: a GPU if there is one
     base: BaseConfig = field(default_factory=BaseConfig)
     adapter: AdapterConfig | None = field(default_factory=AdapterConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
-    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})  # its name and settings
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})  # name and settings of the method
     local: LocalConfig = field(default_factory=LocalConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)

@@ -84,11 +84,11 @@ def _method_page(described: dict[str, Any]) -> str:
         f"**Paper.** {kind.paper}. {paper}",
         f"## When to use it\n\nUse it {when}.\n\n**Measured here:** {measured}.",
         "## Formulas\n\n```text\n" + formulas.replace("`", "").replace("; ", "\n") + "\n```",
-        "The letters are explained with [the formulas of all methods](../formulas.md).",
+        "The page of [all formulas](../formulas.md) explains the symbols.",
         f"## Settings\n\n{_settings(described, kind)}",
-        f"## What a run may rely on\n\n{_declared(name)}",
+        f"## Properties\n\n{_declared(name)}",
         "## Where it differs from the paper\n\n" + "\n".join(f"- {each}" for each in deviations) if deviations else "",
-        f"## The code\n\nThe class as it stands in [{path}](../../{path}); comments give the paper's equations.",
+        f"## The code\n\nThis is the class in [{path}](../../{path}). Comments refer to the paper's equations.",
         f"```python\n{_code(kind)}```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -98,15 +98,13 @@ def _settings(described: dict[str, Any], kind: type[Method]) -> str:
     """Those of the method alone, with the comments at its fields."""
     name, comments = described["name"], settings_page.comments_of(kind)
     if not described["settings"]:
-        return (
-            f"It has none of its own: `method={name}`. [Those of a run](../configuration.md) it has like every method."
-        )
+        return f"`method={name}` has only the [settings of every run](../configuration.md)."
     rows = []
     for key, default in described["settings"].items():
         shown, must_be = json.dumps(default).strip('"'), described["ranges"].get(key) or ""
         rows.append(f"| `{key}` | `{shown}` | {_plain(must_be)} | {_plain(comments.get(key, ''))} |")
     first = next(iter(described["settings"]))
-    head = f"Give them as `method={name} method.{first}=...`, beside [those of a run](../configuration.md)."
+    head = f"Set them as in `method={name} method.{first}=...`, with the [settings of every run](../configuration.md)."
     return "\n".join([head, "", "| setting | default | may be | meaning |", "|---|---|---|---|", *rows])
 
 
@@ -117,15 +115,14 @@ def _declared(name: str) -> str:
     trains = next((what for what, only in kinds.items() if only), "adapters and whole image models")
     needs = " and ".join(f"`{need}`" for need in method.needs)
     facts = {
-        f"It is for {trains}.": True,
-        f"It merges what runs of {needs} have trained, and has no rounds of its own.": bool(needs),
+        f"It trains {trains}.": True,
+        f"It merges the results of runs of {needs}, without rounds of its own.": bool(needs),
         "Clients' adapters may differ in rank (`adapter.rank`).": method.any_rank,
         "Clients' models may differ (`base.clients`).": method.any_model,
-        "All clients get one model, so the server can test it on data of its own.": method.one_model,
-        "[Robust means](../robust.md) are possible (`server.aggregation`).": averages(method),
-        "Noise at the server is possible (`privacy.where=server`, see [privacy](../privacy.md)).": method.mean_only,
-        "Noise in each training step (`privacy.unit=example`) is refused, as its clients use their examples for more "
-        "than training.": method.looks,
+        "All clients get the same model, so the server can test it on its own data.": method.one_model,
+        "[Robust means](../robust.md) are supported (`server.aggregation`).": averages(method),
+        "Central [differential privacy](../privacy.md) is supported (`privacy.where=server`).": method.mean_only,
+        "DP-SGD (`privacy.unit=example`) is refused: clients use examples for more than training.": method.looks,
     }
     return "\n".join(f"- {fact}" for fact, holds in facts.items() if holds)
 

@@ -52,7 +52,7 @@ TASKS = {
     ),
     "xquad": Task(xquad.load, xquad.METRIC, "12, one per language", f"{xquad.HUB_ID} on the Hub, or a folder"),
     "xnli": Task(xnli.load, xnli.METRIC, "15, one per language", f"{xnli.HUB_ID} on the Hub, or a folder"),
-    "planted": Task(synthetic.load, synthetic.METRIC, "12, in three planted groups", "made up by the program"),
+    "planted": Task(synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic"),
     "files": Task(files.load, files.METRIC, "as in the data", "your own files, or a Hub data set"),
 } | {
     name: Task(

@@ -14,7 +14,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class CA2FL(Method):
-    """FedBuff whose step stands for all clients: who is not in the buffer takes part with the last update it sent.
+    """FedBuff whose step stands for all clients: a client that is not in the buffer counts with the last update it
+    sent.
 
     The server's memory holds that update, h_i, of every client (zero until it answered), and its state their mean over
     all registered clients, so a step and a checkpoint cost as much as the buffer and not as the federation.

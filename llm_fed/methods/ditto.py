@@ -15,8 +15,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """FedAvg for one global model, and beside it each client trains a model of its own, which never leaves it and is
-    pulled towards the global one: its loss has lambda / 2 ||v - w||^2 added.
+    """FedAvg for a global model, and a personal model at each client, which never leaves it and is pulled towards the
+    global one by lambda / 2 ||v - w||^2 in its loss.
 
     A client takes twice the steps of FedAvg.
     Deviation: its two models see batches of their own; in the published code both see the same (`test_ditto_by_hand`).

@@ -22,8 +22,8 @@ from llm_fed.tasks.common import labels_of
 
 @dataclass(frozen=True)
 class FD(Method):
-    """Each client keeps its model and sends, by class, its mean logits; it learns from the labels, and from the mean
-    over the other clients that have the class.
+    """Each client keeps its model and sends its mean logits per class; it learns from the labels, and from the mean
+    logits of the other clients that have the class.
 
     The distance is the divergence of the predictions from the softmax of those logits: the paper's cross-entropy but
     for a constant. The server keeps the newest logits of every client that ever answered; a class that no other client

@@ -15,7 +15,7 @@ from llm_fed.state import stack
 
 @dataclass(frozen=True)
 class FedALT(Method):
-    """A client's own adapter, which no averaging touches, beside the frozen mean of the other clients' ones.
+    """A client's own adapter, which is never averaged, is combined with the frozen mean of the other clients' adapters.
 
     A mixer (router) of the client weighs the two for each token. The server keeps the newest adapter of every client
     that ever answered; those of the others' that a client is sent are their sum without its own.

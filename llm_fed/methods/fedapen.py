@@ -24,8 +24,8 @@ from llm_fed.tasks.common import Picture, labels_of
 
 @dataclass(frozen=True)
 class FedAPEN(Method):
-    """Each client's own model and a small one that all share classify together: their logits are added with the weights
-    lambda and 1 - lambda, which a client learns on a part of its training examples that is held out for that.
+    """Each client's own model and a small one shared by all predict together: their logits are added with the weights
+    lambda and 1 - lambda, which a client learns on a held-out part of its training examples.
 
     Learning for adaptability: lambda, from where it was, for the models as they are; the small one has just been
     averaged. Learning for ensemble: both models learn from the labels, from each other, and from the labels through

@@ -16,7 +16,7 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class FedBuff(Method):
-    """One adapter for all, which moves by the mean of every `buffer` updates, whenever these were begun.
+    """One adapter for all, which moves by the mean of every `buffer` updates, however stale they are.
 
     Numbers of examples do not count. What is in the buffer survives the round as its sum; with another rule than the
     mean (`server.aggregation`), which needs each update, as a list.

@@ -16,8 +16,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FedDF(Method):
-    """The mean of the models that arrived, by numbers of examples, then taught by all of them together: its
-    predictions on the server's examples, whose labels are not used, approach those of the models' mean logits.
+    """The mean of the models that arrived, weighted by numbers of examples, and then distilled from all of them: its
+    predictions on the server's examples, without their labels, approach the models' mean logits.
 
     Clients upload the model itself. The examples may be of any domain. A round with no arrival changes nothing.
     """

@@ -20,7 +20,7 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class Feddle(Method):
-    """One model for all, which moves along the clients' last updates as far as the server's own data say.
+    """One model for all, moved along the clients' last updates by coefficients that are learned on the server's data.
 
     The last updates, however late, are the anchors of an atlas; each round the server searches one coefficient for
     each anchor on its data, from where FedBuff would stand (the fallback), and may well find negative ones. With data

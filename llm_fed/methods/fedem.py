@@ -22,7 +22,8 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class FedEM(Method):
-    """d global models, mixed by the client's own weights; all are sent to every client, and averaged one by one.
+    """d global models, mixed with weights of the client's own; all are sent to every client, and each is averaged
+    separately.
 
     Whole models: expectation-maximisation (Algorithm 1). A client's mixture weights pi stay with it and weigh the
     models' probabilities; one that was never asked weighs them evenly.

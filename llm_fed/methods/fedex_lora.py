@@ -20,8 +20,8 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class FedExLoRA(Method):
-    """FedIT whose average is exact: A and B are averaged, and by how much the mean of the products differs from the
-    product of the means is added to the base, for all clients.
+    """FedIT with an exact average: A and B are averaged, and the difference between the mean of the products and the
+    product of the means is added to the base of all clients.
 
     The residual has at most the rank (K - 1) r for K clients, and travels as its factors where these are smaller than
     the layer. A client exports one adapter that adds both. An image model's head is averaged.

@@ -17,7 +17,7 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FedFT(Method):
-    """FedAvg's step on the answers that `wait` chooses, then the server trains on its own examples; with `first_n` only
+    """FedAvg's step on the updates that `wait` selects, then the server trains on its own examples; with `first_n` only
     in rounds that make a step."""
 
     paper: ClassVar[str] = "Fed+FT (baseline of Zhu et al. 2025)"

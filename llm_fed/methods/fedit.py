@@ -16,7 +16,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FedIT(Method):
-    """One adapter for all: every client trains it, the server takes the mean weighted by numbers of examples.
+    """One adapter for all: every client trains it, and the server averages the results, weighted by numbers of
+    examples.
 
     The server adds the weighted mean of the updates, which is the weighted mean of the trained adapters: all start
     equal. Where answers are late, `wait` says for which of them a step waits; without delays every variant is the same

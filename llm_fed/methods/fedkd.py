@@ -25,8 +25,9 @@ LEAST_LOSS = 0.01  # the sum of both cross-entropies by which the distillation i
 
 @dataclass(frozen=True)
 class FedKD(Method):
-    """Each client's own model (mentor) and a small one that all share (mentee) teach each other, the more the better
-    both know the labels; updates of the small one travel, up and down, as truncated singular value decompositions.
+    """Each client's own model (mentor) and a small one shared by all (mentee) distil into each other, the more the
+    better both fit the labels; updates of the small one are sent in both directions as truncated singular value
+    decompositions.
 
     The share of a matrix's energy that is kept rises linearly over the rounds. The server takes the same truncated step
     as its clients; a client that misses a step is sent the whole small model. The own model classifies.

@@ -31,7 +31,7 @@ SoupInit = Literal["independent", "scaled", "shared"]
 
 @dataclass(frozen=True)
 class FedMerge(Method):
-    """One personal model per client, merged from a soup with weights that the server learns.
+    """One personal model per client, merged from several global models (the soup) with weights that the server learns.
 
     Deviation: the soup's step divides by the weights' column sum (`soup_step: normalized`), as the published code
     does; Eq. 8 and 10 as written (`gradient`) move the merged model only 1/d as far (`test_soup_step_gradient`,
@@ -118,7 +118,7 @@ class FedMerge(Method):
 
 @dataclass(frozen=True)
 class FedMergeFixed(Method):
-    """FedMerge with frozen weights: each client draws some soup models once and merges them evenly (Table 2)."""
+    """FedMerge with frozen weights: each client draws some soup models once and averages them (Table 2)."""
 
     paper: ClassVar[str] = "FedMerge with fixed weights (Chen et al. 2026, Table 2)"
     robust: ClassVar[bool] = True

@@ -15,8 +15,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FedMoE(Method):
-    """Each client's own model beside a small extractor that all share, their features weighed for each image by a gate
-    (Eq. 3-6, `models.joined`).
+    """Each client's own model and a small extractor shared by all, whose features a gate weighs for each image (Eq.
+    3-6, `models.joined`).
 
     Cross-entropy trains all three at once (Eq. 7, 8). Only the small extractor travels: `base.name` without its head,
     averaged with weights n_k / n (Eq. 9). The gate's running statistics stay where the gate is.

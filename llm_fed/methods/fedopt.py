@@ -21,7 +21,7 @@ Second = Callable[[Tensor, Tensor], Tensor]  # (v, Delta^2) -> the next v
 
 @dataclass(frozen=True)
 class FedAvgM(Method):
-    """FedAvg whose server has momentum: v <- beta v + Delta, then the model moves by eta v. Delta is the mean of the
+    """FedAvg with momentum at the server: v <- beta v + Delta, then the model moves by eta v. Delta is the mean of the
     clients' updates, weighed by numbers of examples."""
 
     paper: ClassVar[str] = "FedAvgM (Hsu et al. 2019)"
@@ -49,7 +49,7 @@ class FedAvgM(Method):
 
 @dataclass(frozen=True)
 class FedAdagrad(Method):
-    """FedAvg whose server takes Adagrad's step: v <- v + Delta^2, and the model moves by eta m / (sqrt(v) + tau)."""
+    """FedAvg with Adagrad at the server: v <- v + Delta^2, and the model moves by eta m / (sqrt(v) + tau)."""
 
     paper: ClassVar[str] = "FedAdagrad (Reddi et al. 2021)"
     one_model: ClassVar[bool] = True
@@ -72,8 +72,8 @@ class FedAdagrad(Method):
 
 @dataclass(frozen=True)
 class FedAdam(Method):
-    """FedAvg whose server takes Adam's step: v <- beta2 v + (1 - beta2) Delta^2, and the model moves by
-    eta m / (sqrt(v) + tau)."""
+    """FedAvg with Adam at the server: v <- beta2 v + (1 - beta2) Delta^2, and the model moves by eta m / (sqrt(v) +
+    tau)."""
 
     paper: ClassVar[str] = "FedAdam (Reddi et al. 2021)"
     one_model: ClassVar[bool] = True
@@ -99,8 +99,8 @@ class FedAdam(Method):
 
 @dataclass(frozen=True)
 class FedYogi(Method):
-    """FedAvg whose server takes Yogi's step: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2), and the model moves by
-    eta m / (sqrt(v) + tau)."""
+    """FedAvg with Yogi at the server: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2), and the model moves by eta m /
+    (sqrt(v) + tau)."""
 
     paper: ClassVar[str] = "FedYogi (Reddi et al. 2021)"
     one_model: ClassVar[bool] = True

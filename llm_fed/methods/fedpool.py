@@ -29,7 +29,7 @@ _LEAST = 0.001  # of the probability of a partition; what is less counts as no g
 
 @dataclass(frozen=True)
 class FedPool(Method):
-    """FedAvg within groups of clients that nobody has to name or count, as far as there are any.
+    """FedAvg within groups of clients; the server infers the groups and their number from the clients' updates.
 
     A message is as large as FedAvg's, and clients do what FedAvg's do. The server keeps two rows for each client that
     answered. Up to six clients it is FedAvg: so few cosines do not tell groups apart.

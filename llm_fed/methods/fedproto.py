@@ -25,8 +25,8 @@ _NEVER = -1e9  # a class without a prototype is never the nearest
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """Each client keeps its model and sends, by class, the mean of its features (prototype); it learns from the labels,
-    and its features are held near the mean prototype of their class over the clients.
+    """Each client keeps its model and sends its mean features per class (prototypes); it learns from the labels, and
+    its features are pulled towards the mean prototype of their class over the clients.
 
     A class of which nothing arrives keeps its prototype; without one it adds nothing.
     Deviation: images are classified by the client's own head; the paper takes the class of the nearest prototype

@@ -15,8 +15,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """FedAvg whose clients are pulled back to the model that they were sent: Eq. 2 adds mu / 2 * ||theta - theta_t||^2
-    to a client's loss. Every client trains for as many steps as `local` says.
+    """FedAvg with a proximal term: a client's loss has mu / 2 * ||theta - theta_t||^2 added (Eq. 2), which keeps it
+    near the model that it was sent. Every client trains for as many steps as `local` says.
 
     Deviation: clients are drawn evenly and weighted by numbers of examples, where the paper draws them by size and
     weights them evenly (`test_fedprox_by_hand`).

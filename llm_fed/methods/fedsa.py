@@ -10,7 +10,7 @@ from llm_fed.method import Method
 
 @dataclass(frozen=True)
 class FedSA(Method):
-    """A and B are trained; A is averaged, B stays with its client, and so does an image model's head.
+    """A and B are trained; A is averaged, while B and an image model's head stay with their client.
 
     The paper speaks of B alone; that the head stays is in the authors' configuration (`local_param`).
     """

@@ -10,7 +10,8 @@ from llm_fed.method import Method
 
 @dataclass(frozen=True)
 class FFA(Method):
-    """Every client holds the same A, drawn once and frozen; B is trained and averaged, so that B A is averaged exactly.
+    """A is drawn once, frozen, and the same for all clients; B is trained and averaged, so that B A is averaged
+    exactly.
 
     A never travels: each client draws it from the run's seed. An image model's head is trained and averaged like B.
     """

@@ -18,7 +18,7 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FisherMerging(Method):
-    """Every coordinate is the mean of the two adapters, weighted by their Fisher information there.
+    """Every parameter is the mean of the two adapters, weighted by their Fisher information.
 
     An image model's head is merged like the rest, or with `head: mean` it is the plain mean of the two.
 

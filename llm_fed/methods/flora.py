@@ -20,8 +20,8 @@ from llm_fed.state import Layout, State
 
 @dataclass(frozen=True)
 class FLoRA(Method):
-    """Each round every client trains a fresh adapter of its rank; the server stacks the answers, so that their product
-    is the exact mean of the clients' products, and each client adds the stack to its base before the next round.
+    """In each round every client trains a fresh adapter of its rank; the server stacks them, so that their product is
+    the exact mean of the clients' products, and each client adds the stack to its base before the next round.
 
     The stack, and what a client is sent, has the sum of the cohort's ranks. A client that has missed a stack is sent
     the sum of all. An image model's head is averaged. What is exported adds all stacks, as one adapter.

@@ -18,8 +18,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FML(Method):
-    """Each client's own model and a small one that all share teach each other while both learn from the labels; the
-    small one is averaged, the own one classifies.
+    """Each client's own model and a small one shared by all learn from the labels and from each other (mutual
+    distillation); the small one is averaged, and the client's own one predicts.
 
     Deviation: the published code averages without weights, here n_k / n as in FedAvg
     (`test_the_mean_is_weighed_by_numbers_of_examples`).

@@ -24,8 +24,8 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class HetLoRA(Method):
-    """The server's adapter has the largest rank; each client is sent its first components, trains them, and its answer
-    is padded with zeros before the factors are averaged, those with larger products counting more.
+    """The server's adapter has the largest rank; each client trains as many of its first components as its own rank,
+    and the server pads the results with zeros and averages the factors, with more weight on larger products.
 
     Rank self-pruning: a client's loss has `pruning * ||B[:, decay r:]|| ||A[decay r:]||` added, and where this norm is
     smaller after training than before it, the client's rank becomes `decay r`, rounded down, from then on; its scaling

@@ -17,7 +17,7 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class HFCL(Method):
-    """The server trains on its own examples as one more client, whose answer is never late; `first_n` does not count
+    """The server trains on its own examples as one more client, whose update is never late; `first_n` does not count
     it.
 
     In the paper the server holds the data of clients that cannot train; here it has data of its own.

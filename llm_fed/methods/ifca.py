@@ -20,7 +20,7 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class IFCA(Method):
-    """d models at the server; each client is sent all, trains the one with the lowest loss on its own training data.
+    """d models at the server; each client is sent all and trains the one with the lowest loss on its own training data.
 
     Each model moves by the mean of the updates of the clients that chose it; one that nobody chose stays.
     Deviation: fresh LoRA adapters (B = 0) all have the same loss, so in the first `warmup_rounds` the server assigns

@@ -16,7 +16,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Mean(Method):
-    """The FedIT adapter and the local adapter with one weight for all clients (POTARA paper, Figure 3)."""
+    """The weighted mean of the FedIT adapter and the local one, with one weight for all clients (POTARA paper, Figure
+    3)."""
 
     paper: ClassVar[str] = "Weighted mean of a federated and a local adapter (Wortsman et al. 2022)"
     needs: ClassVar[tuple[str, ...]] = ("fedit", "local")

@@ -16,8 +16,8 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """The layers that all clients' models have in common, here the head, are averaged; what stands below, where the
-    models may differ, stays with its client. Both are trained together.
+    """The layers that all clients' models have in common, here the head, are averaged; the layers below, in which the
+    models may differ, stay with their client. Both are trained together.
 
     Deviation: the published code starts from a model that federated averaging trained before, here all start fresh,
     since unlike models have no such start; it averages without weights, here n_k / n as in FedAvg

@@ -15,7 +15,8 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """A global model that each client's own is near to: a client finds theta near w, moves w towards it, and sends w.
+    """A global model w with a personal model theta near it at each client: a client finds theta, moves w towards it,
+    and sends w.
 
     `local.lr` is the rate of theta's steps. A round takes `local_rounds * inner_steps` steps, whatever `local.steps`.
     Deviation: each of the inner steps takes a batch of its own; in the published code all of a local round see one

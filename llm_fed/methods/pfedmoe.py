@@ -13,7 +13,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class PFedMoE(Method):
-    """A global and a local expert, weighed by the client's own gate; the global one is averaged, the rest stays.
+    """A global and a local expert, combined by the client's own gate; the global expert is averaged, the rest stays
+    with the client.
 
     Whole models: the experts are extractors of one architecture, weighed for each image; their features are read by
     the local model's head, as in FedMoE. Adapters: the experts stand on each layer, weighed for each token by a router.

@@ -28,7 +28,7 @@ OVERFITTED = 0.05  # nats per target: gradients below it say little about how su
 
 @dataclass(frozen=True)
 class Potara(Method):
-    """One FedIT adapter and one local adapter, merged at each client.
+    """One FedIT adapter and one local adapter, merged at each client with a weight in closed form.
 
     Deviation: the inverse Fisher information is damped (`merge.potara.variances`, `test_damping_bounds_the_trace`).
     Deviation: an image model's head, which App. B does not speak of, stays out of the traces: it would rule them

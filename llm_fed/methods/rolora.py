@@ -17,7 +17,8 @@ A, B = FACTORS
 
 @dataclass(frozen=True)
 class RoLoRA(Method):
-    """B and A are trained and averaged in turn, a round each, while the other is frozen: so B A is averaged exactly.
+    """A and B are trained and averaged in alternating rounds while the other is frozen, so that B A is averaged
+    exactly.
 
     B comes first, as with B at zero A has no gradient. Clients send what they trained, half of an adapter.
     An image model's head is trained and averaged in every round.

@@ -15,8 +15,9 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """FedAvg whose clients correct every gradient by c - c_i: the mean of everybody's past gradients, minus that of
-    their own. All clients weigh the same. An answer that never arrives leaves c behind the mean of the c_i."""
+    """FedAvg with control variates: clients correct every gradient by c - c_i, the mean of all clients' past gradients
+    minus that of their own. All clients weigh the same. An answer that never arrives leaves c behind the mean of the
+    c_i."""
 
     paper: ClassVar[str] = "SCAFFOLD (Karimireddy et al. 2020)"
 

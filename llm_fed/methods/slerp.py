@@ -20,8 +20,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Slerp(Method):
-    """On each layer a point of the arc between what the two adapters add to it, so that a mixture of two that point
-    apart is as long as they are; exactly, as one adapter of twice the rank."""
+    """Spherical interpolation between the two adapters' layer updates, which keeps their length even where they point
+    in different directions; exactly, as one adapter of twice the rank."""
 
     paper: ClassVar[str] = "SLERP (Shoemake 1985)"
     needs: ClassVar[tuple[str, ...]] = ("fedit", "local")

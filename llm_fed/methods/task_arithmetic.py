@@ -17,8 +17,7 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class TaskArithmetic(Method):
-    """The sum of what the two adapters add to each layer, times `scaling`; exactly, as one adapter of twice the
-    rank."""
+    """The sum of the two adapters' layer updates s B A, times `scaling`; exactly, as one adapter of twice the rank."""
 
     paper: ClassVar[str] = "Task arithmetic (Ilharco et al. 2023)"
     needs: ClassVar[tuple[str, ...]] = ("fedit", "local")

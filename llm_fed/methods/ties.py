@@ -20,8 +20,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Ties(Method):
-    """Of what the two adapters add to each layer the largest entries are kept; where they differ in sign the larger sum
-    wins, and the winners' mean is added, times `scaling`.
+    """The largest entries of both adapters' layer updates are kept; where their signs differ, the sign of the larger
+    sum wins, and the mean of the entries with that sign is added, times `scaling`.
 
     Deviation: the largest entries of each layer are kept, where the paper trims all layers together, which needs every
     dense difference at once (`test_ties_by_hand`).

@@ -71,7 +71,7 @@ def test_every_method_has_a_page(site):
         html = page.read_text()
         assert f'<h1 id="{described["name"].replace("+", "")}">{described["name"]}' in html, page
         headings = re.findall(r"<h2[^>]*>([^<]+)", html)
-        assert headings[:4] == ["When to use it", "Formulas", "Settings", "What a run may rely on"]
+        assert headings[:4] == ["When to use it", "Formulas", "Settings", "Properties"]
         assert headings[-1] == "The code"
         for setting in described["settings"]:
             assert f"<code>{setting}</code>" in html, f"{page}: {setting}"
