@@ -85,7 +85,7 @@ class Result:
 
         model = self.model(client)
         if not isinstance(model, Personal):
-            raise UserError(f"{self.folder} holds image models, with which nobody can chat; see model(client)")
+            raise UserError(f"{self.folder} holds image models, which cannot chat; use model(client)")
         return model.generate([text])[0]
 
     @cached_property
@@ -144,7 +144,9 @@ def resolve(config: Given, words: Sequence[str], out: str | Path | None, start: 
     resolved = configfile.load(config, words)
     if start is not None:
         if resolved.adapter is None:
-            raise UserError(f"--from {start}: only adapters can be started from, but adapter is null; set adapter.rank")
+            raise UserError(
+                f"--from {start} starts from adapters, but adapter is null, which trains whole models; set adapter.rank"
+            )
         resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(Path(start).resolve())))
     folder = default_folder(config, resolved) if out is None else Path(out)
     section.check(resolved, data=not (folder / "config.yaml").exists())  # what is complete needs its data no more
@@ -209,7 +211,7 @@ def compare(
     from llm_fed.commands import section
 
     if draws and seeds:
-        raise UserError(f"draws={draws} means seeds 0 to {draws - 1}; give one of the two")
+        raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
     folder = Path(out)
     if isinstance(config, Mapping):
         path, text = folder / "comparison.yaml", OmegaConf.to_yaml(configfile.created(config))
@@ -228,5 +230,5 @@ def compare(
     quiet()
     table = comparison.compare(path, words, chosen=methods, seeds=seeds, out=folder)
     if table.failed:
-        raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; the same call tries again")
+        raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; repeat the call to retry")
     return table

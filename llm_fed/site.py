@@ -119,8 +119,8 @@ class Site:
         """
         if self.start is not None and labels:
             raise UserError(
-                "adapter.start gives all the same start, but this method starts from several models that differ: it "
-                "cannot tell equal ones apart. Set adapter.start to null, or choose a method with one model"
+                "adapter.start gives all models the same start, but this method needs several models that differ; set "
+                "adapter.start to null, or choose a method with one model"
             )
         state = self.draw(generator(self.seed, "initial", *labels)) if self.start is None else self.start
         self._layout = state.layout
@@ -266,15 +266,15 @@ class Site:
             return None
         if nth:
             raise UserError(
-                "local.keep_optimizer=true keeps one optimizer of each client, but this method trains more than once "
+                "local.keep_optimizer=true keeps one optimizer state per client, but this method trains more than once "
                 "in a round; set it to false"
             )
         kept = self.memory.get(OPTIMIZER, {"train": train, "moments": {}})
         lengths = {len(value) for value in kept["moments"].values() if value.dim()}
         if kept["train"] != train or lengths - {state.layout.size}:
             raise UserError(
-                "local.keep_optimizer=true keeps what the optimizer remembers of the entries that were trained, but "
-                "this method now trains others; set it to false"
+                "local.keep_optimizer=true keeps the optimizer state of the entries that were trained, but this "
+                "method now trains others; set it to false"
             )
         return kept["moments"]
 
@@ -297,7 +297,7 @@ class Site:
         """
         if self.private is not None:
             raise UserError(
-                f"privacy.unit=example hides examples by noise in training alone, but this method also uses them by "
+                f"privacy.unit=example only protects examples in training steps, but this method also uses them in "
                 f"client.{verb}; choose another method, or privacy.unit=client"
             )
 

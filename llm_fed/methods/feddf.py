@@ -30,7 +30,9 @@ class FedDF(Method):
 
     def init(self, server: Site) -> Message:
         if not server.train:
-            raise UserError("feddf distils on the server's own examples, and it has none; set task.server.examples")
+            raise UserError(
+                "feddf distils on the server's own examples, but the server has none; set task.server.examples"
+            )
         return server.initial()
 
     async def client_update(self, client: Site, message: Message) -> Message:

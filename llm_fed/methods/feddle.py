@@ -56,8 +56,8 @@ class Feddle(Method):
                 "or method.search_epochs=0"
             )
         if server.step.aggregation != "mean" and not self.fallback_start:
-            raise UserError("method.fallback_start=false searches from no step at all, so that no mean is taken; set "
-                            "server.aggregation=mean")  # fmt: skip
+            raise UserError("method.fallback_start=false takes no mean of the updates, so server.aggregation has no "
+                            "effect; set server.aggregation=mean")  # fmt: skip
         model = server.initial()
         head = server.new_head(model) if server.data.foreign and server.data.num_labels else None
         return {"model": model, "anchors": [], "importance": [], "head": head, "search": {}}

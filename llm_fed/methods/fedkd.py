@@ -77,8 +77,8 @@ class FedKD(Method):
         own, small = answer.parts["own"], answer.parts["small"]
         if own.features.shape != small.features.shape:
             raise UserError(
-                f"fedkd compares the {own.features.shape[1]} features of a client's own model with the "
-                f"{small.features.shape[1]} of the small one; choose base.name and base.clients with as many"
+                f"fedkd needs equally many features, but a client's own model has {own.features.shape[1]} and the "
+                f"small one {small.features.shape[1]}; choose other models in base.name and base.clients"
             )
         known = nn.functional.cross_entropy(own.logits, labels) + nn.functional.cross_entropy(small.logits, labels)
         taught = _distance(own, small) + _distance(small, own)

@@ -38,8 +38,8 @@ class PFedMe(Method):
             )
         if self.outer_lr * self.strength > 1:
             raise UserError(
-                f"method.outer_lr * method.strength is {self.outer_lr * self.strength:g}, beyond 1 at which w becomes "
-                "theta; lower one of them"
+                f"method.outer_lr * method.strength is {self.outer_lr * self.strength:g}; it must be at most 1 (where "
+                "w becomes theta), so lower one of them"
             )
         return server.initial()
 

@@ -58,7 +58,9 @@ class Potara(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.per_factor and self.space == "delta":
-            raise UserError("method.per_factor=true mixes A and B apart, which method.space=delta cannot; choose one")
+            raise UserError(
+                "method.per_factor=true mixes A and B separately, which method.space=delta cannot; choose one"
+            )
 
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
@@ -78,7 +80,7 @@ class Potara(Method):
         if (self.fisher, self.fisher_data) == ("empirical", "train") and found.losses[1] < OVERFITTED:
             recipe["note"] = (
                 f"the local adapter's loss on the {len(examples)} examples is {found.losses[1]:.2g} nats per target: "
-                "it knows them by heart, its gradients nearly vanish, and POTARA takes it for very uncertain; try "
+                "it has memorised them, so its gradients nearly vanish and POTARA treats it as very uncertain; try "
                 "method.fisher_data=held-out"
             )
         weight = recipe["lambda_fed"]

@@ -36,7 +36,9 @@ def features(found: Mapping[str, Scored]) -> np.ndarray:
     """
     widths = {client: own.answer.features.shape[1] for client, own in found.items()}
     if len(set(widths.values())) > 1:
-        raise UserError(f"the clients' models have {sorted(set(widths.values()))} features, which do not go together")
+        raise UserError(
+            f"the clients' models have {sorted(set(widths.values()))} features; one embedding needs equal numbers"
+        )
     return torch.cat([own.answer.features for own in found.values()]).numpy()
 
 

@@ -219,7 +219,7 @@ def test_the_command(llm_fed, finished, tmp_path):
     assert said.code == 1 and (finding["round"], finding["kind"]) == (1, "chain")
     llm_fed("audit", finished, "--rounds", "9").assert_refused("--rounds 9", "digests of rounds 1 to 3")
     llm_fed("audit", finished, "--rounds", "9", "--all").assert_refused("one of --rounds, --sample and --all")
-    llm_fed("audit", finished, "--rounds", "x").assert_refused("--rounds x is no list of rounds")
+    llm_fed("audit", finished, "--rounds", "x").assert_refused("--rounds x is not a list of rounds")
     (folder / digests.FILE).unlink()
     said = llm_fed("audit", folder)
     assert said.code == 1 and "digests.jsonl was there when this checkpoint was written" in said.out

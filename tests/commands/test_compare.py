@@ -239,7 +239,7 @@ def test_more_rounds_extend_a_row_s_run(small, tmp_path, llm_fed, trained):
     assert json.loads((out / "a-seed0/summary.json").read_text())["rounds"] == 2
     rows = {"b": ["method=local", "rounds=2"], "a": ["method=local", "rounds=3"]}
     config = write(small, tmp_path / "c.yaml", rows, seeds=[0])
-    llm_fed("compare", config, "--out", out).assert_refused("two different runs would use", "a-seed0", "--out")
+    llm_fed("compare", config, "--out", out).assert_refused("two different runs would share", "a-seed0", "--out")
     assert json.loads((out / "a-seed0/summary.json").read_text())["rounds"] == 2
 
 

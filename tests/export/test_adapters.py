@@ -216,7 +216,7 @@ def with_nan(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / peft_folders.CONFIG).unlink(), "is no adapter folder"),
+        (lambda folder: (folder / peft_folders.CONFIG).unlink(), "is not an adapter folder"),
         (lambda folder: (folder / peft_folders.WEIGHTS).unlink(), "only safetensors is read"),
         (pickled, "only safetensors is read"),
         (with_nan, "NaN"),
@@ -244,7 +244,7 @@ def test_damaged_folders(tmp_path, damage, message):
     with pytest.raises(UserError, match=message) as caught:
         peft_folders.read(tmp_path / "a", base)
     assert str(tmp_path / "a") in str(caught.value)
-    with pytest.raises(UserError, match="is no adapter folder"):
+    with pytest.raises(UserError, match="is not an adapter folder"):
         peft_folders.read(tmp_path / "nowhere", base)
 
 

@@ -54,8 +54,8 @@ def refused(folder: Path, base: Any) -> str:
     ("changes", "what"),
     [
         ({"target_modules": r"(([a-z0-9_.]+)+)+[A-Z]"}, "matches no layer"),
-        ({"target_modules": r"(\w|[a-z_.]|[a-z]|\.)*(?<=(.))(?!\2)\2x?"}, "has not ended after"),
-        ({"target_modules": "(" * 3000}, "no regular expression"),
+        ({"target_modules": r"(\w|[a-z_.]|[a-z]|\.)*(?<=(.))(?!\2)\2x?"}, "took longer than"),
+        ({"target_modules": "(" * 3000}, "not a valid regular expression"),
         ({"lora_alpha": 1e300}, "times the rank"),
         ({"lora_alpha": float("nan")}, "lora_alpha|alpha"),
         ({"lora_alpha": 10**400}, "no configuration of a LoRA adapter"),
