@@ -381,7 +381,7 @@ def merge(
     for item in merged:
         if "note" in item.recipe:
             out.print(f"{item.client}: {item.recipe['note']}")
-    out.print(f"the merged adapters are in {out_dir}, one PEFT folder per client")
+    out.print(f"wrote one PEFT folder per client to {out_dir}")
 
 
 @app.command()

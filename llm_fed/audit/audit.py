@@ -59,7 +59,7 @@ def audit(
     recorded = sorted(chain.rounds)
     if unknown := sorted(set(rounds) - set(recorded)):
         known = f"{recorded[0]} to {recorded[-1]}" if recorded else "none"
-        raise UserError(f"--rounds: there is no digest of round {unknown[0]}; {folder} has those of rounds {known}")
+        raise UserError(f"--rounds {unknown[0]}: {folder} only has digests of rounds {known}")
     drawn = random.Random(config.training_seed).sample(
         recorded, min(SAMPLE if sample is None else sample, len(recorded))
     )

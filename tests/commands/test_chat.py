@@ -71,7 +71,7 @@ def test_the_first_client_begins_and_commands_say_what_there_is(finished, capsys
     said = capsys.readouterr()
     assert chat.client == names[0] and said.out == ""
     assert said.err.startswith(f"{names[0]}'s adapter on ") and ", ".join(names) in said.err
-    assert "/client='nobody' is unknown" in said.err and "/sing is no command." in said.err
+    assert "/client='nobody' is unknown" in said.err and "/sing is not a command." in said.err
     assert said.err.count("/reset") == 3  # at the beginning, after what is no command, and when asked for
     with pytest.raises(UserError, match="--client='nobody' is unknown"):
         chatting.of_run(finished, "nobody")
@@ -103,7 +103,7 @@ def test_an_answer_that_is_broken_off_is_forgotten(conversing, monkeypatch, caps
     with monkeypatch.context() as patch:
         patch.setattr(Personal, "reply", broken)
         chatting.talk(chat, script("w20"), shows_help=False)
-    assert chat.said == [] and "broken off" in capsys.readouterr().err
+    assert chat.said == [] and "stopped and discarded" in capsys.readouterr().err
     chatting.talk(chat, script("w21"), shows_help=False)  # the adapters are free for the next answer
     assert [message["role"] for message in chat.said] == ["user", "assistant"]
 
@@ -159,8 +159,8 @@ def test_refusals(finished, llm_fed, tmp_path):
     llm_fed("chat").assert_refused("give either a run folder or --base")
     llm_fed("chat", finished, "--base", "b").assert_refused("give either a run folder or --base")
     llm_fed("chat", finished, "--template", "chat").assert_refused("--template only work with --base")
-    llm_fed("chat", "--base", "b", "--client", "ada").assert_refused("--client ada is for a run")
+    llm_fed("chat", "--base", "b", "--client", "ada").assert_refused("--client ada only works with a run folder")
     llm_fed("chat", tmp_path).assert_refused("is not a run folder")
     llm_fed("chat", finished, "--client", "nobody").assert_refused("--client='nobody' is unknown")
-    llm_fed("chat", "--base", "./nowhere").assert_refused("'./nowhere' is no folder")
+    llm_fed("chat", "--base", "./nowhere").assert_refused("'./nowhere' is not a folder")
     llm_fed("chat", "--base", "b", "--template", "sonnet").assert_refused("--template='sonnet' is unknown")

@@ -193,7 +193,7 @@ def test_a_run_that_fails_does_not_lose_the_others(small, tmp_path, trained, llm
         ({"a": ["local.lrr=1"]}, [], ["row 'a'", "the closest is 'lr'"]),
         ({"a": ["adapter.target_modules=[q_porj]"]}, [], ["row 'a'", "matches no layer", "q_proj"]),
         ({"a": ["method=potara", "method.fed_round=3"]}, [], ["row 'a'", "round 3 of fedit", "rounds=2"]),
-        ({"a": ["eval.metric=rouge1"], "b": ["eval.metric=exact_match"]}, [], ["one metric", "a by rouge1"]),
+        ({"a": ["eval.metric=rouge1"], "b": ["eval.metric=exact_match"]}, [], ["the same metric", "a by rouge1"]),
         ({"a": []}, ["--methods", "fedite"], ["no row or method 'fedite' (the closest is 'fedit')"]),
         ({"a": []}, ["--seeds", "0,x"], ["--seeds", "whole numbers"]),
         ({"a": []}, ["method=local"], ["method=local", "--methods"]),

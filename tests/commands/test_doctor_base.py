@@ -45,7 +45,7 @@ def test_what_a_mixture_and_another_family_lack(tmp_path):
     assert (
         "no: " in found["adapters on all-linear"] and "[q_proj,k_proj,v_proj,o_proj]" in found["adapters on all-linear"]
     )
-    assert found["context"].endswith("sees 4")
+    assert found["context"].endswith("sees 4 of them")
     other = said(folder(tmp_path / "gpt2", tiny.build("gpt2"), eos_token="</s>"))
     assert "not tested against stock PEFT yet" in other["family"]
     assert "no: " in other["adapters on q_proj and v_proj"] and "c_attn" in other["adapters on q_proj and v_proj"]
@@ -77,4 +77,4 @@ def test_no_weight_is_read(tmp_path, llm_fed):
 
 
 def test_no_base(tmp_path, llm_fed):
-    llm_fed("doctor", "--base", tmp_path / "none").assert_refused("is no folder", "Qwen/Qwen3-0.6B")
+    llm_fed("doctor", "--base", tmp_path / "none").assert_refused("is not a folder", "Qwen/Qwen3-0.6B")

@@ -94,7 +94,7 @@ def test_the_bare_base(llm_fed, small, finished, tmp_path):
         assert "does not name" not in said.err
         assert scores(said) == scores(llm_fed(*words, "--adapter", tmp_path / "out/ada"))
     said = llm_fed("eval", "--base", small.base, "--data", small.data / "ada/test.jsonl")
-    assert said.code == 0 and "the template alpaca-short is used" in said.err
+    assert said.code == 0 and "so alpaca-short is used" in said.err
 
 
 def test_a_bare_image_base_is_refused(tmp_path):

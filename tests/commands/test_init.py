@@ -31,7 +31,7 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert said.code == 0, said.err
     assert "5: east, north, south, up and down, west" in said.out
     assert "prompt = question, answer = reply" in said.out and "Latin 100 %" in said.out
-    assert "29 per client for training; 15 for validation and 40 for the test" in said.out
+    assert "29 per client for training; 15 for validation and 40 for testing" in said.out
     config = configfile.load("my data.yaml")
     assert (config.task.path, config.base.name) == ("my data", str(small.base))
     assert config.method == {"name": "fedmerge", "num_models": 4} and config.eval.base
@@ -82,7 +82,7 @@ def test_one_file_with_a_client_column_or_without(small, llm_fed, tmp_path):
     assert configfile.load(tmp_path / "c.yaml").task.partition.clients == 4
     write(path, rows(60, "text", "label"))
     llm_fed(*asked).assert_refused("no column names the clients", "--client COLUMN, or --clients N")
-    llm_fed(*asked, "--client", "txt").assert_refused("'txt' is no column (the closest is 'text')")
+    llm_fed(*asked, "--client", "txt").assert_refused("'txt' is not a column (the closest is 'text')")
 
 
 def test_columns_that_nobody_could_guess(small, llm_fed, tmp_path):
@@ -115,7 +115,7 @@ def test_a_base_that_cannot_be_read_here(llm_fed, tmp_path, monkeypatch):
     assert said.code == 0 and "someone/something cannot be loaded here" in said.out
     text = (tmp_path / "c.yaml").read_text()
     assert "max_length" not in text and "use chat for an instruction-tuned base" in text
-    llm_fed("init", tmp_path / "d", "--base", "./nowhere", "--out", tmp_path / "e.yaml").assert_refused("is no folder")
+    llm_fed("init", tmp_path / "d", "--base", "./nowhere", "--out", tmp_path / "e.yaml").assert_refused("not a folder")
     assert not (tmp_path / "e.yaml").exists()
 
 

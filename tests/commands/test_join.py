@@ -174,7 +174,7 @@ def test_mistakes_are_said_in_a_line(local, finished, small, tmp_path, llm_fed):
     llm_fed("join", local, "--data", long, "--out", out).assert_refused("none of its 1 training examples fits")
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    llm_fed("join", local, "--data", data, "--out", out).assert_refused("is there already", "--out")
+    llm_fed("join", local, "--data", data, "--out", out).assert_refused("already exists", "--out")
 
 
 def test_runs_without_a_pool_are_refused(finished, local, small, tmp_path):

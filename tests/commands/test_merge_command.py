@@ -226,7 +226,7 @@ def test_another_initialisation_is_warned_of(runs, small, llm_fed, tmp_path):
     said = llm_fed(*words, "--local", local, "--json")
     (found,) = json.loads(said.out)["clients"].values()
     assert found["distance"] == pytest.approx(1.41, abs=0.25) and f"{found['distance']:.2f} apart" in said.err
-    assert "one seed" in said.err
+    assert "the same seed" in said.err
     assert "apart" not in llm_fed(*words, "--local", runs / "local" / "adapters" / "ada", "--json").err
 
 

@@ -124,7 +124,7 @@ def test_what_cannot_be_folded_is_refused_before_anything_is_written(run, llm_fe
     (ada / peft_folders.GATE).unlink()
     prompt = (ada / FILE).read_bytes()
     (ada / FILE).unlink()
-    llm_fed(*words).assert_refused("ada is no adapter of a language model", "leave out --merged")
+    llm_fed(*words).assert_refused("ada is not an adapter of a language model", "leave out --merged")
     (ada / FILE).write_bytes(prompt)
     assert not (tmp_path / "out").exists()
     (tmp_path / "out/cyd").mkdir(parents=True)

@@ -86,7 +86,7 @@ ONCE_FELL = {  # what it is, and a word of why it is refused
     "factors of vectors": (low_rank(torch.ones(4), torch.ones(4)), "factors of [4]"),
     "factors of integers": (low_rank(*(factor.long() for factor in FACTORS)), "factors of torch.int64"),
     "a rest that is low-rank": (low_rank(*FACTORS, rest={"l": [[], []]}), "without its rest"),
-    "scales as text": (state(row=INT8, scales="1", dtype="float32"), "node is none"),
+    "scales as text": (state(row=INT8, scales="1", dtype="float32"), "malformed node of a tensor"),
     "int8 without scales": (state(row=INT8, scales=None, dtype="float32"), "without scales"),
     "an unknown node": (message({"x": 1}), "an unknown kind of node"),
     "a tensor too many": (message({"d": []}, _0=torch.ones(1)), "belong to nothing"),

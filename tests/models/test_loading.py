@@ -163,8 +163,8 @@ def test_damaged_folders(tmp_path, damage, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "./no/such/folder"}, "'./no/such/folder' is no folder; give one"),
-        ({"name": ""}, "is no folder; give one"),
+        ({"name": "./no/such/folder"}, "'./no/such/folder' is not a folder; give one"),
+        ({"name": ""}, "is not a folder; give one"),
         ({"dtype": "bfloat61"}, "base.dtype='bfloat61'.*bfloat16"),
         ({"quantization": "nf5"}, "base.quantization='nf5'.*nf4"),
         ({"device_map": "auto"}, "base.device_map=auto splits the base over GPUs, but this run is on the CPU"),

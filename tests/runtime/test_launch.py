@@ -101,7 +101,7 @@ def test_a_killed_worker_ends_the_launch_with_a_message(alone, tmp_path):
     ("words", "code", "text"),
     [
         (["local.lrr=1"], 2, "llm-fed: unknown key local.lrr"),
-        (["base.name=./nowhere"], 2, "llm-fed: base.name='./nowhere' is no folder"),
+        (["base.name=./nowhere"], 2, "llm-fed: base.name='./nowhere' is not a folder"),
         (["base.device_map=auto"], 2, "llm-fed: base.device_map"),
     ],
 )

@@ -88,7 +88,7 @@ def test_what_cannot_be_trained_on_is_refused():
         (TALK[:1], "does not end with a message of the assistant"),
         (TALK[2:], "a message of the assistant where one of the user belongs"),
         ([*TALK[:3], TALK[2]], "a message of the assistant where one of the user belongs"),
-        ([TALK[1], TALK[0], TALK[2]], "a turn of the system where one of the assistant belongs"),
+        ([TALK[1], TALK[0], TALK[2]], "a message of the system where one of the assistant belongs"),
     ],
 )
 def test_bad_conversations_are_named_with_file_and_line(tmp_path, value, said):

@@ -89,7 +89,7 @@ def test_one_file_without_client_column_needs_a_partition(tmp_path):
     assert {len(c.train) + len(c.validation) + len(c.test) for c in parts.values()} == {10}
     parts = load(path, partition=PartitionConfig(kind="dirichlet", clients=2, label="kind", alpha=1.0)).clients
     assert {e.group for c in parts.values() for e in c.train} == {"x", "y"}
-    with pytest.raises(UserError, match="line 1: task.partition.label='kin' is no column .the closest is 'kind'"):
+    with pytest.raises(UserError, match="line 1: task.partition.label='kin' is not a column .the closest is 'kind'"):
         load(path, partition=PartitionConfig(kind="dirichlet", clients=2, label="kin"))
 
 
@@ -186,7 +186,7 @@ def test_unknown_column_names_the_closest(tmp_path):
     write(tmp_path / "a" / "train.jsonl", records(2))
     write(tmp_path / "a" / "test.jsonl", records(2))
     with pytest.raises(
-        UserError, match=r"columns.prompt='instructon' is no column .the closest is 'instruction'.*output"
+        UserError, match=r"columns.prompt='instructon' is not a column .the closest is 'instruction'.*output"
     ):
         load(tmp_path, columns=ColumnsConfig(prompt="instructon"))
 
