@@ -376,8 +376,8 @@ class Site:
         return await Answers(self.id, self.structure, state, pictures)
 
     def new_head(self, state: State) -> State:
-        """A new linear head for the labels of this site's pictures, to replace the one in an image model's `state`: zero
-        entries weight (C, H) and bias (C,)."""
+        """A new linear head for the labels of this site's pictures, to replace the one in an image model's `state`:
+        zero entries weight (C, H) and bias (C,)."""
         features = state.layout.shape_of[f"{state.layout.head}.weight"][1]
         weight = state.row.new_zeros(self.data.num_labels, features)
         return State.of({"weight": weight, "bias": weight.new_zeros(self.data.num_labels)})

@@ -83,7 +83,8 @@ def module_of(entry: str) -> str:
 
 
 def block_of(entry: str) -> int | None:
-    """The number of the block that an entry belongs to, as torch numbers the members of a list; None outside of lists."""
+    """The number of the block that an entry belongs to, as torch numbers the members of a list; None outside of
+    lists."""
     found = re.search(r"\.(\d+)\.", entry)
     return int(found[1]) if found else None
 

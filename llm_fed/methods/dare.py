@@ -21,11 +21,11 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Dare(Method):
-    """Of what the two adapters add to each layer entries are dropped at random, the rest is scaled up to make up for
-    them, and the sum of both is added, times `scaling` (with task arithmetic, as in the paper).
+    """Drops random entries of what each adapter adds to a layer, rescales the remaining ones, and adds up both, times
+    `scaling` (with task arithmetic, as in the paper).
 
-    Deviation: the result is no longer of low rank, so the nearest adapter of twice the rank is exported; `lost` in the
-    recipe says how much is cut off (`test_what_a_product_loses`).
+    Deviation: the result has no low rank, so the nearest adapter of twice the rank is exported; `lost` in the recipe
+    says how much is cut off (`test_what_a_product_loses`).
     """
 
     paper: ClassVar[str] = "DARE (Yu et al. 2024)"

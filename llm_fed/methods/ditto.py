@@ -15,11 +15,11 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """FedAvg for one global model, and beside it each client trains a model of its own, which never leaves it and is
-    pulled towards the global one: its loss has lambda / 2 ||v - w||^2 added.
+    """FedAvg trains a global model w, and each client also trains a personal model v, which stays at the client and is
+    pulled towards the global one: its loss has the term lambda / 2 ||v - w||^2.
 
-    A client takes twice the steps of FedAvg.
-    Deviation: its two models see batches of their own; in the published code both see the same (`test_ditto_by_hand`).
+    A client takes twice as many steps as with FedAvg.
+    Deviation: the two models train on different batches; in the published code, on the same (`test_ditto_by_hand`).
     """
 
     paper: ClassVar[str] = "Ditto (Li et al. 2021)"

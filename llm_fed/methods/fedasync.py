@@ -14,7 +14,7 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class FedAsync(Method):
-    """One adapter for all, which every answer moves as it arrives: the later it is, the less.
+    """One adapter for all clients, which is mixed with each answer as it arrives, the less the staler the answer is.
 
     Clients upload the adapter itself, so the server need not remember what it sent to whom.
     Deviation, unless `staleness` is "steps": staleness is counted in rounds of virtual time, so that it means the same

@@ -16,10 +16,11 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FedDF(Method):
-    """The mean of the models that arrived, by numbers of examples, then taught by all of them together: its
-    predictions on the server's examples, whose labels are not used, approach those of the models' mean logits.
+    """The server averages the clients' models by numbers of examples, then distils their ensemble into the average: its
+    predictions on the server's unlabelled examples approach the softmax of the models' mean logits.
 
-    Clients upload the model itself. The examples may be of any domain. A round with no arrival changes nothing.
+    Clients upload the model itself. The server's examples may be of any domain. A round without uploads changes
+    nothing.
     """
 
     paper: ClassVar[str] = "FedDF (Lin et al. 2020)"

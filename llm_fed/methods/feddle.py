@@ -20,16 +20,17 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class Feddle(Method):
-    """One model for all, which moves along the clients' last updates as far as the server's own data say.
+    """One model for all clients, which moves along the clients' last updates by coefficients that the server searches
+    on its own data.
 
-    The last updates, however late, are the anchors of an atlas; each round the server searches one coefficient for
-    each anchor on its data, from where FedBuff would stand (the fallback), and may well find negative ones. With data
-    of another domain an image model is judged under a head of its own for their labels (Eq. 8, 9), and coefficients are
-    held near the fallback. A language model's head speaks the same vocabulary in every domain, so it is kept.
-    With another rule than the mean (`server.aggregation`) the fallback is the robust mean of the same updates, which
-    need not be a combination of anchors: the search begins with the model there and all coefficients at zero.
+    The last updates, however late, are the anchors of an atlas. In each round the server searches one coefficient per
+    anchor on its data, starting where FedBuff would end (the fallback); coefficients may be negative. If the data are
+    of another domain, an image model is evaluated with a new head for their labels (Eq. 8, 9), and the coefficients are
+    held near the fallback. A language model keeps its head, as the vocabulary is the same in every domain. With a
+    robust rule (`server.aggregation`) the fallback is the robust mean of the same updates, which need not be a
+    combination of anchors: the search starts with the model there and all coefficients at zero.
     Deviation: the paper leaves open what the fallback averages; see `fallback_over`.
-    Running statistics (BatchNorm) take no part in the search: they move by the mean of the arrivals.
+    Running statistics (BatchNorm) take no part in the search: they move by the mean of the uploads that arrived.
     """
 
     paper: ClassVar[str] = "Feddle (Zhu et al. 2025)"

@@ -17,9 +17,9 @@ from llm_fed.state import State
 @dataclass(frozen=True)
 class FedDyn(Method):
     """FedAvg whose clients add -<g_k, theta> + alpha / 2 ||theta - theta_t||^2 to their loss, where g_k is the gradient
-    at which their last training ended. In the limit clients and server then agree on one stationary point.
+    at the end of their last training. In the limit, clients and server then share a stationary point.
 
-    All clients weigh the same. An answer that never arrives leaves the server's h behind the mean of the g_k.
+    All clients have equal weights. If an answer never arrives, the server's h is no longer the mean of the g_k.
     Deviation: alpha is the same for all clients; the published code divides it by the client's share of the examples
     (`test_feddyn_by_hand`).
     """

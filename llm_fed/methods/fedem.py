@@ -22,13 +22,13 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class FedEM(Method):
-    """d global models, mixed by the client's own weights; all are sent to every client, and averaged one by one.
+    """d global models, mixed by each client's own weights. Every client receives all of them, and each is averaged.
 
-    Whole models: expectation-maximisation (Algorithm 1). A client's mixture weights pi stay with it and weigh the
-    models' probabilities; one that was never asked weighs them evenly.
-    Adapters: d on each layer, weighed for each token by the client's own router, and all trained together.
-    An image model has one head, read by whatever the routers mix, so it is trained and averaged with the adapters.
-    Deviation: that form replaces EM over mixture weights per example by routers, as the FedMerge paper does.
+    Whole models: expectation-maximisation (Algorithm 1). A client's mixture weights pi stay at the client and weigh the
+    models' probabilities; they are uniform for a client that never took part.
+    Adapters: each layer has d of them, weighted for each token by the client's own router, and all are trained
+    together. An image model has one head for the mixture, so it is trained and averaged with the adapters.
+    Deviation: for adapters, routers replace EM over mixture weights per example, as in the FedMerge paper.
     """
 
     paper: ClassVar[str] = "FedEM (Marfoq et al. 2021)"

@@ -17,8 +17,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FedFT(Method):
-    """FedAvg's step on the answers that `wait` chooses, then the server trains on its own examples; with `first_n` only
-    in rounds that make a step."""
+    """FedAvg's step on the answers that `wait` selects, after which the server trains on its own examples; with
+    `first_n`, only in rounds with a step."""
 
     paper: ClassVar[str] = "Fed+FT (baseline of Zhu et al. 2025)"
     one_model: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class FedFT(Method):
 
 @dataclass(frozen=True)
 class Center(Method):
-    """No federation: the server trains on its own examples; clients are only sent the result."""
+    """No federation: the server trains on its own examples, and clients only receive the result."""
 
     paper: ClassVar[str] = "centralised training (baseline of Zhu et al. 2025)"
     one_model: ClassVar[bool] = True

@@ -25,16 +25,16 @@ LEAST_LOSS = 0.01  # the sum of both cross-entropies by which the distillation i
 
 @dataclass(frozen=True)
 class FedKD(Method):
-    """Each client's own model (mentor) and a small one that all share (mentee) teach each other, the more the better
-    both know the labels; updates of the small one travel, up and down, as truncated singular value decompositions.
+    """Each client's own model (mentor) and a small shared model (mentee) teach each other, the more the better both
+    predict the labels. Updates of the small model are sent, up and down, as truncated singular value decompositions.
 
     The share of a matrix's energy that is kept rises linearly over the rounds. The server takes the same truncated step
-    as its clients; a client that misses a step is sent the whole small model. The own model classifies.
-    Deviation: features have no learned projection between the models, so there must be as many in both.
-    Deviation: in the published code gradients also reach the teachers and the divisor, whose own growth would lower the
-    loss; here both are constants, and the divisor is at least 0.01, as the step would be unbounded on examples learned
-    by heart (`test_fedkd_divides_by_a_constant_that_is_not_too_small`).
-    Deviation: the mean of updates is weighed by n_k / n as in FedAvg, where the published code weighs all alike
+    as its clients; a client that missed a step receives the whole small model. The client's own model classifies.
+    Deviation: there is no learned projection between the models' features, so both must have equally many.
+    Deviation: in the published code gradients also flow into the teachers and the divisor, so its growth would lower
+    the loss; here both are constants, and the divisor is at least 0.01, as steps would be unbounded on memorised
+    examples (`test_fedkd_divides_by_a_constant_that_is_not_too_small`).
+    Deviation: the mean of updates is weighted by n_k / n as in FedAvg; in the published code all have equal weights
     (`test_the_mean_is_weighed_by_numbers_of_examples`).
     """
 

@@ -15,11 +15,11 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FedMoE(Method):
-    """Each client's own model beside a small extractor that all share, their features weighed for each image by a gate
+    """Each client has its own model and a small shared extractor; a gate weighs the features of both for each image
     (Eq. 3-6, `models.joined`).
 
-    Cross-entropy trains all three at once (Eq. 7, 8). Only the small extractor travels: `base.name` without its head,
-    averaged with weights n_k / n (Eq. 9). The gate's running statistics stay where the gate is.
+    Cross-entropy trains all three together (Eq. 7, 8). Only the small extractor is sent: `base.name` without its head,
+    averaged with weights n_k / n (Eq. 9). The gate's running statistics stay at the client with the gate.
     """
 
     paper: ClassVar[str] = "FedMoE (Yi et al. 2024)"

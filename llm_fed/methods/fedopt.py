@@ -21,8 +21,8 @@ Second = Callable[[Tensor, Tensor], Tensor]  # (v, Delta^2) -> the next v
 
 @dataclass(frozen=True)
 class FedAvgM(Method):
-    """FedAvg whose server has momentum: v <- beta v + Delta, then the model moves by eta v. Delta is the mean of the
-    clients' updates, weighed by numbers of examples."""
+    """FedAvg with momentum at the server: v <- beta v + Delta, then the model moves by eta v. Delta is the mean of the
+    clients' updates, weighted by numbers of examples."""
 
     paper: ClassVar[str] = "FedAvgM (Hsu et al. 2019)"
     one_model: ClassVar[bool] = True

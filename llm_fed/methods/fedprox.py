@@ -15,11 +15,11 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """FedAvg whose clients are pulled back to the model that they were sent: Eq. 2 adds mu / 2 * ||theta - theta_t||^2
-    to a client's loss. Every client trains for as many steps as `local` says.
+    """FedAvg whose clients are pulled back to the model that they received: Eq. 2 adds mu / 2 * ||theta - theta_t||^2
+    to a client's loss. Every client trains for the number of steps in `local`.
 
-    Deviation: clients are drawn evenly and weighted by numbers of examples, where the paper draws them by size and
-    weights them evenly (`test_fedprox_by_hand`).
+    Deviation: clients are sampled uniformly and weighted by numbers of examples; the paper samples them by size and
+    weights them equally (`test_fedprox_by_hand`).
     """
 
     paper: ClassVar[str] = "FedProx (Li et al. 2020)"

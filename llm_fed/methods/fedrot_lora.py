@@ -18,11 +18,12 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class FedRotLoRA(Method):
-    """FedIT whose clients turn their adapters before they send them: (B R)(R^T A) is the same product for any rotation
-    R, so each client takes the R that brings its factors closest to those it was sent, and the mean loses less.
+    """FedIT whose clients rotate their adapters before they send them: (B R)(R^T A) is the same product for any
+    rotation R, so each client takes the R that brings its factors closest to those it received, and averaging loses
+    less.
 
-    In even rounds R aligns A, in odd ones B; in the first nobody turns, as B is zero in what was sent. What is sent,
-    and its size, are as in FedIT. Formulas as in the authors' code (`rotation_alignment_tools.py`).
+    In even rounds R aligns A, in odd rounds B; in the first round nothing is rotated, as B is zero. What is sent, and
+    its size, are as in FedIT. The formulas are those of the authors' code (`rotation_alignment_tools.py`).
     """
 
     paper: ClassVar[str] = "FedRot-LoRA (Zhang et al. 2026)"

@@ -10,9 +10,9 @@ from llm_fed.method import Method
 
 @dataclass(frozen=True)
 class FedSA(Method):
-    """A and B are trained; A is averaged, B stays with its client, and so does an image model's head.
+    """A and B are trained, A is averaged, and B stays at the client, as does an image model's head.
 
-    The paper speaks of B alone; that the head stays is in the authors' configuration (`local_param`).
+    The paper only mentions B; that the head stays is in the authors' configuration (`local_param`).
     """
 
     paper: ClassVar[str] = "FedSA-LoRA (Guo et al. 2025)"

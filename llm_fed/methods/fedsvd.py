@@ -18,12 +18,12 @@ TRAINED = r"^(?!.*\.lora_A$)"
 
 @dataclass(frozen=True)
 class FedSVD(Method):
-    """FFA-LoRA whose server turns A with what was learned: clients train B beside a frozen A and send it; the server
-    averages B and replaces both factors by the singular value decomposition of B A: A has its right singular vectors,
-    which are orthonormal, and B = U S. The product stays the same.
+    """FFA-LoRA whose server also updates A: clients train B with a frozen A and send B; the server averages B and
+    replaces both factors by the singular value decomposition of B A: A gets the right singular vectors, which are
+    orthonormal, and B = U S. The product stays the same.
 
-    Clients are sent both factors. An image model's head is trained and averaged like B.
-    A late answer was trained beside another A, so it counts no more.
+    Clients receive both factors. An image model's head is trained and averaged like B.
+    A late answer was trained with another A, so it is dropped.
     """
 
     paper: ClassVar[str] = "FedSVD (Lee et al. 2025)"

@@ -10,9 +10,9 @@ from llm_fed.method import Method
 
 @dataclass(frozen=True)
 class FFA(Method):
-    """Every client holds the same A, drawn once and frozen; B is trained and averaged, so that B A is averaged exactly.
+    """Every client has the same frozen random A; B is trained and averaged, so that B A is averaged exactly.
 
-    A never travels: each client draws it from the run's seed. An image model's head is trained and averaged like B.
+    A is never sent: each client draws it from the run's seed. An image model's head is trained and averaged like B.
     """
 
     paper: ClassVar[str] = "FFA-LoRA (Sun et al. 2024)"

@@ -15,11 +15,11 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FlexLoRA(Method):
-    """What the clients' adapters add to each layer is averaged as whole products `s B A`, and each client is sent the
-    singular value decomposition of the mean, cut to its rank: `B = U S / s`, `A = V`, as in the authors' code.
+    """The server averages the products `s B A` that the clients' adapters add to each layer, and sends each client the
+    singular value decomposition of the mean, truncated to its rank: `B = U S / s`, `A = V`, as in the authors' code.
 
-    The server keeps of the mean as many components as the largest client has, which is all that it sends. An image
-    model's head is averaged entry by entry.
+    The server keeps as many components of the mean as the largest rank of a client. An image model's head is averaged
+    entry by entry.
     """
 
     paper: ClassVar[str] = "FlexLoRA (Bai et al. 2024)"

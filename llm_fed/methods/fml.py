@@ -18,10 +18,10 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FML(Method):
-    """Each client's own model and a small one that all share teach each other while both learn from the labels; the
-    small one is averaged, the own one classifies.
+    """Each client's own model and a small shared model teach each other while both learn from the labels. The small
+    model is averaged, and the own model classifies.
 
-    Deviation: the published code averages without weights, here n_k / n as in FedAvg
+    Deviation: the published code averages without weights; here they are n_k / n as in FedAvg
     (`test_the_mean_is_weighed_by_numbers_of_examples`).
     """
 

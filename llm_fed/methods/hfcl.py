@@ -17,10 +17,10 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class HFCL(Method):
-    """The server trains on its own examples as one more client, whose answer is never late; `first_n` does not count
-    it.
+    """The server trains on its own examples as an additional client, whose answer is never late and is not counted by
+    `first_n`.
 
-    In the paper the server holds the data of clients that cannot train; here it has data of its own.
+    In the paper the server holds the data of clients that cannot train; here it has its own data.
     """
 
     paper: ClassVar[str] = "HFCL (Elbir et al. 2021)"

@@ -16,11 +16,11 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """The layers that all clients' models have in common, here the head, are averaged; what stands below, where the
-    models may differ, stays with its client. Both are trained together.
+    """The layers that all clients' models have in common, here the head, are averaged. The layers below, which may
+    differ, stay at the client. Both are trained together.
 
-    Deviation: the published code starts from a model that federated averaging trained before, here all start fresh,
-    since unlike models have no such start; it averages without weights, here n_k / n as in FedAvg
+    Deviation: the published code starts from a model trained by federated averaging; here all models start untrained,
+    since different models have no common start. It averages without weights; here they are n_k / n as in FedAvg
     (`test_the_mean_is_weighed_by_numbers_of_examples`).
     """
 

@@ -15,10 +15,11 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """A global model that each client's own is near to: a client finds theta near w, moves w towards it, and sends w.
+    """Each client's model stays near a global one: a client finds a theta near w, moves w towards theta, and sends w.
 
-    `local.lr` is the rate of theta's steps. A round takes `local_rounds * inner_steps` steps, whatever `local.steps`.
-    Deviation: each of the inner steps takes a batch of its own; in the published code all of a local round see one
+    `local.lr` is the learning rate of theta. A round takes `local_rounds * inner_steps` steps, whatever `local.steps`
+    is.
+    Deviation: each inner step takes its own batch; in the published code all steps of a local round share one
     (`test_pfedme_by_hand`).
     """
 

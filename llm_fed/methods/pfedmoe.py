@@ -13,11 +13,12 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class PFedMoE(Method):
-    """A global and a local expert, weighed by the client's own gate; the global one is averaged, the rest stays.
+    """A global and a local expert are weighted by the client's own gate. The global expert is averaged, and the local
+    expert and the gate stay at the client.
 
-    Whole models: the experts are extractors of one architecture, weighed for each image; their features are read by
-    the local model's head, as in FedMoE. Adapters: the experts stand on each layer, weighed for each token by a router.
-    Everything is trained together; an image model's head stays with its client, as the paper's prediction header does.
+    Whole models: the experts are extractors of the same architecture, weighted for each image, and the local model's
+    head reads their features, as in FedMoE. Adapters: each layer has both experts, weighted for each token by a router.
+    Everything is trained together. An image model's head stays at the client, like the paper's prediction header.
     """
 
     paper: ClassVar[str] = "pFedMoE (Yi et al. 2024)"

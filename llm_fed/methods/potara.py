@@ -28,11 +28,11 @@ OVERFITTED = 0.05  # nats per target: gradients below it say little about how su
 
 @dataclass(frozen=True)
 class Potara(Method):
-    """One FedIT adapter and one local adapter, merged at each client.
+    """Merges a FedIT adapter and a local adapter at each client.
 
     Deviation: the inverse Fisher information is damped (`merge.potara.variances`, `test_damping_bounds_the_trace`).
-    Deviation: an image model's head, which App. B does not speak of, stays out of the traces: it would rule them
-    (docs/results/potara.md). `head` says what becomes of it.
+    Deviation: an image model's head, which App. B does not mention, is left out of the traces, as it would dominate
+    them (docs/results/potara.md). `head` says how it is merged.
     Deviation: `fisher: empirical` takes the data's labels, where Eq. 19 takes the model's, so that one pass gives
     Eq. 19 and Eq. 54-57; `sampled` draws them, token by token given the data's prefix (docs/results/log/potara.md).
     """

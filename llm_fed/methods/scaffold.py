@@ -15,8 +15,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """FedAvg whose clients correct every gradient by c - c_i: the mean of everybody's past gradients, minus that of
-    their own. All clients weigh the same. An answer that never arrives leaves c behind the mean of the c_i."""
+    """FedAvg whose clients correct every gradient by c - c_i: the mean of all clients' past gradients minus that of
+    their own. All clients have equal weights. If an answer never arrives, c is no longer the mean of the c_i."""
 
     paper: ClassVar[str] = "SCAFFOLD (Karimireddy et al. 2020)"
 

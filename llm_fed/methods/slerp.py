@@ -20,8 +20,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class Slerp(Method):
-    """On each layer a point of the arc between what the two adapters add to it, so that a mixture of two that point
-    apart is as long as they are; exactly, as one adapter of twice the rank."""
+    """Takes, for each layer, a point on the arc between what the two adapters add to it, so that mixing adapters of
+    different directions does not shrink them. The result is exact, as one adapter of twice the rank."""
 
     paper: ClassVar[str] = "SLERP (Shoemake 1985)"
     needs: ClassVar[tuple[str, ...]] = ("fedit", "local")

@@ -17,8 +17,8 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class TaskArithmetic(Method):
-    """The sum of what the two adapters add to each layer, times `scaling`; exactly, as one adapter of twice the
-    rank."""
+    """Adds up what the two adapters add to each layer, times `scaling`. The result is exact, as one adapter of twice
+    the rank."""
 
     paper: ClassVar[str] = "Task arithmetic (Ilharco et al. 2023)"
     needs: ClassVar[tuple[str, ...]] = ("fedit", "local")

@@ -225,11 +225,11 @@ def with_nan(folder):
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
         (
             lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: data[:-7]),
-            "no configuration of a LoRA",
+            "is not the configuration of a LoRA",
         ),
-        (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "no configuration of a LoRA"),
-        (lambda folder: edited(folder, r="three"), "no configuration of a LoRA"),
-        (lambda folder: edited(folder, r=0), "no configuration of a LoRA.*rank is 0"),
+        (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "is not the configuration of a LoRA"),
+        (lambda folder: edited(folder, r="three"), "is not the configuration of a LoRA"),
+        (lambda folder: edited(folder, r=0), "not the configuration of a LoRA.*rank is 0"),
         (
             lambda folder: edited(folder, target_modules=None),
             r"target_modules is \(\); it must be at least one module name",

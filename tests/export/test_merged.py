@@ -128,7 +128,7 @@ def test_what_cannot_be_folded_is_refused_before_anything_is_written(run, llm_fe
     (ada / FILE).write_bytes(prompt)
     assert not (tmp_path / "out").exists()
     (tmp_path / "out/cyd").mkdir(parents=True)
-    llm_fed(*words).assert_refused("out/cyd is there already", "another folder")
+    llm_fed(*words).assert_refused("out/cyd already exists", "another folder")
     assert not (tmp_path / "out/ada").exists()
 
 

@@ -96,12 +96,12 @@ def test_clients_are_named_with_their_reasons():
     assert lines({"ada": good, "bob": large, "cyd": good}) == [
         "vLLM can serve ada, cyd on b/base with --enable-lora --max-lora-rank 8; see docs/serving.md",
         "vLLM cannot serve bob: too large",
-        "LoRAX can serve all 3",
+        "LoRAX can serve all 3 adapters",
     ]
     unlike = lines({"ada": good, "bob": Servable("b/base", 9, {})})
-    assert unlike[0] == "vLLM can serve all 2 on b/base with --enable-lora --max-lora-rank 16; see docs/serving.md"
+    assert unlike[0] == "vLLM can serve all 2 adapters on b/base with --enable-lora --max-lora-rank 16; see docs/serving.md"
     assert lines({"ada": good})[1] == "LoRAX can serve ada"
-    assert lines({"ada": large, "bob": large})[0] == "vLLM can serve none of the 2: too large"
+    assert lines({"ada": large, "bob": large})[0] == "vLLM can serve none of the 2 adapters: too large"
     for count, who in ((8, "0, 1, 2, 3, 4 and 3 more"), (6, "0, 1, 2, 3, 4 and 1 more"), (5, "0, 1, 2, 3, 4")):
         many = lines({str(number): large for number in range(count)} | {"ada": good})
         assert many[0] == f"vLLM cannot serve {who}: too large"
@@ -111,8 +111,8 @@ def test_export_says_it_beside_its_results(llm_fed, finished, tmp_path):
     said = llm_fed("export", finished, tmp_path / "out")
     assert said.out.split() == [str(tmp_path / "out" / client) for client in ("ada", "bob", "cyd")]
     assert said.err.splitlines() == [
-        "vLLM can serve all 3 on base with --enable-lora --max-lora-rank 8; see docs/serving.md",
-        "LoRAX can serve all 3",
+        "vLLM can serve all 3 adapters on base with --enable-lora --max-lora-rank 8; see docs/serving.md",
+        "LoRAX can serve all 3 adapters",
     ]
 
 
