@@ -22,7 +22,7 @@ from llm_fed.settings import (
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state on its way
+Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state when it is sent
 
 
 TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`
@@ -30,17 +30,17 @@ TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, 
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """The model that everything starts from; under adapters it is frozen."""
+    """The base model. Adapters leave it frozen."""
 
-    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder; of images also cnn, cnn-1 ... resnet-9 ...
-    # Image models that clients have in the place of `name`, one after another in turn (cnn-1 ... cnn-5, resnet-9 ...);
-    # `name` is then the small model of methods that share one.
+    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder; for images also cnn, cnn-1 ... resnet-9 ...
+    # Image models of the clients instead of `name`, assigned to the clients in turn (cnn-1 ... cnn-5, resnet-9 ...);
+    # `name` is then the small shared model of methods that have one.
     clients: tuple[str, ...] | None = None
-    # of the base's weights and the autocast of training;
-    # auto: bfloat16 on a GPU that has it, else float32; a run keeps what it began with
+    # dtype of the base's weights and of autocast in training;
+    # auto: bfloat16 on a GPU that supports it, else float32; a continued run keeps the dtype with which it began
     dtype: Dtype = "auto"
-    quantization: Literal["nf4", "int8"] | None = None  # by bitsandbytes
-    # auto: the layers of a language model over all GPUs of one process (Accelerate)
+    quantization: Literal["nf4", "int8"] | None = None  # of the base's weights, by bitsandbytes
+    # auto: spread the layers of a language model over all GPUs of one process (Accelerate)
     device_map: Literal["auto"] | None = None
     activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
     revision: str | None = None  # a Hub revision
@@ -50,18 +50,18 @@ class BaseConfig:
 class AdapterConfig:
     """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
 
-    # r: rows of A, columns of B. Where a method takes clients of unequal rank (docs/guide.md), also a list of ranks in
-    # the clients' order, or {client: rank, ...} of all of them.
+    # r: rows of A, columns of B. For methods that allow unequal ranks (docs/guide.md), also a list of ranks in the
+    # clients' order, or {client: rank, ...} for all clients.
     rank: Annotated[PositiveInt, AtMost(2**16)] | tuple[int, ...] | dict[str, int] = 8
     alpha: PositiveFloat = 16  # the adapter's output is scaled by alpha / rank, the client's own
-    rslora: bool = False  # by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
-    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # share of an adapter's inputs left out in training
-    # last parts of module names, or one regular expression
+    rslora: bool = False  # scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
+    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # dropout probability of an adapter's inputs in training
+    # the layers to adapt: last parts of module names, or one regular expression for whole names
     target_modules: Annotated[tuple[str, ...] | str, NonEmpty("at least one module name")] = (
         "q_proj", "v_proj",
     )  # fmt: skip
-    # Whose adapters the run starts from, in the place of fresh ones: a finished run's folder, a folder with one PEFT
-    # folder per client, or one PEFT folder; see `start.give`.
+    # Start from these adapters instead of new ones: a finished run's folder, a folder with one PEFT folder per client,
+    # or one PEFT folder; see `start.give`.
     start: str | None = None
 
 
@@ -73,26 +73,26 @@ class ColumnsConfig:
     input: str | None = None  # optional context that is put after the prompt
     answer: str | None = None  # usual names: output, response, answer, completion, target, generated
     options: str | None = None  # a list of strings, for option scoring
-    client: str | None = None  # the client id, where one file holds all clients
-    # conversations, in the place of prompt and answer (usual names: messages, conversations); see `tasks.conversations`
+    client: str | None = None  # the client id, if one file holds all clients
+    # conversations, instead of prompt and answer (usual names: messages, conversations); see `tasks.conversations`
     messages: str | None = None
 
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """How examples become clients, where the data does not say it by itself."""
+    """How examples are divided among clients, if the data has no clients of its own."""
 
-    # natural (folders, tasks, or columns.client) | split (k clients per natural one) | iid | dirichlet | pathological
-    # (some labels each) | cluster (a part of the labels for each cluster of clients)
+    # natural (folders, tasks, or columns.client) | split (each natural client into several) | iid | dirichlet |
+    # pathological (some labels per client) | cluster (some labels per cluster of clients)
     kind: str = "natural"
     # iid, dirichlet, pathological: how many clients; split: how many per natural client
     clients: PositiveInt | None = None
     alpha: PositiveFloat = 0.5  # dirichlet, pathological: concentration
-    classes: PositiveInt | None = None  # pathological: how many labels a client holds
-    # cluster: how many clients each cluster has
+    classes: PositiveInt | None = None  # pathological: number of labels per client
+    # cluster: number of clients in each cluster
     sizes: Annotated[tuple[PositiveInt, ...], NonEmpty("a number for each cluster")] | None = None
-    label: str | None = None  # of text by label: the column that holds it
-    # pool train and test, and make this share of what each client got its test split
+    label: str | None = None  # to divide text by label: the column that holds the label
+    # pool train and test examples, and hold out this share of each client's examples as its test split
     test: Annotated[float, Above(0), Below(1)] | None = None
 
 
@@ -100,35 +100,35 @@ class PartitionConfig:
 class ServerConfig:
     """The server's own examples; by default it has none."""
 
-    # taken at random from the task's test split, or from the training split of `name`
+    # how many, taken at random from the task's test split, or from the training split of `name`
     examples: NonNegativeInt | None = 0
     each: bool = False  # `examples` of each natural client (task, language, folder) instead of in total
     name: str | None = None  # another task: out-of-domain data; `examples` may then be null for all
-    path: str | None = None  # where that task lies, as in task.path
-    test: bool = False  # the rest of the test split stays at the server, where one model for all is tested
+    path: str | None = None  # the data of that task, as in task.path
+    test: bool = False  # the rest of the test split stays at the server, which tests the global model on it
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """Whose examples, and how they become text or inputs of an image model."""
+    """The data, and how it becomes text or inputs of an image model."""
 
     name: str = "flan"  # see docs/tasks.md
     path: str | None = None  # a folder with one folder per client, one file with a client column, or hf://owner/name
     groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
-    # keep only the first so many clients, after `groups` and `partition`
+    # keep only this many clients (the first ones), after `groups` and `partition`
     clients: Annotated[PositiveInt | None, "for all"] = None
     sample_clients: bool = False  # keep `clients` drawn at random instead of the first
     max_length: Annotated[int, AtLeast(2), "in tokens"] = 512  # prompt and response together
-    # What becomes of longer examples. skip: they are left out and counted; cut-end: what is over is cut off the
-    # response; cut-start: off the prompt, also when it is asked
+    # Longer examples. skip: they are left out and counted; cut-end: the end of the response is cut off; cut-start: the
+    # start of the prompt is cut off, also in evaluation
     too_long: Literal["skip", "cut-end", "cut-start"] = "skip"
     # alpaca | alpaca-short | plain | chat (the tokenizer's own), or a text with {prompt} in the prompt's place
     template: str = "alpaca-short"
     loss_on: Literal["response", "all"] = "response"  # which tokens count in the loss
-    # share of each client's training examples held out, where the data has no validation split
+    # share of each client's training examples to hold out, if the data has no validation split
     validation: Annotated[float, AtLeast(0), Below(1)] = 0.1
     image_size: PositiveInt | None = None  # images: height and width in pixels; null: as in the data, all of one size
-    # images: the names of all classes in their order, where one machine's data may lack some; null: the data's own
+    # images: the names of all classes in order, if one machine's data may lack some; null: as in the data
     labels: Annotated[tuple[str, ...] | None, NonEmpty("names")] = None
     # images: share of the clients' training labels replaced by a class drawn at random
     noise: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
@@ -141,25 +141,25 @@ class TaskConfig:
 class LocalConfig:
     """One client's training within one round."""
 
-    steps: PositiveInt | None = 20  # optimizer steps; null: `epochs` counts
-    epochs: PositiveInt | None = None  # passes over the training examples, in the place of steps
+    steps: PositiveInt | None = 20  # optimizer steps; null: use `epochs`
+    epochs: PositiveInt | None = None  # passes over the training examples, instead of steps
     batch_size: PositiveInt = 4  # examples per optimizer step and client
-    lr: PositiveFloat = 5e-5  # in the first round
-    lr_end: NonNegativeFloat = 5e-6  # in the last round
+    lr: PositiveFloat = 5e-5  # learning rate in the first round
+    lr_end: NonNegativeFloat = 5e-6  # learning rate in the last round
     schedule: Literal["linear", "cosine"] = "linear"  # how the rate goes from `lr` to `lr_end` over the rounds
-    warmup_rounds: NonNegativeInt = 0  # before that, rounds in which it rises to `lr` in even steps
-    # of the rate over the optimizer steps of each round, from the round's own rate down to zero
+    warmup_rounds: NonNegativeInt = 0  # rounds at the start in which the rate rises linearly to `lr`
+    # how the rate falls from the round's rate to zero over the optimizer steps of each round
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: NonNegativeInt = 0  # before that, steps of each round in which it rises to the round's own rate
+    warmup_steps: NonNegativeInt = 0  # steps at the start of each round in which the rate rises to the round's rate
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # of the client
-    # Whether each client keeps its optimizer's moments from round to round, of methods that train once in a round; else
-    # it starts anew in each round.
+    # Whether each client keeps its optimizer's moments from round to round (for methods that train once per round);
+    # otherwise they are reset in each round.
     keep_optimizer: bool = False
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # of sgd
-    weight_decay: NonNegativeFloat = 0.0  # apart from the gradient for adamw, part of it for adam and sgd
+    weight_decay: NonNegativeFloat = 0.0  # decoupled for adamw, part of the gradient for adam and sgd
     clip: PositiveFloat | None = None  # largest gradient norm per client
-    proximal: NonNegativeFloat = 0.0  # lambda of lambda * ||theta - theta_start||^2 in the loss, whatever the method
-    # regular expression of entries that no client trains, e.g. '^classifier' for an image model's head as it was drawn
+    proximal: NonNegativeFloat = 0.0  # lambda of lambda * ||theta - theta_start||^2 in the loss, with any method
+    # regular expression of entries that are not trained, e.g. '^classifier' for an image model's initial head
     freeze: str | None = None
     # images: crop (each shifted by up to an eighth of its sides), crop-flip (and mirrored)
     augment: Literal["crop", "crop-flip"] | None = None
@@ -169,45 +169,45 @@ class LocalConfig:
 class DelayConfig:
     """How late the clients' answers are, in rounds; by default every answer arrives in the round that asked for it."""
 
-    sigma: NonNegativeFloat = 0.0  # an answer is floor(|N(0, sigma)|) rounds late; a client at work is not asked again
-    per: Literal["upload", "client"] = "upload"  # whether each answer draws its delay, or each client once
+    sigma: NonNegativeFloat = 0.0  # an answer is floor(|N(0, sigma)|) rounds late; a busy client is not sampled
+    per: Literal["upload", "client"] = "upload"  # whether a delay is drawn for each answer, or once for each client
     drop_out: Annotated[float, AtLeast(0), Below(1)] = 0.0  # probability that an answer never arrives
 
 
 @dataclass(frozen=True)
 class TransportConfig:
-    """In which form the numbers of states travel; null: as they are. See `wire.pack`."""
+    """The number format in which states are sent; null: unchanged. See `wire.pack`."""
 
-    up: Encoding | None = None  # what clients upload
-    down: Encoding | None = None  # what they are sent; they compute from what arrives
+    up: Encoding | None = None  # for uploads
+    down: Encoding | None = None  # for what clients receive; they compute with the values that arrive
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
     """Differential privacy; off without `clip`. See `federation/privacy.py`."""
 
-    # What is hidden. client: who takes part, or all data of a client | example: each training example of a client, by
-    # noise in every optimizer step (DP-SGD)
+    # What is protected. client: participation, or all data of a client | example: each training example of a client,
+    # by noise in every optimizer step (DP-SGD)
     unit: Literal["client", "example"] = "client"
     # C: the largest Euclidean norm of an upload, or of an example's gradient; longer ones are scaled down to it
     clip: PositiveFloat | None = None
     noise: NonNegativeFloat = 0.0  # noise multiplier: Gaussian noise of standard deviation noise * clip on every number
-    # Of unit client. server: on the sum of the uploads (central; each client is then asked with probability
-    # `participation` by itself, and the server only uses the mean) | client: on each upload (local)
+    # For unit client: where noise is added. server: to the sum of the uploads (central; each client is then sampled
+    # independently with probability `participation`) | client: to each upload (local)
     where: Literal["server", "client"] = "server"
-    delta: Annotated[float, Above(0), Below(1)] = 1e-5  # for which epsilon is given
+    delta: Annotated[float, Above(0), Below(1)] = 1e-5  # the delta for which epsilon is reported
 
 
 @dataclass(frozen=True)
 class ServerStepConfig:
-    """How the server takes means of what clients send: see `merge/robust.py` and docs/robust.md."""
+    """How the server averages what clients send: see `merge/robust.py` and docs/robust.md."""
 
     aggregation: Literal[
         "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
     ] = "mean"
-    # Not of the mean: the share of the uploads that may be lies, and the most that one client counts for.
+    # For all rules but the mean: the share of the uploads that may be false, and the largest share of one client.
     liars: Annotated[float, Above(0), Below(0.5)] = 0.2
-    # of centered-clipping: how far from the centre an upload counts in full
+    # for centered-clipping: the distance from the centre up to which an upload counts in full
     radius: Annotated[PositiveFloat | None, "for the median norm of the uploads"] = None
 
 
@@ -215,16 +215,16 @@ class ServerStepConfig:
 class NetworkConfig:
     """Clients on other machines (`llm-fed flower`), where time is real."""
 
-    # Who takes part: their names, in the order in which they are summed, or how many; their names are then sorted.
-    # A client is at the node that is registered under its name; client@node says another one.
+    # The names of the clients, in the order in which they are summed, or their number; names are then sorted.
+    # A client is at the node that is registered under its name; client@node names another node.
     clients: Annotated[tuple[str, ...], NonEmpty("names")] | PositiveInt = 1
-    # after which a round, or an evaluation, ends without those that have not answered
+    # time after which a round, or an evaluation, ends without the missing answers
     deadline: Annotated[PositiveFloat, "in seconds"] = 600.0
-    # a round ends with so many answers; null: when everybody whom it asked has answered
+    # number of answers that ends a round; null: those of all sampled clients
     enough: Annotated[PositiveInt | None, "for all"] = None
-    # after which an answer is no longer waited for, and its client is asked again
+    # time after which an answer is given up, and its client may be sampled again
     patience: Annotated[PositiveFloat, "in seconds"] = 3600.0
-    # examples of one client that count in means, as a multiple of the median over all clients
+    # the most examples of one client that count in means, as a multiple of the median over all clients
     weight_bound: Annotated[float | None, AtLeast(1), "for any number"] = 10.0
 
 
@@ -237,23 +237,23 @@ class EvalConfig:
     # accuracy (of image tasks)
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
-    batch_size: PositiveInt = 32  # rows per generation batch, of any clients
-    max_new_tokens: PositiveInt = 128  # of an answer
-    # Which round is tested. best: that with the best score during training; of equal scores that with the lowest loss,
-    # and of equal losses the last one
+    batch_size: PositiveInt = 32  # prompts per generation batch, of any clients
+    max_new_tokens: PositiveInt = 128  # longest answer in tokens
+    # Which round is tested. best: the round with the best score during training; among equal scores the lowest loss,
+    # and among equal losses the last round
     select: Literal["best", "last"] = "best"
     during: Literal["validation", "test"] = "validation"  # the split that is scored during training
-    of_last: PositiveInt | None = None  # best: only of so many last scores; null: of all
-    # Also score the base without any adapter, as round 0 on the split of `during` and once more on the test split.
+    of_last: PositiveInt | None = None  # best: only consider this many last scores; null: all
+    # Also score the base without an adapter: as round 0 on the split `during`, and on the test split.
     base: bool = False
 
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Whose personal model is written at the end; scores are of all clients in any case."""
+    """Which clients' personal models are written at the end. All clients are scored in any case."""
 
-    # seen: those of which an answer had arrived by the round that is exported; of a method that merges other runs, in
-    # one of these
+    # seen: clients whose answer had arrived by the exported round; for a method that merges other runs, in one of
+    # these
     clients: (
         Literal["all", "seen", "none"] | Annotated[tuple[str, ...], NonEmpty("names in brackets such as [anna,bert]")]
     ) = "all"
@@ -263,18 +263,18 @@ class ExportConfig:
 class ReportConfig:
     """What report.html shows."""
 
-    # test examples per client with the base's answer and this model's, of the first 50 clients; none under privacy.clip
+    # test examples per client with the answers of base and model, for the first 50 clients; none with privacy.clip
     samples: NonNegativeInt = 5
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What of a run stays on disk."""
+    """Which checkpoints of a run are kept on disk."""
 
-    every: PositiveInt = 1  # rounds
-    keep: PositiveInt = 2  # newest checkpoints kept; the best round is kept too
-    keep_rounds: tuple[int, ...] = ()  # rounds kept for ever
-    # GiB of RAM for what is kept of single clients; the rest lies in the run folder
+    every: PositiveInt = 1  # rounds between checkpoints
+    keep: PositiveInt = 2  # how many of the newest checkpoints to keep; the best round is always kept
+    keep_rounds: tuple[int, ...] = ()  # rounds whose checkpoints are always kept
+    # GiB of RAM for the state of single clients; the rest is kept in the run folder
     memory_limit: NonNegativeFloat = 4.0
 
 
@@ -283,20 +283,20 @@ class TrackConfig:
     """Experiment trackers, through Accelerate."""
 
     with_: tuple[str, ...] = ()  # tensorboard, wandb
-    project: str = "llm_fed"  # the name under which trackers file the run
+    project: str = "llm_fed"  # the project name in the tracker
 
 
 @dataclass(frozen=True)
 class SeedsConfig:
-    """Seeds of their own for parts of a run; null: `seed`."""
+    """Separate seeds for parts of a run; null: `seed`."""
 
-    # who the clients are and what they hold: a task's draws, task.partition, clients drawn at random, label noise, the
-    # server's examples
+    # the clients and their data: a task's draws, task.partition, clients drawn at random, label noise, the server's
+    # examples
     federation: int | None = None
-    # the start, batches, dropout, who is asked in which round, delays, noise of differential privacy
+    # initialisation, batches, dropout, sampling of clients, delays, noise of differential privacy
     training: int | None = None
-    # which of a client's examples become its test and validation split, where the data does not say it; where it is
-    # given, also which ones eval.limit keeps (null: the first)
+    # which of a client's examples become its test and validation split, if the data has none; if given, also which
+    # ones eval.limit keeps (null: the first)
     evaluation: int | None = None
 
 
@@ -304,15 +304,15 @@ class SeedsConfig:
 class Config:
     """A whole run. `llm-fed run CONFIG.yaml key=value` resolves to one of these and saves it with the run."""
 
-    seed: int = 0  # of everything that is drawn, unless `seeds` says otherwise
+    seed: int = 0  # of all random numbers, unless `seeds` says otherwise
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
-    rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50  # of asking, training and one server step
-    # share of the clients asked each round, of those that are not at work
+    rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50  # communication rounds, each with one server step
+    # share of the clients sampled in each round, out of those that are not busy
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0
     # how many clients are trained in one fused pass; 1: one after another
     clients_per_pass: Literal["auto"] | PositiveInt = "auto"
-    # Uploads whose norm is over so many times the median of those that arrive in the round are refused; null: only
-    # those with NaN or infinite values.
+    # Uploads are refused if their norm exceeds this multiple of the round's median norm; null: only those with NaN or
+    # infinite values are refused.
     norm_bound: Annotated[float, Above(1)] | None = 10.0
     device: Device = "auto"  # auto: a GPU if there is one
     base: BaseConfig = field(default_factory=BaseConfig)

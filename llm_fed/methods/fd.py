@@ -22,7 +22,7 @@ from llm_fed.tasks.common import labels_of
 
 @dataclass(frozen=True)
 class FD(Method):
-    """Each client keeps its model and only sends its mean logits for each class. It learns from the labels, and from
+    """Each client keeps its model and only sends its mean logits for each class; it learns from the labels, and from
     the mean logits of the other clients that have the class.
 
     The distance is the KL divergence of the predictions from the softmax of those logits, which is the paper's

@@ -22,7 +22,7 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class FedEM(Method):
-    """d global models, mixed by each client's own weights. Every client receives all of them, and each is averaged.
+    """d global models, mixed by each client's own weights; every client receives all of them, and each is averaged.
 
     Whole models: expectation-maximisation (Algorithm 1). A client's mixture weights pi stay at the client and weigh the
     models' probabilities; they are uniform for a client that never took part.

@@ -29,7 +29,7 @@ _LEAST = 0.001  # of the probability of a partition; what is less counts as no g
 
 @dataclass(frozen=True)
 class FedPool(Method):
-    """FedAvg within groups of similar clients, which the server finds, and whose number it finds, too.
+    """FedAvg within groups of similar clients; the server finds the groups and their number.
 
     Messages have the size of FedAvg's, and clients do the same work. The server keeps two rows per client that
     answered. With up to six clients it is FedAvg, as so few cosines cannot tell groups apart.

@@ -25,7 +25,7 @@ _NEVER = -1e9  # a class without a prototype is never the nearest
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """Each client keeps its model and sends, for each class, the mean of its features (prototype). It learns from the
+    """Each client keeps its model and sends, for each class, the mean of its features (prototype); it learns from the
     labels, and its features are held near the mean prototype of their class over all clients.
 
     A class without new uploads keeps its prototype; a class without a prototype adds nothing to the loss.

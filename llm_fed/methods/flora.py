@@ -20,7 +20,7 @@ from llm_fed.state import Layout, State
 
 @dataclass(frozen=True)
 class FLoRA(Method):
-    """In each round every client trains a new adapter of its rank. The server stacks the uploads, so that their product
+    """In each round every client trains a new adapter of its rank; the server stacks the uploads, so that their product
     is the exact mean of the clients' products, and each client adds the stack to its base before the next round.
 
     The rank of the stack that is sent is the sum of the cohort's ranks. A client that missed a stack receives the sum

@@ -18,7 +18,7 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class FML(Method):
-    """Each client's own model and a small shared model teach each other while both learn from the labels. The small
+    """Each client's own model and a small shared model teach each other while both learn from the labels; the small
     model is averaged, and the own model classifies.
 
     Deviation: the published code averages without weights; here they are n_k / n as in FedAvg

@@ -24,7 +24,7 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class HetLoRA(Method):
-    """The server's adapter has the largest rank. Each client receives and trains its first components; the uploads are
+    """Each client trains the first components of the server's adapter, which has the largest rank; the uploads are
     padded with zeros, and the factors are averaged with larger weights for larger products.
 
     Rank self-pruning: a client's loss has the term `pruning * ||B[:, decay r:]|| ||A[decay r:]||`. If this norm is

@@ -20,7 +20,7 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class IFCA(Method):
-    """The server has d models. Each client receives all of them, and trains the one with the lowest loss on its
+    """The server has d models; each client receives all of them, and trains the one with the lowest loss on its
     training data.
 
     Each model moves by the mean of the updates of the clients that chose it; a model that no client chose does not

@@ -16,7 +16,7 @@ from llm_fed.state import State
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """The layers that all clients' models have in common, here the head, are averaged. The layers below, which may
+    """The layers that all clients' models have in common, here the head, are averaged; the layers below, which may
     differ, stay at the client. Both are trained together.
 
     Deviation: the published code starts from a model trained by federated averaging; here all models start untrained,

@@ -13,7 +13,7 @@ from llm_fed.site import Site
 
 @dataclass(frozen=True)
 class PFedMoE(Method):
-    """A global and a local expert are weighted by the client's own gate. The global expert is averaged, and the local
+    """A global and a local expert are weighted by the client's own gate; the global expert is averaged, and the local
     expert and the gate stay at the client.
 
     Whole models: the experts are extractors of the same architecture, weighted for each image, and the local model's

@@ -225,10 +225,10 @@ def with_nan(folder):
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
         (
             lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: data[:-7]),
-            "is not the configuration of a LoRA",
+            "not the configuration of a LoRA",
         ),
-        (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "is not the configuration of a LoRA"),
-        (lambda folder: edited(folder, r="three"), "is not the configuration of a LoRA"),
+        (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "not the configuration of a LoRA"),
+        (lambda folder: edited(folder, r="three"), "not the configuration of a LoRA"),
         (lambda folder: edited(folder, r=0), "not the configuration of a LoRA.*rank is 0"),
         (
             lambda folder: edited(folder, target_modules=None),
