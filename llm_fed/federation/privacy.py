@@ -75,8 +75,8 @@ def check(config: Config, method: Method) -> None:
     if central(config.privacy):
         if not method.mean_only:
             raise UserError(
-                f"privacy.where=server needs a method whose server uses only the mean of the uploads; {name} uses "
-                "more: set privacy.where=client"
+                f"privacy.where=server needs a method whose server only uses the mean of the uploads, and {name} is "
+                "not one; set privacy.where=client"
             )
         if config.delay.sigma or config.delay.drop_out:
             raise UserError(

@@ -309,9 +309,9 @@ def test_a_statement_says_where_the_noise_is_added():
 @pytest.mark.parametrize(
     "settings, word",
     [
-        ({"method": {"name": "fedmerge"}}, "fedmerge uses more: set privacy.where=client"),
-        ({"method": {"name": "fedit", "wait": "first_n"}}, "fedit is none"),
-        ({"method": {"name": "center"}}, "center is none"),
+        ({"method": {"name": "fedmerge"}}, "fedmerge is not one; set privacy.where=client"),
+        ({"method": {"name": "fedit", "wait": "first_n"}}, "fedit is not one"),
+        ({"method": {"name": "center"}}, "center is not one"),
         ({"delay": {"sigma": 1.0}}, "delay.sigma=0 and delay.drop_out=0"),
         ({"delay": {"drop_out": 0.1}}, "delay.sigma=0 and delay.drop_out=0"),
         ({"method": {"name": "potara"}}, "potara merges finished runs"),

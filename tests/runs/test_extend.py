@@ -145,7 +145,7 @@ def test_an_extended_run_equals_the_longer_one(small, tmp_path, case):
         (json.loads((tmp_path / "short/summary.json").read_text())["round"], "test")
     ]
     said = train(small, tmp_path / "short", LONG, **settings)
-    assert f"this run had {SHORT} rounds and goes on to {LONG}" in said
+    assert f"this run had {SHORT} rounds and continues to {LONG}" in said
     assert not any("learning rate" in note for note in said)
     assert results(tmp_path / "short") == results(tmp_path / "long")
     assert checkpoint(tmp_path / "short") == checkpoint(tmp_path / "long")
@@ -169,7 +169,7 @@ def test_an_unfinished_run_is_extended_or_cut_short(small, tmp_path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             train(small, tmp_path / "run", 6, **settings)
     said = train(small, tmp_path / "run", 4, **settings)
-    assert "this run had 6 rounds, of which 3 are done, and goes on to 4" in said
+    assert "this run had 6 rounds, of which 3 are done, and continues to 4" in said
     for rounds in (4, 7):
         train(small, tmp_path / "run", rounds, **settings)
         train(small, tmp_path / str(rounds), rounds, **settings)
