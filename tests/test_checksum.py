@@ -30,7 +30,7 @@ def test_the_order_of_keys_and_what_has_none():
     assert checksum.checked(dict(reversed(told.items()))) == VALUES == checksum.checked(VALUES)
     with pytest.raises(checksum.ChecksumError, match="does not fit"):
         checksum.checked({**told, "round": 4})
-    with pytest.raises(checksum.ChecksumError, match="no JSON object"):
+    with pytest.raises(checksum.ChecksumError, match="not a JSON object"):
         checksum.checked([told])
 
 

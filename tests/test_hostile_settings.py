@@ -53,7 +53,7 @@ def test_the_environment_gives_paths_and_no_secrets(file, tmp_path, monkeypatch)
         file.write_text(f"task: {{path: '${{oc.env:{text}}}'}}")
         assert configfile.load(file).task.path == path
     file.write_text("task: {path: '${oc.env:ABSENT}'}")
-    with pytest.raises(UserError, match="ABSENT is no path"):
+    with pytest.raises(UserError, match="ABSENT is not an existing path"):
         configfile.load(file)
 
 

@@ -268,7 +268,7 @@ TASK = Task(load, "accuracy", "4", "made up", images=True)
     ("name", "part"),
     [
         ("own:load", "task.name='own:load' is <function load"),
-        ("own:BAD", "its load returns [], which is no TaskData"),
+        ("own:BAD", "its load returns [], not a TaskData"),
         ("own:TSK", "own.py has no 'TSK' (the closest is 'TASK')"),
         ("nxt", "task.name='nxt' is unknown"),
     ],

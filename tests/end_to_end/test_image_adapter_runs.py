@@ -345,7 +345,7 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
     kept = {name: value for name, value in load_file(bare / "adapter_model.safetensors").items() if "lora" in name}
     save_file(kept, bare / "adapter_model.safetensors")
     data = Data("images", files / "own.npz")
-    refused(r"bare has no head of its own \(classifier\)", fed, str(bare), data=data)
+    refused(r"bare has no classification head \(classifier\)", fed, str(bare), data=data)
     refused(r"has a classification head \(classifier\), so it is for an image model; give --task", str(bare), local)
 
 

@@ -54,7 +54,7 @@ def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path, without_reports):
     assert found["training"] == (
         "a LoRA adapter of rank 2 on q_proj, v_proj: 336 parameters per client, all of which are sent"
     )
-    assert found["each"] == "round 2 steps of 2 examples, learning rate 0.05, falling to 0.02 in the last"
+    assert found["each"] == "round 2 steps of 2 examples, learning rate 0.05, decaying to 0.02 in the last"
     assert found["scores"] == "rouge1 on the clients' validation examples after every round; the best round is tested"
     before_rounds = said.err.index("scores ")
     assert said.err.index("method ") < before_rounds < said.err.index("round 1/2: loss")

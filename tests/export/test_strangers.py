@@ -121,7 +121,7 @@ def test_links_are_not_handed_out(finished, tmp_path, llm_fed, command):
     (tmp_path / "secret").write_text("precious")
     (tmp_path / "run/adapters/bob/notes").symlink_to(tmp_path / "secret")
     to = tmp_path / "out" if command == "export" else "anna"
-    llm_fed(command, tmp_path / "run", to).assert_refused("bob/notes is a symbolic link", "delete the link")
+    llm_fed(command, tmp_path / "run", to).assert_refused("bob/notes is a symbolic link", "replace the link")
     assert not (tmp_path / "out").exists()
 
 

@@ -129,7 +129,7 @@ def test_all_are_told_to_end_while_rank_0_waits_for_the_other(alone, tmp_path, e
     assert launch.said(0).endswith(
         "llm-fed: interrupted; give the same command again to continue from the last checkpoint\n"
     )
-    assert ("told to end" in launch.said(0)) == (ending == signal.SIGTERM)
+    assert ("terminated, because" in launch.said(0)) == (ending == signal.SIGTERM)
 
 
 def test_commands_that_train_nothing(tmp_path):
