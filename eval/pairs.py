@@ -135,7 +135,7 @@ class Column:
             most = max((pair.draws for pair in self.pairs), default=0)
             if most >= LEAST:
                 return "no winner can be named: the differences do not vary from draw to draw"
-            return f"cannot be known from {_count(most, 'draw')}; at least {LEAST} are needed, and better 10"
+            return f"cannot be known from {_count(most, 'draw')}; at least {LEAST} are needed, and 10 are better"
         if not self.best:
             return "no winner can be named: no method is shown to be better than another"
         if len(self.best) == 1:

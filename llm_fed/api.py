@@ -1,6 +1,6 @@
 """Runs and comparisons from Python: `llm_fed.run`, `llm_fed.compare`, and `llm_fed.open_run` for what is finished.
 
-They do what the commands of the same names do, with the same run folders: each can go on with what the other began.
+They do the same as the commands, in the same run folders, so a command can continue what a call began and vice versa.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Given = str | Path | Mapping[str, Any]  # a YAML file, or its content as nested 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A finished run: its scores, its adapters, and the personal models in use. Scores are 0-100.
+    """A finished run: its scores, its adapters, and the personal models ready to use. Scores are 0-100.
 
     Attributes:
-        folder: what the run wrote, with report.html.
-        round: the round whose models were tested and exported, of `rounds`.
-        metric: of the scores; None where no client has test examples.
-        scores: by client the test score.
-        mean, worst_half: of the scores, over the clients.
-        base: by client the test score of the base alone; empty without eval.base=true.
-        adapters: by client the folder of its personal model.
+        folder: the run folder, with report.html.
+        round: the round (of `rounds`) whose models were tested and exported.
+        metric: the metric of the scores; None if no client has test examples.
+        scores: the test score of each client.
+        mean, worst_half: the mean score over all clients, and over the worst half of them.
+        base: the test score of the base without an adapter, by client; empty without eval.base=true.
+        adapters: the folder of each client's personal model.
     """
 
     folder: Path
@@ -56,13 +56,13 @@ class Result:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl: rounds, clients, scores, each with its `kind`."""
+        """The lines of metrics.jsonl: rounds, clients, scores, ...; each has a `kind`."""
         from llm_fed.runs.folder import read_records
 
         return read_records(self.folder / "metrics.jsonl")
 
     def model(self, client: str) -> Personal | ImageModel:
-        """A client's personal model: `generate` and `reply` of a language model, pictures in and labels out of others.
+        """A client's personal model: a language model has `generate` and `reply`, an image model classifies pictures.
 
         Raises:
             UserError: the run has exported no model of this client.
@@ -76,16 +76,16 @@ class Result:
         return load_client(folder, self._loaded)
 
     def chat(self, client: str, text: str) -> str:
-        """The client's greedy answer to one prompt, put as in training.
+        """The client's greedy answer to one prompt, in the prompt template of training.
 
         Raises:
-            UserError: see `model`; or its model answers pictures.
+            UserError: see `model`; or it is an image model.
         """
         from llm_fed.export.personal import Personal
 
         model = self.model(client)
         if not isinstance(model, Personal):
-            raise UserError(f"{self.folder} holds image models, with which nobody can chat; see model(client)")
+            raise UserError(f"{self.folder} holds image models, which cannot chat; use model(client)")
         return model.generate([text])[0]
 
     @cached_property
@@ -112,18 +112,18 @@ class Result:
 
 
 def run(config: Given, *words: str, out: str | Path, fresh: bool = False, start: str | Path | None = None) -> Result:
-    """Train a federation, or continue it, to its end.
+    """Train a federation, or continue it, until it is finished.
 
     Args:
-        config: a YAML file, or the same as nested dictionaries.
-        words: settings such as "local.lr=1e-4", laid over it.
-        out: the run folder. A finished run in it is read; one that was interrupted goes on.
-        fresh: delete what an earlier run left there.
-        start: a finished run or a folder of adapters to start from.
+        config: a YAML file, or its content as nested dictionaries.
+        words: settings such as "local.lr=1e-4" that override the configuration.
+        out: the run folder. A finished run in it is only read, an interrupted one is continued.
+        fresh: delete an earlier run in the folder first.
+        start: a finished run, or a folder of adapters, to start from.
 
     Raises:
-        UserError: a mistake in what was given, named before anything is trained.
-        RunError: the run failed; the same call goes on from its last checkpoint.
+        UserError: a mistake in the arguments, found before anything is trained.
+        RunError: the run failed; the same call continues from its last checkpoint.
     """
     resolved = resolve(config, words, out, start)
     from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
@@ -134,7 +134,7 @@ def run(config: Given, *words: str, out: str | Path, fresh: bool = False, start:
 
 
 def resolve(config: Given, words: Sequence[str], out: str | Path | None, start: str | Path | None = None) -> Config:
-    """The configuration that a run in `out` has, checked as far as can be without its data and base.
+    """The configuration of a run in `out`, checked as far as possible without loading its data and base.
 
     Raises:
         UserError: the first mistake.
@@ -144,7 +144,9 @@ def resolve(config: Given, words: Sequence[str], out: str | Path | None, start: 
     resolved = configfile.load(config, words)
     if start is not None:
         if resolved.adapter is None:
-            raise UserError(f"--from {start}: only adapters can be started from, but adapter is null; set adapter.rank")
+            raise UserError(
+                f"--from {start} starts from adapters, but adapter is null, which trains whole models; set adapter.rank"
+            )
         resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(Path(start).resolve())))
     folder = default_folder(config, resolved) if out is None else Path(out)
     section.check(resolved, data=not (folder / "config.yaml").exists())  # what is complete needs its data no more
@@ -152,16 +154,16 @@ def resolve(config: Given, words: Sequence[str], out: str | Path | None, start: 
 
 
 def default_folder(config: Given, resolved: Config) -> Path:
-    """Where the run of a configuration file goes if nobody says."""
+    """The default run folder of a configuration file."""
     name = "run" if isinstance(config, Mapping) else Path(config).stem
     return Path("runs") / f"{name}-{short(str(resolved.method['name']))}-{resolved.seed_name}"
 
 
 def open_run(folder: str | Path) -> Result:
-    """A finished run, by its folder.
+    """Open a finished run by its folder.
 
     Raises:
-        UserError: there is no finished run.
+        UserError: the folder holds no finished run.
     """
     from llm_fed.runs.folder import adapter_folders, finished
 
@@ -189,27 +191,28 @@ def compare(
     seeds: Sequence[int] = (),
     draws: int = 0,
 ) -> Table:
-    """Train several methods with several seeds, or continue, and put their scores and a verdict into one table.
+    """Train several methods with several seeds, or continue to, and return one table with a verdict.
 
     Args:
-        config: a YAML file, or the same as nested dictionaries, which is then kept as `out`/comparison.yaml; its
-            `compare` section may hold rows and seeds.
-        words: settings that are laid over every row.
-        out: where the runs and the tables go.
-        methods: only these rows, or methods by name.
-        draws: how many federations are drawn, each with a training seed of its own, in the place of `seeds`.
+        config: a YAML file, or its content as nested dictionaries, which is then saved as `out`/comparison.yaml. Its
+            `compare` section may list rows and seeds.
+        words: settings that override those of every row.
+        out: the folder for the runs and the tables.
+        methods: the rows or methods to compare (default: all rows of the file).
+        seeds: the seeds (default: those of the file).
+        draws: the number of federations to draw, each with its own training seed, instead of `seeds`.
 
     Returns:
-        The table; `verdict.sentences`, `by_client`, `as_json()` and `as_markdown()` are its forms.
+        The table; read `verdict.sentences` and `by_client`, or use `as_json()` or `as_markdown()`.
 
     Raises:
-        UserError: a mistake in what was given, named before anything is trained.
-        RunError: a run failed, and which; the table of the others is in `out`.
+        UserError: a mistake in the arguments, found before anything is trained.
+        RunError: a run failed, and which; the table of the other runs is in `out`.
     """
     from llm_fed.commands import section
 
     if draws and seeds:
-        raise UserError(f"draws={draws} means seeds 0 to {draws - 1}; give one of the two")
+        raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
     folder = Path(out)
     if isinstance(config, Mapping):
         path, text = folder / "comparison.yaml", OmegaConf.to_yaml(configfile.created(config))
@@ -228,5 +231,5 @@ def compare(
     quiet()
     table = comparison.compare(path, words, chosen=methods, seeds=seeds, out=folder)
     if table.failed:
-        raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; the same call tries again")
+        raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; repeat the call to retry")
     return table

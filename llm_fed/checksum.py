@@ -37,9 +37,9 @@ def checked(values: Any) -> dict[str, Any]:
         ChecksumError: the values are others, or no JSON object.
     """
     if not isinstance(values, dict):
-        raise ChecksumError("it holds no JSON object")
+        raise ChecksumError("it is not a JSON object")
     if KEY in values and values[KEY] != of(values):
-        raise ChecksumError("it does not fit its checksum")
+        raise ChecksumError("it does not match its checksum")
     return {key: value for key, value in values.items() if key != KEY}
 
 
@@ -58,6 +58,6 @@ def uncommented(text: str) -> str:
     own = text[: found.start()] if found else text
     if found and found[1] != hashlib.sha256(own.encode()).hexdigest():
         raise ChecksumError(
-            "it does not fit the checksum in its last line (if you changed it on purpose, delete that line)"
+            "it does not match the checksum in its last line (if you changed it on purpose, delete that line)"
         )
     return own

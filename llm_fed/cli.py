@@ -106,11 +106,11 @@ def _command(arguments: list[str] | None) -> None:
         if error.errno not in _OF_THE_DISK:
             raise
         where = error.filename or "a file"
-        _stop(f"cannot use {where}: {error.strerror}; give another path, or mend that, then the same command again", 1)
+        _stop(f"cannot use {where}: {error.strerror}; fix that or give another path, then repeat the command", 1)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     if code == 130:  # typer turns Ctrl-C into this exit code
-        _stop("interrupted; the same command continues from the last checkpoint", 130)
+        _stop("interrupted; give the same command again to continue from the last checkpoint", 130)
     raise SystemExit(code or 0)
 
 
@@ -136,24 +136,26 @@ def options(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A YAML file, yours or one of llm-fed runs.")],
+    config: Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="key=value words laid over it, e.g. local.lr=1e-4.")
+        list[str] | None, typer.Argument(help="key=value settings that override the file, e.g. local.lr=1e-4.")
     ] = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="The run folder (default: runs/<config>-<method>-seed<n>).")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what an earlier run left in the folder.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete an earlier run in the folder, and start from round 1.")
+    ] = False,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="Start from the adapters of this finished run, or of this folder (adapter.start)."),
+        typer.Option("--from", help="Initialise from the adapters of a finished run or of a folder (adapter.start)."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what it would do, and its bytes and memory.")
+        bool, typer.Option("--dry-run", help="Train nothing: show the plan, the traffic, and the memory it needs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a federation, or continue it: the same command goes on where it stopped, and with more rounds further."""
+    """Train a federation. The same command continues an interrupted run, and extends a finished one with rounds=N."""
     train_command(config, settings or [], out_dir, fresh, start, dry_run=dry_run, as_json=as_json)
 
 
@@ -193,11 +195,10 @@ def train_command(
 
 @app.command()
 def quickstart(
-    out_dir: Annotated[Path, typer.Option("--out", help="Where the runs go.")] = Path("runs/quickstart"),
+    out_dir: Annotated[Path, typer.Option("--out", help="The folder for the runs.")] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(help="Seed of the data, the adapters and the training.")] = 0,
 ) -> None:
-    """Train local, FedIT and FedMerge on a small planted federation with the tiny base that llm_fed ships; no
-    download."""
+    """Train local, FedIT and FedMerge on a small synthetic federation with a tiny base. Nothing is downloaded."""
     from llm_fed.commands import quickstart as demo
 
     results = demo.run(out_dir, seed)
@@ -205,57 +206,63 @@ def quickstart(
     finished = out_dir / "fedmerge"
     program, run_dir = _program(), shlex.quote(str(finished))
     out.print(
-        f"the report is {finished / 'report.html'}, to be opened in a browser\n"
+        f"report (open it in a browser): {finished / 'report.html'}\n"
         f"merging weights: {out_dir / 'merging_weights.png'}; personal adapters: {finished / 'adapters'}\n"
-        "What one may do next:\n"
-        f"  {program} eval {run_dir} --split validation  # score the adapters on other examples\n"
-        f"  {program} export {run_dir} {shlex.quote(str(out_dir / 'copies'))}  # PEFT folders to hand on\n"
-        f"  {program} methods  # what else there is to train with\n"
-        "README.md says how to train on your own data."
+        "Next steps:\n"
+        f"  {program} eval {run_dir} --split validation  # score the adapters on the validation examples\n"
+        f"  {program} export {run_dir} {shlex.quote(str(out_dir / 'copies'))}  # copy the adapters as PEFT folders\n"
+        f"  {program} methods  # list all methods\n"
+        "README.md shows how to train on your own data."
     )
 
 
 @app.command()
 def compare(
     config: Annotated[
-        Path, typer.Argument(help="A YAML file; its compare section holds rows and seeds. With --runs a finished run.")
+        Path,
+        typer.Argument(help="A YAML file; its compare section can list rows and seeds. With --runs: a finished run."),
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="key=value words laid over it in every row, e.g. rounds=20. With --runs further runs."),
+        typer.Argument(help="key=value settings for all rows, e.g. rounds=20. With --runs: more finished runs."),
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Only these rows, or methods by name: a,b,c (default: all rows of the file).")
+        str, typer.Option(help="The rows or methods to compare, e.g. local,fedit (default: all rows of the file).")
     ] = "",
-    seeds: Annotated[str, typer.Option(help="Instead of the file's: 0,1,2.")] = "",
+    seeds: Annotated[str, typer.Option(help="The seeds, e.g. 0,1,2 (default: those of the file).")] = "",
     draws: Annotated[
         int | None,
-        typer.Option(min=1, help="So many federations, each with a training seed of its own: seeds 0, 1, ..."),
+        typer.Option(min=1, help="Draw N federations, each with its own training seed; the same as --seeds 0,...,N-1."),
     ] = None,
-    runs: Annotated[
-        bool, typer.Option("--runs", help="Train nothing: the verdict on the finished runs that are given.")
-    ] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="Train nothing: give the verdict on finished runs.")] = False,
     out_dir: Annotated[
         Path | None,
-        typer.Option("--out", help="Where runs and tables go (default: runs/compare-<config>; with --runs nowhere)."),
+        typer.Option(
+            "--out",
+            help="The folder for runs and tables (default: runs/compare-<config>; with --runs, nothing is written).",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train methods with several seeds, or continue, and put them into one table with a verdict: the same command goes
-    on where it stopped."""
+    """Train several methods with several seeds, and write one table with a verdict. The same command continues an
+    interrupted comparison."""
     if runs:
         if methods or seeds or draws:
-            raise UserError("--runs compares finished runs as they are; leave out --methods, --seeds and --draws")
+            raise UserError(
+                "--runs compares finished runs and trains nothing; leave out --methods, --seeds and --draws"
+            )
         _verdict_on_runs([config, *map(Path, settings or [])], out_dir, as_json)
         return
     if draws and seeds:
-        raise UserError(f"--draws {draws} means --seeds {','.join(map(str, range(draws)))}; give one of the two")
+        raise UserError(
+            f"--draws {draws} is the same as --seeds {','.join(map(str, range(draws)))}; give only one of the two"
+        )
     from llm_fed.commands import section
 
     try:
         numbers = [int(seed) for seed in seeds.split(",") if seed]
     except ValueError as error:
-        raise UserError(f"--seeds is {seeds!r}; it takes whole numbers with commas between, e.g. 0,1,2") from error
+        raise UserError(f"--seeds is {seeds!r}; it takes whole numbers separated by commas, e.g. 0,1,2") from error
     numbers = list(range(draws)) if draws else numbers
     names = [name.strip() for name in methods.split(",") if name.strip()]
     planned = section.read_rows(config, settings or [], names, numbers)
@@ -275,7 +282,7 @@ def compare(
             out.print(part)
         out.print(f"table.html, table.md, table.csv, table.json, {_count(table.pictures)} and the runs are in {folder}")
     if failed := table.failed:
-        raise RunError(f"{failed} failed, see table.md; the same command tries again")
+        raise RunError(f"{failed} failed, see table.md; give the same command again to retry")
 
 
 def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -> None:
@@ -294,34 +301,57 @@ def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -
 
 @app.command()
 def merge(
-    method: Annotated[str, typer.Argument(help="potara, ties, slerp, ...: those of llm-fed methods that merge.")],
+    method: Annotated[
+        str, typer.Argument(help="A merging method: potara, ties, slerp, ... (`llm-fed methods` lists them).")
+    ],
     fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, or a PEFT folder.")],
-    local: Annotated[str, typer.Option(help="The local adapter, likewise.")],
-    out_dir: Annotated[Path, typer.Option("--out", help="Where the PEFT folders go, one per client.")],
+    local: Annotated[str, typer.Option(help="The local adapter: a run, RUN@ROUND, or a PEFT folder.")],
+    out_dir: Annotated[
+        Path, typer.Option("--out", help="The folder for the merged adapters, a PEFT folder per client.")
+    ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="key=value words laid over the configuration, e.g. method.density=0.3 (of ties)."),
+        typer.Argument(help="key=value settings of the method or the task, e.g. method.density=0.3 for ties."),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="For PEFT folders: a task by name, with --client.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="For PEFT folders: the task whose examples are used; needs --client.")
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="For PEFT folders: a file of examples, or --task's local folder.")
+        Path | None, typer.Option(help="For PEFT folders: a file of examples, or the local data of --task.")
     ] = None,
-    client: Annotated[str | None, typer.Option(help="Only this client.")] = None,
-    base: Annotated[str | None, typer.Option(help="Instead of the base that the adapters name.")] = None,
+    client: Annotated[str | None, typer.Option(help="Merge only this client's adapters.")] = None,
+    base: Annotated[str | None, typer.Option(help="The base model (default: the one that the adapters name).")] = None,
     template: Annotated[
-        str | None, typer.Option(help="The prompt template (default: the one that the adapters say).")
+        str | None, typer.Option(help="The prompt template (default: the one saved with the adapters).")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="For PEFT folders: float32, bfloat16, float16 or auto.")] = "float32",
-    space: Annotated[str | None, typer.Option(help="factors: mix A and B; delta: mix B A (rank 2 r).")] = None,
-    fisher: Annotated[str | None, typer.Option(help="empirical: labels of the data; sampled: of the model.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="For PEFT folders: the dtype of the base: float32, bfloat16, float16 or auto.")
+    ] = "float32",
+    space: Annotated[
+        str | None, typer.Option(help="What is mixed: factors (A and B) or delta (the product B A; rank 2r).")
+    ] = None,
+    fisher: Annotated[
+        str | None, typer.Option(help="Labels for the Fisher information: empirical (data) or sampled (model).")
+    ] = None,
     fisher_data: Annotated[
-        str | None, typer.Option(help="train, or held-out: the validation examples (of a file, a tenth).")
+        str | None,
+        typer.Option(help="Examples for the Fisher information: train, or held-out (validation; of a file, a tenth)."),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Examples behind the weights (30).")] = None,
-    damping: Annotated[float | None, typer.Option(help="Added to the Fisher information, relative (1e-3).")] = None,
-    per_factor: Annotated[bool, typer.Option("--per-factor", help="A weight for A and one for B.")] = False,
-    grid: Annotated[bool, typer.Option("--grid", help="Also score the weights 0, 0.1, ..., 1.")] = False,
-    weight: Annotated[float | None, typer.Option(help="mean: the weight of the federated adapter (0.5).")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="How many examples the mixing weights are computed from (default: 30).")
+    ] = None,
+    damping: Annotated[
+        float | None, typer.Option(help="Damping of the Fisher information, relative to its mean (default: 1e-3).")
+    ] = None,
+    per_factor: Annotated[
+        bool, typer.Option("--per-factor", help="Use one mixing weight for A and another for B.")
+    ] = False,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Also score the mixing weights 0, 0.1, ..., 1, for comparison.")
+    ] = False,
+    weight: Annotated[
+        float | None, typer.Option(help="For mean: the weight of the federated adapter (default: 0.5).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Merge a federated and a local adapter: POTARA's closed form, Fisher merging, a mean, or the best of a grid."""
@@ -351,28 +381,31 @@ def merge(
     for item in merged:
         if "note" in item.recipe:
             out.print(f"{item.client}: {item.recipe['note']}")
-    out.print(f"one PEFT folder per client is in {out_dir}")
+    out.print(f"wrote one PEFT folder per client to {out_dir}")
 
 
 @app.command()
 def join(
-    run_dir: Annotated[Path, typer.Argument(help="A finished run folder, whose adapters are the pool.")],
-    data: Annotated[Path, typer.Option(help="A file of examples, as a client of the run would have it.")],
-    out_dir: Annotated[Path, typer.Option("--out", help="Where the PEFT folder goes.")],
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a finished run, whose adapters are merged.")],
+    data: Annotated[
+        Path, typer.Option(help="The new client's examples: a file in the same form as those of the run's clients.")
+    ],
+    out_dir: Annotated[Path, typer.Option("--out", help="The PEFT folder to write.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="key=value words laid over the configuration, e.g. task.columns.prompt=question."),
+        typer.Argument(help="key=value settings that override the run's, e.g. task.columns.prompt=question."),
     ] = None,
     examples: Annotated[
-        int, typer.Option(min=1, help="At most so many of the examples, drawn at random, decide the weights.")
+        int, typer.Option(min=1, help="How many examples, drawn at random, the merging weights are fitted to, at most.")
     ] = 16,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Then train so many steps on all of them (default: no training).")
+        int | None,
+        typer.Option(min=1, help="Then fine-tune for N steps on all examples (default: no fine-tuning)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Give a client that was never part of a run a personal adapter, in seconds: a merge of the run's adapters with
-    weights that fit its examples."""
+    """Make a personal adapter for a client that took no part in a run, in seconds: merge the run's adapters with
+    weights fitted to the client's examples."""
     from llm_fed import configfile
 
     configfile.keys_of(settings or [], "the run folder")  # what follows takes seconds, so mistakes are named first
@@ -390,41 +423,43 @@ def join(
 
 @app.command("eval")
 def evaluate(
-    run_dir: Annotated[Path | None, typer.Argument(help="A finished run folder.")] = None,
+    run_dir: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="key=value words laid over the configuration, e.g. eval.max_new_tokens=64."),
+        typer.Argument(help="key=value settings that override the run's, e.g. eval.max_new_tokens=64."),
     ] = None,
-    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    split: Annotated[str, typer.Option(help="The split to score on: test or validation.")] = "test",
     base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
     adapter: Annotated[
         Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="With --base: a task by name (see llm-fed tasks).")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="With --base: the task to score on (`llm-fed tasks` lists them).")
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="With --base: a file of examples, or --task's local folder.")
+        Path | None, typer.Option(help="With --base: a file of examples, or the local data of --task.")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="Instead of the run's or the task's own.")] = None,
+    metric: Annotated[str | None, typer.Option(help="The metric (default: that of the run or the task).")] = None,
     template: Annotated[
-        str | None, typer.Option(help="With --base: the prompt template (default: the one that the adapter says).")
+        str | None, typer.Option(help="With --base: the prompt template (default: the one saved with the adapter).")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="With --base: float32, bfloat16, float16 or auto.")] = "float32",
-    limit: Annotated[int | None, typer.Option(help="At most this many examples per client.")] = None,
+    dtype: Annotated[str, typer.Option(help="With --base: its dtype: float32, bfloat16, float16 or auto.")] = "float32",
+    limit: Annotated[int | None, typer.Option(help="Score at most this many examples per client.")] = None,
     cross: Annotated[
         bool, typer.Option("--cross", help="Score each client's adapter on every client's examples, for the report.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Score the personal adapters of a run, or a base with one adapter or none on a task or file. Scores are 0-100."""
+    """Score the personal adapters of a run, or a base model with or without an adapter. Scores are 0-100."""
     from llm_fed import configfile
 
     words = settings or []
     if run_dir is not None and "=" in str(run_dir) and not run_dir.exists():  # no folder, but the first setting
         run_dir, words = None, [str(run_dir), *words]
     if (run_dir is None) == (base is None):
-        raise UserError("give either a run folder, or --base, with --adapter or without; see llm-fed eval --help")
+        raise UserError("give either a run folder or --base (with or without --adapter); see llm-fed eval --help")
     if cross and run_dir is None:
-        raise UserError("--cross is for a run folder, which has several clients' adapters")
+        raise UserError("--cross compares the adapters of a run's clients, so it needs a run folder and not --base")
     configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
     # What follows takes seconds, so mistakes are named first.
     from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
@@ -434,8 +469,8 @@ def evaluate(
     if run_dir is not None:
         alone = {"--adapter": adapter, "--task": task, "--data": data, "--template": template}
         if given := [option for option, value in alone.items() if value is not None]:
-            raise UserError(f"{given[0]} is for --base; a run has its own, over which settings such as "
-                            "task.path=FOLDER or task.template=chat are laid")  # fmt: skip
+            raise UserError(f"{given[0]} only works with --base; override a run's own by settings such as "
+                            "task.path=FOLDER or task.template=chat")  # fmt: skip
         if cross:
             from llm_fed.commands.cross import cross_scores
 
@@ -457,28 +492,32 @@ def evaluate(
 
 @app.command()
 def init(
-    data: Annotated[str, typer.Argument(help="A folder with a file or a folder per client, or one file.")],
+    data: Annotated[str, typer.Argument(help="A folder with a file or a folder per client, or one file for all.")],
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The configuration (default: DATA's name with .yaml).")
+        Path | None, typer.Option("--out", help="The configuration to write (default: the name of DATA with .yaml).")
     ] = None,
     base: Annotated[str | None, typer.Option(help="The base model, a Hub id or a folder.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="The column of the prompt.")] = None,
-    input_column: Annotated[str | None, typer.Option("--input", help="The column of what follows the prompt.")] = None,
-    answer: Annotated[str | None, typer.Option(help="The column of the answer.")] = None,
-    client: Annotated[str | None, typer.Option(help="In one file: the column that says whose a row is.")] = None,
-    clients: Annotated[
-        int | None, typer.Option(min=1, help="In one file: deal the rows out to so many clients at random.")
+    prompt: Annotated[str | None, typer.Option(help="The column that holds the prompt.")] = None,
+    input_column: Annotated[
+        str | None, typer.Option("--input", help="The column that holds the input, which is put after the prompt.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="See llm-fed methods (default: fedmerge).")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take what the data suggests.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over a configuration that is there.")] = False,
+    answer: Annotated[str | None, typer.Option(help="The column that holds the answer.")] = None,
+    client: Annotated[str | None, typer.Option(help="With one file: the column that names each row's client.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="With one file: split the rows at random among this many clients.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The method (default: fedmerge; `llm-fed methods` lists all).")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, and accept what the data suggests.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing configuration.")] = False,
 ) -> None:
-    """Look at your data and write a commented configuration that runs on it. What the data does not say is asked."""
+    """Inspect your data and write a commented configuration for it. You are asked what the data does not tell."""
     from llm_fed.commands import init as starting
 
     path = out_file or Path(f"{Path(data).resolve().name.partition('.')[0]}.yaml")
     if path.exists() and not force:
-        raise UserError(f"{path} exists already; give --out another, or --force to write over it")
+        raise UserError(f"{path} already exists; give another --out, or --force to overwrite it")
     columns = {"prompt": prompt, "input": input_column, "answer": answer, "client": client}
     given = starting.Given(data, base, {role: name for role, name in columns.items() if name}, clients, method)
 
@@ -490,12 +529,12 @@ def init(
     for what, words in found.findings.items():
         out.print(f"{what:<11}{words}")
     for warning in found.warnings:
-        out.print(f"{'look here':<11}{warning}")
+        out.print(f"{'warning':<11}{warning}")
     run_dir = shlex.quote(str(Path("runs") / path.stem))
     program, config = _program(), shlex.quote(str(path))
     out.print(
-        f"{path} is written. Next:\n"
-        f"  {program} run {config} --dry-run  # what it would do, and the memory it needs\n"
+        f"wrote {path}. Next:\n"
+        f"  {program} run {config} --dry-run  # show the plan and the memory it needs\n"
         f"  {program} run {config} --out {run_dir}\n"
         f"  {program} chat {run_dir}"
     )
@@ -504,12 +543,15 @@ def init(
 @app.command()
 def audit(
     run_dir: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
-    rounds: Annotated[str | None, typer.Option(help="Rounds to train again, e.g. 1,5 (default: a sample).")] = None,
-    sample: Annotated[int | None, typer.Option(min=0, help="So many rounds, drawn with the run's seed.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All rounds.")] = False,
+    rounds: Annotated[str | None, typer.Option(help="The rounds to train again, e.g. 1,5.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=0, help="Train this many rounds again, drawn with the run's seed (default: 3).")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Train all rounds again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check a run against its chain of digests, and train rounds of it again. Exit code 1: something differs."""
+    """Check a run against its recorded digests, and reproduce some of its rounds. The exit code is 1 if anything
+    differs."""
     from llm_fed.commands.audit import show
 
     if not show(run_dir, rounds, sample, every, as_json):
@@ -518,28 +560,30 @@ def audit(
 
 @app.command()
 def chat(
-    run_dir: Annotated[Path | None, typer.Argument(help="A finished run folder.")] = None,
-    client: Annotated[str | None, typer.Option(help="Begin with this client (default: the run's first).")] = None,
+    run_dir: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
+    client: Annotated[str | None, typer.Option(help="Start with this client's adapter (default: the first).")] = None,
     base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
     adapter: Annotated[
         Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
     ] = None,
     template: Annotated[
-        str | None, typer.Option(help="With --base: the prompt template (default: the one that the adapter says).")
+        str | None, typer.Option(help="With --base: the prompt template (default: the one saved with the adapter).")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="With --base: float32, bfloat16, float16 or auto.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="With --base: its dtype: float32, bfloat16, float16 or auto.")] = "float32",
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an answer (default: what the adapter says).")
+        int | None, typer.Option(min=1, help="Longest answer, in tokens (default: the value saved with the adapter).")
     ] = None,
 ) -> None:
-    """Chat with the personal adapters of a run, or with a base. Answers are greedy; /client, /base, /reset and /quit
-    steer. Without a terminal each line of the input is a prompt."""
+    """Chat with the personal adapters of a run, or with a base model. Decoding is greedy. Type /client NAME, /base,
+    /reset or /quit. If standard input is not a terminal, each line is one prompt."""
     if (run_dir is None) == (base is None):
-        raise UserError("give either a run folder, or --base, with --adapter or without; see llm-fed chat --help")
+        raise UserError("give either a run folder or --base (with or without --adapter); see llm-fed chat --help")
     if run_dir is not None and (given := adapter or template):
-        raise UserError(f"{given} is for --base; a run's adapters say themselves how they are used")
+        raise UserError(
+            f"{given}: --adapter and --template only work with --base; leave them out, as a run brings its own"
+        )
     if base is not None and client is not None:
-        raise UserError(f"--client {client} is for a run; with --base give --adapter DIR")
+        raise UserError(f"--client {client} only works with a run folder; with --base, give --adapter DIR")
     # What follows takes seconds, so mistakes are named first.
     from llm_fed.commands import chat as chatting
     from llm_fed.experiment.run import quiet
@@ -558,16 +602,16 @@ def chat(
 
 @app.command()
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="A finished run folder.")],
-    out_dir: Annotated[Path, typer.Argument(help="Where the folders go, one per client.")],
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out_dir: Annotated[Path, typer.Argument(help="The folder for the copies, with one folder per client.")],
     client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
     merged: Annotated[
         bool,
-        typer.Option("--merged", help="Whole models: the base with the adapter folded in, for use without PEFT."),
+        typer.Option("--merged", help="Write whole models, with the adapter merged into the base: no PEFT needed."),
     ] = False,
 ) -> None:
-    """Copy the personal adapters of a run: PEFT folders that `PeftModel.from_pretrained` loads. Standard error says
-    which of them vLLM and LoRAX can serve."""
+    """Copy the personal adapters of a run as PEFT folders, and tell on standard error which of them vLLM and LoRAX can
+    serve."""
     from llm_fed.commands import evaluate as runs
     from llm_fed.export import serving
 
@@ -590,21 +634,23 @@ def export(
 
 @app.command()
 def push(
-    run_dir: Annotated[Path, typer.Argument(help="A finished run folder.")],
-    namespace: Annotated[str, typer.Argument(help="Your user name on the Hub, or that of an organisation.")],
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    namespace: Annotated[str, typer.Argument(help="Your user name on the Hub, or an organisation's name.")],
     client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make the repositories private.")] = False,
     license: Annotated[
-        str | None, typer.Option(help="Hub id of the adapters' licence (default: the base's own, or other).")
+        str | None, typer.Option(help="The adapters' licence, as the Hub's id (default: that of the base, or other).")
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option(help="Repositories are NAMESPACE/PREFIX-<client> (default: the run folder's name).")
+        str | None,
+        typer.Option(help="The repositories are named NAMESPACE/PREFIX-<client> (default: the run folder's name)."),
     ] = None,
     one_repository: Annotated[
-        bool, typer.Option("--one-repository", help="One repository, NAMESPACE/PREFIX, with a folder per client.")
+        bool, typer.Option("--one-repository", help="Use one repository, NAMESPACE/PREFIX, with a folder per client.")
     ] = False,
 ) -> None:
-    """Push the personal adapters of a run to the Hub, one PEFT repository per client. Again: only what changed."""
+    """Push the personal adapters of a run to the Hub, one PEFT repository per client. A repeated push commits only
+    what changed."""
     from llm_fed.experiment.run import quiet
     from llm_fed.export import hub
 
@@ -619,16 +665,16 @@ def push(
 
 @app.command()
 def flower(
-    config: Annotated[Path, typer.Argument(help="A YAML file, yours or one of llm-fed runs.")],
+    config: Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="key=value words laid over it, e.g. network.clients=8.")
+        list[str] | None, typer.Argument(help="key=value settings that override the file, e.g. network.clients=8.")
     ] = None,
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="The app folder (default: apps/<config>-<method>).")
+        Path | None, typer.Option("--out", help="The folder of the app (default: apps/<config>-<method>).")
     ] = None,
 ) -> None:
-    """Write a Flower app: the same federation with its clients on other machines (which need Flower: in
-    the clone, pip install -e '.[flower]')."""
+    """Write a Flower app that runs the federation with its clients on other machines. Each machine needs Flower: in a
+    clone, pip install -e '.[flower]'."""
     from llm_fed import configfile
     from llm_fed.commands import section
 
@@ -639,7 +685,7 @@ def flower(
     name = f"{config.stem}-{short(str(loaded.method['name']))}"
     folder = out_dir or Path("apps") / name
     note = flower_app.write(folder, loaded, name)
-    out.print(f"{folder} is written. Next: flwr run {folder} SUPERLINK --stream{note}")
+    out.print(f"wrote {folder}. Next: flwr run {folder} SUPERLINK --stream{note}")
 
 
 @app.command()
@@ -652,7 +698,7 @@ def methods(as_json: Json = False) -> None:
 
 @app.command()
 def runs(as_json: Json = False) -> None:
-    """List the run and launch files that come with llm_fed. A run file is given by its name: llm-fed run flan.yaml."""
+    """List the configurations and launch files that llm_fed ships. Use one by its name: llm-fed run flan.yaml."""
     from llm_fed import shipped
 
     _print_list(shipped.rows(), as_json)
@@ -669,11 +715,11 @@ def tasks(as_json: Json = False) -> None:
 @app.command()
 def doctor(
     base: Annotated[
-        str | None, typer.Option(help="Say what is known of this base instead: a folder or a Hub id.")
+        str | None, typer.Option(help="Instead, show what llm_fed can do with this base: a folder or a Hub id.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what this machine has, and check that the pieces work: a fused training step, a 4-bit layer, the metrics."""
+    """Show this machine's hardware and packages, and test a fused training step, a 4-bit layer and the metrics."""
     from llm_fed.experiment.run import quiet
 
     quiet()
@@ -691,7 +737,7 @@ def doctor(
         for finding in findings:
             out.print(f"{'ok  ' if finding['ok'] else 'FAIL'} {finding['what']}: {finding['found']}")
     if not all(finding["ok"] for finding in findings):
-        raise RunError("something does not work; see the lines marked FAIL")
+        raise RunError("some checks failed; see the lines marked FAIL")
 
 
 def _beside_base(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -714,7 +760,7 @@ def _print_scores(scores: dict[str, dict[str, Any]]) -> None:
     """A row per client and a column per method (or metric)."""
     scores = {name: score for name, score in scores.items() if "clients" in score}
     if not scores:
-        out.print("no client has test examples, so there are no scores")
+        out.print("There are no scores, because no client has test examples.")
         return
     metric = next(iter(scores.values()))["metric"]
     table = Table(title=f"{metric} (0-100)", title_justify="left")
@@ -744,7 +790,7 @@ def _print_cross(folder: Path, found: dict[str, Any], as_json: bool) -> None:
         for client, row in zip(found["clients"], found["scores"], strict=True):
             table.add_row(client, *(f"{score:.1f}" for score in row))
         out.print(table)
-    out.print(f"the table is in {folder / 'cross.json'} and {folder / 'report.html'}")
+    out.print(f"the whole table is in {folder / 'cross.json'} and {folder / 'report.html'}")
 
 
 def _print_list(entries: list[dict[str, Any]], as_json: bool) -> None:

@@ -22,7 +22,7 @@ from llm_fed.settings import (
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state on its way
+Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state when it is sent
 
 
 TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`

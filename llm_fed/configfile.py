@@ -34,7 +34,7 @@ def _variable(name: str, default: str | None = "") -> str | None:
     if value is None and default != "":
         return default
     if value is None or not Path(value).exists():
-        raise ValueError(f"{name} is no path that exists, and other values are not taken from the environment")
+        raise ValueError(f"{name} is not an existing path, and only paths are read from the environment")
     return value
 
 
@@ -69,11 +69,11 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
         laid = OmegaConf.merge(given, laid_over)
         if isinstance(laid, DictConfig) and (missing := sorted(OmegaConf.missing_keys(laid))):
             raise UserError(
-                f"{path} leaves {' and '.join(missing)} open; give {' '.join(f'{key}=...' for key in missing)}"
+                f"{path} does not set {' and '.join(missing)}; give {' '.join(f'{key}=...' for key in missing)}"
             )
         merged = OmegaConf.to_container(laid, resolve=True)
     except _UNREADABLE as error:
-        raise UserError(f"cannot lay {list(words)} over {path}: {one_line(str(error))}") from error
+        raise UserError(f"cannot apply {list(words)} to {path}: {one_line(str(error))}") from error
     if not isinstance(merged, dict):
         raise UserError(f"{path} holds {type(merged).__name__}, not a mapping of settings")
     return from_dict({str(key): value for key, value in merged.items()})
@@ -141,7 +141,9 @@ def created(tree: Mapping[str, Any]) -> DictConfig:
     try:
         return OmegaConf.create(dict(tree))
     except OmegaConfBaseException as error:
-        raise UserError(f"the configuration holds what no YAML file could: {' '.join(str(error).split())}") from error
+        raise UserError(
+            f"the configuration holds a value that YAML cannot express: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _another_method(given: DictConfig, laid_over: DictConfig) -> bool:

@@ -26,7 +26,7 @@ def check(key: str, given: str | None, task: str | None) -> None:
     elif task != FROM_HUB:
         raise UserError(
             f"{key}={given!r}: only the task `{FROM_HUB}` reads a Hub data set by its id; "
-            f"give {task} a file or folder of this machine, or leave {key} out"
+            f"give {task} a local file or folder, or leave {key} out"
         )
 
 
@@ -51,7 +51,7 @@ def local(key: str, given: str) -> Path:
         UserError: it is not there, or the text is a Hub id, which is not read here.
     """
     if given.startswith("hf:/"):
-        raise UserError(f"{key}={given!r} is on the Hub, but a file or folder of this machine is needed here")
+        raise UserError(f"{key}={given!r} is on the Hub, but a local file or folder is needed here")
     path, near = Path(given), None
     try:
         path = path.expanduser()

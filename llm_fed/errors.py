@@ -15,11 +15,11 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 
 class UserError(Exception):
-    """A mistake in what the user gave (configuration, data, paths): what was got, where, what to do. Exit code 2."""
+    """A mistake in the configuration, data or paths: what was given, where, and what to do. Exit code 2."""
 
 
 class RunError(Exception):
-    """A run that cannot go on (disk full, all checkpoints corrupt, no client left). Exit code 1."""
+    """A run that cannot continue (disk full, all checkpoints damaged, no client left). Exit code 1."""
 
 
 class ClientError(Exception):
@@ -38,18 +38,18 @@ def printable(text: str) -> str:
 
 
 def install(extra: str) -> str:
-    """What to give for an optional dependency; llm_fed itself is on no package index."""
-    return f"in the clone of llm_fed give pip install -e '.[{extra}]'"
+    """How to install an optional dependency; llm_fed itself is not on a package index."""
+    return f"in the clone of llm_fed, run pip install -e '.[{extra}]'"
 
 
 def lookup(key: str, name: str, table: Mapping[str, Item]) -> Item:
-    """`table[name]`; a wrong name is a UserError that says the closest valid one and all of them."""
+    """`table[name]`; for an unknown name a UserError with the closest valid name and all valid names."""
     require(key, name, table)
     return table[name]
 
 
 def require(key: str, name: str, valid: Collection[str]) -> None:
-    """Refuse a `name` that is not valid for `key`: a UserError that says the closest valid one and all of them."""
+    """Refuse an unknown `name` for `key`: a UserError with the closest valid name and all valid names."""
     if name not in valid:
         raise UserError(f"{key}={name!r} is unknown{did_you_mean(name, valid)}; known: {', '.join(valid)}")
 

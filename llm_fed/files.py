@@ -129,7 +129,7 @@ def _write_batch(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str)
 def _check_replaceable(folder: Path, files: Mapping[str, bytes], what: str) -> None:
     expected = {Path(name).parts[0] for name in files}
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= expected):
-        raise UserError(f"{folder} holds something else than {what} and is not replaced; give another folder")
+        raise UserError(f"{folder} exists and does not hold {what}, so it is not replaced; give another folder")
 
 
 def _beside(folder: Path, suffix: str) -> Path:

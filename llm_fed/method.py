@@ -3,14 +3,15 @@
 A method is a frozen dataclass whose fields are its hyper-parameters. Beside them it has
 
 - steps, whose defaults are federated averaging: `wrap` and `init` before the first round; `broadcast`, `client_update`
-  and `server_update` in each; `finish` after the last; `personalize` wherever a client's model is scored or exported;
-- declarations, what others must know of it beforehand: class attributes, and `pool`, `upload_like` and `needed`, which
-  depend on the server's state, a message or hyper-parameters;
-- reports, `report` and `recipe`: what of it belongs into the metrics.
+  and `server_update` in each round; `finish` after the last; `personalize` wherever a client's model is scored or
+  exported;
+- declarations, which the rest of llm_fed reads in advance: class attributes, and `pool`, `upload_like` and `needed`,
+  which depend on the server's state, a message or hyper-parameters;
+- reports, `report` and `recipe`: what goes into the metrics.
 
-State goes in, state comes out; nothing is kept on `self`, so what survives a round is in the server state or in
-`client.memory` and a checkpoint is complete by construction. Client code looks like one client's
-(`await client.fit(...)`) and runs fused for the whole cohort; `client_update` never sees the server's state,
+Each step takes a state and returns a state; nothing is kept on `self`. What survives a round is in the server's state
+or in `client.memory`, so a checkpoint is always complete. Client code is written for one client, as in
+`await client.fit(...)`, and runs fused for the whole cohort. `client_update` never sees the server's state, and
 `server_update` never sees a client.
 """
 
@@ -50,7 +51,7 @@ class Needed:
 
 @dataclass(frozen=True)
 class Method:
-    """Federated averaging of what clients train (McMahan et al. 2017), which is what every step does by default."""
+    """The base class of methods. By default, its steps are federated averaging (McMahan et al. 2017)."""
 
     # Declarations. What it is:
     paper: ClassVar[str] = ""  # for model cards and `llm-fed methods`
@@ -92,7 +93,7 @@ class Method:
     by_rounds: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters that are not what their fields say; a method that relates two of them adds to this.
+        """Refuse hyper-parameters of a wrong type or out of range; override it to check how two of them relate.
 
         Raises:
             UserError: the first bad value, and what it must be.
@@ -102,8 +103,8 @@ class Method:
     # Steps before the first round.
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        """Which parameters this client has (None: the server), given the run's structure. Equal structures train
-        fused."""
+        """The parameters of this client's model (None: the server's), given the run's structure. Clients with equal
+        structures train fused."""
         return structure
 
     def init(self, server: Site) -> Message:
@@ -113,33 +114,33 @@ class Method:
     # Steps of a round.
 
     def broadcast(self, state: Message, client: str) -> Message:
-        """What this client is sent."""
+        """The message that this client receives in a round."""
         return state
 
     async def client_update(self, client: Site, message: Message) -> Message:
-        """One client's work in one round; what it returns is uploaded."""
+        """One client's work in one round. The returned message is uploaded."""
         theta = await client.fit(client.assemble(message), train=self.trained)
         client.keep(theta, self.trained, message)
         return theta.select(self.shared) - message
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        """The server's step on what arrived this round (perhaps nothing), sorted by (arrival, client)."""
+        """The server's step on the uploads that arrived in this round (perhaps none), sorted by (arrival, client)."""
         return averaged(server, state, uploads)
 
     # Steps after the last round; clients are also scored, by `personalize`, in rounds before it.
 
     async def finish(self, client: Site, message: Message) -> None:
-        """Once, after the last round, at every client: what it learns here goes into `client.memory`."""
+        """Runs once at every client, after the last round. It keeps its results in `client.memory`."""
 
     async def personalize(self, client: Site, message: Message) -> Message:
-        """The state that evaluation and export use; computes, never trains, never writes memory."""
+        """The state that is evaluated and exported. It must not train, and must not write to `client.memory`."""
         return client.assemble(message)
 
     # Declarations that depend on a message, on the server's state or on hyper-parameters.
 
     def pool(self, state: Message) -> Sequence[State]:
-        """The server's models, of which a client that joins after the last round is given a merge; none: it is given a
-        merge of those that the clients ended with."""
+        """The server's models that are merged for a client that joins after the last round. Empty: the clients' final
+        models are merged instead."""
         return ()
 
     def upload_like(self, message: Message) -> Message:
@@ -147,31 +148,31 @@ class Method:
         return message
 
     def needed(self, name: str) -> Needed:
-        """The run of the method `name`, one of `needs`, that this one starts from."""
+        """The run of the method `name` (one of `needs`) that this method starts from."""
         return Needed()
 
     # Reports.
 
     def report(self, state: Message) -> dict[str, Any]:
-        """What of the server's state belongs into metrics.jsonl after each round, as JSON values."""
+        """What to write about the server's state into metrics.jsonl after each round, as JSON values."""
         return {}
 
     def recipe(self, client: Site) -> dict[str, Any]:
-        """What `finish` found out, as JSON values, for metrics.jsonl and the model card; a `note` is shown, too."""
+        """What `finish` found, as JSON values, for metrics.jsonl and the model card. A `note` is also printed."""
         return client.memory.get("recipe", {})
 
 
 def averaged(server: Site, state: State, uploads: list[Upload]) -> State:
-    """FedAvg's step: the state plus the mean of the updates, weighed by numbers of examples; without any the state."""
+    """FedAvg's step: the state plus the mean of the updates, weighted by numbers of examples. No updates: the state."""
     if not uploads:
         return state
     return state + server.average([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
 
 
 def by_arrival(server: Site, uploads: list[Upload]) -> list[Upload]:
-    """The uploads of one round in the order in which they came in, for methods to which it matters.
+    """The uploads of one round in the order of their arrival, for methods that depend on it.
 
-    Virtual time is in rounds, so the order within one is drawn, from (seed, round, client) alone: in client order the
-    same clients would always be first.
+    Virtual time is counted in rounds, so the order within a round is random: it depends only on (seed, round, client).
+    In client order, the same clients would always come first.
     """
     return sorted(uploads, key=lambda upload: derive(server.seed, "arrival", server.round, upload.client))

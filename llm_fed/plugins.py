@@ -53,7 +53,7 @@ def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
         if module and not did_you_mean(name, known):
             likely = re.sub(r"[^.\w]+", "_", module) + ":" + re.sub(r"\W+", "_", last)
             raise UserError(
-                f"{key}={name!r} is no name that llm_fed knows; one from outside is written package.module:Name, e.g. "
+                f"{key}={name!r} is not a name that llm_fed knows; write one of your own as package.module:Name, e.g. "
                 f"{likely}"
             )
         raise UserError(

@@ -1,12 +1,12 @@
-"""Settings: a field of a configuration or a method carries its type and its range, and one function checks both.
+"""Settings: each field of a configuration or a method declares its type and range, and one function checks both.
 
     num_models: PositiveInt = 8
     mixing: Annotated[float, Above(0), AtMost(1)] = 0.4
     wait_for: PositiveInt | None = None
     wait: Literal["none", "deadline", "first_n"] = "none"
 
-Every float must be finite. A string among the marks of `Annotated` ends the message of a refused value: a unit, or what
-null means. What relates two fields is code where they stand.
+Every float must be finite. A string in `Annotated` is appended to the error message of a refused value: a unit, or what
+null means. A check that relates two fields is code in their class.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ NonNegativeFloat = Annotated[float, AtLeast(0)]
 
 
 def hints(kind: type) -> Mapping[str, Any]:
-    """The types of a dataclass's fields by name, with what `Annotated` says of them.
+    """The types of a dataclass's fields by name, with their `Annotated` metadata.
 
     Raises:
         UserError: a type names what its module does not have.
@@ -120,10 +120,10 @@ def key_of(name: str) -> str:
 
 
 def check_fields(settings: Any, where: str) -> None:
-    """Refuse the values of a dataclass that are not what its fields say.
+    """Refuse the values of a dataclass that do not have the declared types and ranges.
 
     Args:
-        where: what stands before a field's name in messages, as in `method.wait_for`.
+        where: the prefix of field names in error messages, such as `method.` in `method.wait_for`.
 
     Raises:
         UserError: the first bad value, and what it must be.
@@ -150,7 +150,7 @@ def members_of(hint: Any, marks: tuple[Any, ...] = ()) -> list[Member]:
 
 
 def coerce(value: Any, hint: Any, key: str) -> Any:
-    """`value` as a field of this type holds it: a whole number as a float, a list as a tuple.
+    """`value` converted to the field's type: a whole number to a float, a list to a tuple.
 
     Raises:
         UserError: it is of another type, or out of range.
@@ -182,7 +182,7 @@ def takes_plain(hint: Any) -> bool:
 
 
 def range_of(hint: Any) -> str:
-    """What a value of this type must be, in words; empty where any does."""
+    """The range of this type in words; empty if any value is allowed."""
     members = members_of(hint)
     # Of a list of names or one name, say, the range is said once.
     texts = list(dict.fromkeys(text for kind, marks in members for text in _texts(kind, marks)))

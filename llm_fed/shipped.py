@@ -32,7 +32,7 @@ def find(path: str | Path) -> Path:
         return shipped[path.name]
     known = [*(other.name for other in sorted(path.parent.glob("*.y*ml"))), *shipped]
     close = list(dict.fromkeys(difflib.get_close_matches(path.name, known)))
-    others = f"; is it {' or '.join(close)}?" if close else "; llm-fed runs lists those that llm_fed ships"
+    others = f"; did you mean {' or '.join(close)}?" if close else "; llm-fed runs lists those that llm_fed ships"
     raise UserError(f"there is no configuration file {path}{others}")
 
 

@@ -59,7 +59,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Private:
-    """Noise in every optimizer step (`privacy.unit=example`)."""
+    """The noise that is added in every optimizer step (`privacy.unit=example`)."""
 
     clip: float
     noise: float
@@ -70,8 +70,8 @@ class Private:
 class Site:
     """One party of the federation, as a method's client code sees it.
 
-    `memory` is private to the site, survives rounds and is checkpointed, one row per key (`rows.Memory`); what is put
-    there must be a message (`wire.pack`), and is changed by putting it there again.
+    `memory` is private to the site. It survives rounds and is checkpointed, one row per key (`rows.Memory`). Its values
+    must be messages (`wire.pack`); to change a value, assign it again.
     """
 
     id: str
@@ -107,33 +107,33 @@ class Site:
         return len(self.train)
 
     def begin(self, round: int, lr: float) -> None:
-        """Called by the loop before this site works in a round: random draws depend on (seed, round, site) alone."""
+        """Called by the loop before the site's work in a round: random draws depend only on (seed, round, site)."""
         self.round, self.lr, self.losses, self.fits, self.unmoved = round, lr, [], 0, []
 
     def initial(self, *labels: str | int) -> State:
-        """A fresh state, the same at every site; other `labels` give other draws (a soup's members, say). With a
-        `start`, that.
+        """A new state, the same at every site. Other `labels` give other draws, such as the models of a soup. If the
+        site has a `start`, it is returned.
 
         Raises:
-            UserError: with a `start`, where another draw is asked for.
+            UserError: the site has a `start`, but `labels` ask for another draw.
         """
         if self.start is not None and labels:
             raise UserError(
-                "adapter.start gives all the same start, but this method starts from several models that differ: it "
-                "cannot tell equal ones apart. Set adapter.start to null, or choose a method with one model"
+                "adapter.start gives all models the same start, but this method needs several models that differ; set "
+                "adapter.start to null, or choose a method with one model"
             )
         state = self.draw(generator(self.seed, "initial", *labels)) if self.start is None else self.start
         self._layout = state.layout
         return state
 
     def expect(self, drawn: State) -> None:
-        """Take another site's fresh state for what one of this site would be like; `assemble` then draws none to find
-        that a message lacks nothing."""
+        """Take the layout of another site's new state as this site's. `assemble` then need not draw a state to see
+        that a message is complete."""
         if not drawn.extras:
             self._layout = drawn.layout
 
     def assemble(self, message: State) -> State:
-        """A whole state of this site: a fresh one, with what the site kept and then what it is sent in their places."""
+        """A whole state of this site: a new one, updated by the entries that the site kept, then by the message."""
         if message.layout == self._layout:
             return message
         state, own = self.initial(), self.memory.get("own")
@@ -149,15 +149,15 @@ class Site:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The run's, at this round's learning rate."""
+        """The run's optimizer, with this round's learning rate."""
         return Optimizer.of(self.local, self.lr)
 
     def average(self, updates: Sequence[State], weights: Sequence[float] | None = None) -> State:
-        """At the server: the mean of clients' updates as `server.aggregation` takes it; one of zeros, of which the
-        round's lines tell, where there are too few for it.
+        """At the server: the mean of the clients' updates by the rule `server.aggregation`. If there are too few
+        updates for the rule, it is zero, and the round's metrics say so.
 
         Args:
-            weights: of the updates (default: all alike).
+            weights: the weight of each update (default: equal weights).
         """
         if self.step.aggregation == "mean":
             return mean(updates, weights)
@@ -167,8 +167,8 @@ class Site:
         return robust.aggregate(updates, share[None], self.step)[0]
 
     def enough(self, uploads: int) -> bool:
-        """At the server: whether so many uploads make a mean as `server.aggregation` takes it; if not, the round's
-        lines tell of it."""
+        """At the server: whether these are enough uploads for the rule `server.aggregation`. If not, the round's
+        metrics say so."""
         if why := robust.lacking(uploads, self.step):
             self.unmoved.append(why)
         return not why
@@ -186,22 +186,22 @@ class Site:
         structure: Structure | None = None,
         mix: tuple[float, ...] | None = None,
     ) -> State:
-        """Train from `state` on this site's examples with the run's `local` settings; awaitable, fused over the cohort.
+        """Train from `state` on this site's examples with the run's `local` settings. It is fused over the cohort.
 
         Args:
-            state: where training starts; it is not changed.
-            train: regular expression of the entries that are trained; the others stay as they are.
-            examples: to train on (default: all training examples).
-            steps: optimizer steps (default: `local.steps`, else `local.epochs` passes over the examples).
-            epochs: passes over the examples, in the place of steps.
-            optimizer: default: `self.optimizer`; `dataclasses.replace` gives another like it.
-            loss: in the place of cross-entropy: `Distillation` from teachers, or, of whole image models, a function of
-                the `Answer` to a batch, its labels (N,) and the places (N,) of its pictures in the examples.
-            structure: what `state` is a state of (default: the site's own).
-            mix: the weight of each expert, where the structure's gate is `mix`.
+            state: the state from which training starts; it is not changed.
+            train: a regular expression of the entries to train; the others stay as they are.
+            examples: the examples to train on (default: all training examples).
+            steps: the number of optimizer steps (default: `local.steps`, else `local.epochs` passes).
+            epochs: passes over the examples, instead of steps.
+            optimizer: the optimizer (default: `self.optimizer`); make a variant with `dataclasses.replace`.
+            loss: a loss instead of cross-entropy: `Distillation` from teachers, or, for whole image models, a function
+                of the `Answer` to a batch, its labels (N,) and the places (N,) of its pictures in the examples.
+            structure: the structure of `state` (default: the site's own).
+            mix: the weight of each expert, if the structure's gate is `mix`.
 
         Raises:
-            ClientError: no example, or a loss that is not finite.
+            ClientError: there is no example, or the loss is not finite.
         """
         nth, self.fits = self.fits, self.fits + 1
         examples = self.train if examples is None else examples
@@ -227,13 +227,13 @@ class Site:
         return fitted.state
 
     def batches(self, *, epochs: int) -> list[list[Any]]:
-        """The training examples of each optimizer step of so many epochs, as `fit` would take them."""
+        """The training examples of each optimizer step of `epochs` epochs, in the order in which `fit` takes them."""
         return [[self.train[i] for i in chosen] for chosen in self.places(len(self.train), epochs=epochs)]
 
     def places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
-        """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, from (seed, round,
-        site, nth) alone. Private: each by itself with the probability that gives this size on the mean (Poisson
-        sampling), so that batches differ in size and may be empty."""
+        """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, depending only on
+        (seed, round, site, nth). With `private`, each example is drawn independently with the probability that gives
+        the batch size on average (Poisson sampling), so batches differ in size and may be empty."""
         if not count:
             raise ClientError(f"client {self.id} has no training example")
         size = min(self.local.batch_size, count)
@@ -261,26 +261,26 @@ class Site:
         return self.local.keep_optimizer and not self._finishes
 
     def _moments(self, state: State, train: str, nth: int) -> Mapping[str, torch.Tensor] | None:
-        """What the optimizer remembers of the rounds before."""
+        """The optimizer's state from earlier rounds."""
         if not self._keeps_optimizer:
             return None
         if nth:
             raise UserError(
-                "local.keep_optimizer=true keeps one optimizer of each client, but this method trains more than once "
+                "local.keep_optimizer=true keeps one optimizer state per client, but this method trains more than once "
                 "in a round; set it to false"
             )
         kept = self.memory.get(OPTIMIZER, {"train": train, "moments": {}})
         lengths = {len(value) for value in kept["moments"].values() if value.dim()}
         if kept["train"] != train or lengths - {state.layout.size}:
             raise UserError(
-                "local.keep_optimizer=true keeps what the optimizer remembers of the entries that were trained, but "
-                "this method now trains others; set it to false"
+                "local.keep_optimizer=true keeps the optimizer state of the entries that were trained, but this "
+                "method now trains others; set it to false"
             )
         return kept["moments"]
 
     def _noisy(self, count: int, steps: int, nth: int) -> PerExample | None:
-        """How a fit on `count` examples hides each of them; `memory` counts its steps, of which `privacy.spent_by`
-        makes an epsilon."""
+        """The noise for a fit on `count` examples. Its steps are counted in `memory`, from which `privacy.spent_by`
+        computes epsilon."""
         if self.private is None:
             return None
         size, before = min(self.local.batch_size, count), self.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
@@ -290,36 +290,35 @@ class Site:
         return PerExample(self.private.clip, self.private.noise, size, seed)
 
     def _look(self, verb: str) -> None:
-        """Before the training examples are used for more than noisy steps.
+        """Call this before training examples are used for anything but noisy steps.
 
         Raises:
             UserError: their privacy would not be kept.
         """
         if self.private is not None:
             raise UserError(
-                f"privacy.unit=example hides examples by noise in training alone, but this method also uses them by "
+                f"privacy.unit=example only protects examples in training steps, but this method also uses them in "
                 f"client.{verb}; choose another method, or privacy.unit=client"
             )
 
     async def losses_of(self, states: Sequence[State], examples: Sequence[Any] | None = None) -> list[float]:
-        """The mean loss (per target token, or per picture) under each state, without training (default: of all
-        training examples)."""
+        """The mean loss of the examples (default: all training examples) under each state, per target token or per
+        picture."""
         self._look("losses_of")
         chosen = self.train if examples is None else examples
         return await MeanLosses(self.id, self.structure, states, chosen)
 
     async def loss_of_answers(self, state: State, queries: Sequence[Query]) -> float | None:
-        """The mean loss per target token of the queries with their right answers under `state`, as training would
-        measure it; None where training would see none of them."""
+        """The mean loss per target token of the queries' right answers under `state`, as training measures it. None if
+        training would skip all of them."""
         known = [query for query in queries if query.example is not None]
         return await AnswerLoss(self.id, self.structure, state, known) if known else None
 
     def sample(self, count: int, *, held_out: bool = False) -> list[Any]:
-        """`count` of the training or of the held-out examples (all, if there are fewer), drawn from (seed, site)
-        alone.
+        """Up to `count` of the training or held-out examples at random, depending only on (seed, site).
 
         Raises:
-            UserError: there is none.
+            UserError: there are none.
         """
         source = self.data.held_out if held_out else self.train
         if not source:
@@ -340,20 +339,20 @@ class Site:
         """Moments of the per-example gradients of the log-likelihood at two states, on the same examples.
 
         Args:
-            sampled: the Fisher information takes the label of each target (a token, or a picture) from the model's own
-                prediction; of tokens under teacher forcing: those before it are the example's.
-            structure: what the states are states of (default: the site's own).
+            sampled: for the Fisher information, sample the label of each target (a token, or a picture) from the
+                model's prediction; tokens under teacher forcing, so the preceding tokens are the example's.
+            structure: the structure of the states (default: the site's own).
 
         Raises:
-            ClientError: no target token, or a gradient that is not finite.
+            ClientError: there is no target token, or a gradient is not finite.
         """
         self._look("gradient_moments")
         seed = derive(self.seed, "labels", self.id)
         return await GradientMoments(self.id, structure or self.structure, first, second, examples, sampled, seed)
 
     async def features(self, examples: Sequence[Any]) -> torch.Tensor:
-        """(len(examples), H): what the base alone, without any adapter, makes of each example: its last hidden state at
-        the prompt's last token, or what an image model's head reads."""
+        """The features (len(examples), H) that the base without an adapter computes: the last hidden state at the last
+        token of the prompt, or, for an image model, the input of its head."""
         self._look("features")
         return await Features(self.id, self.structure, examples)
 
@@ -363,42 +362,42 @@ class Site:
         """The mean loss of the examples at `state`, and its gradient there.
 
         Args:
-            head: of an image model: a linear head (weight, bias) in the place of its own, whose gradient is then zero.
+            head: for an image model, a linear head (weight, bias) that replaces its own, whose gradient is then zero.
         """
         self._look("gradient")
         return await Gradient(self.id, self.structure, state, examples, head)
 
     async def logits(self, state: State, pictures: Sequence[Picture]) -> torch.Tensor:
-        """(N, C): what an image model says of N pictures, a logit for each of C labels."""
+        """The logits (N, C) of an image model for N pictures and C labels."""
         return await Logits(self.id, self.structure, state, pictures)
 
     async def answers(self, state: State, pictures: Sequence[Picture]) -> Answer:
-        """What whole image models make of N pictures, each on its own and together."""
+        """The outputs of whole image models for N pictures, of each model alone and of all together."""
         return await Answers(self.id, self.structure, state, pictures)
 
     def new_head(self, state: State) -> State:
-        """A fresh linear head, entries weight (C, H) and bias (C,), zero, for the labels of this site's pictures in the
-        place of that of an image model's `state`."""
+        """A new linear head for the labels of this site's pictures, to replace the one in an image model's `state`:
+        zero entries weight (C, H) and bias (C,)."""
         features = state.layout.shape_of[f"{state.layout.head}.weight"][1]
         weight = state.row.new_zeros(self.data.num_labels, features)
         return State.of({"weight": weight, "bias": weight.new_zeros(self.data.num_labels)})
 
     async def fit_head(self, state: State, head: State, *, epochs: int, lr: float) -> State:
-        """Train a linear head, by Adam, on what the body of the image model `state` makes of this site's pictures."""
+        """Train a linear head with Adam on the features that an image model `state` has of this site's pictures."""
         self._look("fit_head")
         nth, self.fits = self.fits, self.fits + 1
         batches = self.places(len(self.train), nth=nth, epochs=epochs)
         return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)
 
     async def expert_weights(self, state: State, examples: Sequence[Any]) -> torch.Tensor:
-        """(len(examples), E): how much each expert of an adapter with a gate counts for each example, the mean over its
+        """The weights (len(examples), E) that a gated adapter gives its experts for each example: the mean over its
         tokens and the adapted layers."""
         return await ExpertWeights(self.id, self.structure, state, examples)
 
     async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:
-        """Greedy answers to the prompts (token ids) under `state`; one batch serves several clients."""
+        """Greedy answers to the prompts (token ids) under `state`. One batch may hold several clients' prompts."""
         return await Generate(self.id, self.structure, state, prompts)
 
     async def option_scores(self, state: State, queries: Sequence[Query]) -> list[list[float]]:
-        """Per query the log-likelihood of each of its options under `state`, without generation."""
+        """For each query, the log-likelihood of each of its options under `state`. Nothing is generated."""
         return await OptionScores(self.id, self.structure, state, queries)

@@ -50,7 +50,7 @@ class Layout:
         """The names in which the regular expression `pattern` is found.
 
         Raises:
-            UserError: nothing matches, or `pattern` is no regular expression.
+            UserError: nothing matches, or `pattern` is not a regular expression.
         """
         try:
             found = tuple(name for name in self.names if re.search(pattern, name))
@@ -83,7 +83,8 @@ def module_of(entry: str) -> str:
 
 
 def block_of(entry: str) -> int | None:
-    """The number of the block in which an entry stands, as torch names the members of a list; None outside of them."""
+    """The number of the block that an entry belongs to, as torch numbers the members of a list; None outside of
+    lists."""
     found = re.search(r"\.(\d+)\.", entry)
     return int(found[1]) if found else None
 
@@ -91,8 +92,9 @@ def block_of(entry: str) -> int | None:
 class State:
     """Named float tensors in one row (P,), and `extras` (integer or running-statistics buffers) beside it.
 
-    A state is a value: operations return new states and never change their operands. Extras ride along: floating ones
-    take part in + - *, others are taken from the left operand; none enters `row`, hence no norm and no inner product.
+    A state is a value: operations return new states and never change their operands. Floating-point extras take part in
+    + - *, and other extras are taken from the left operand. Extras are not in `row`, so no norm and no inner product
+    includes them.
     """
 
     __slots__ = ("layout", "row", "extras")
@@ -107,7 +109,7 @@ class State:
         """A state from named tensors, in the order given.
 
         Raises:
-            ValueError: they are not all of one floating dtype.
+            ValueError: the tensors do not all have the same floating dtype.
         """
         dtypes = {tensor.dtype for tensor in tensors.values()}
         if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
@@ -149,7 +151,7 @@ class State:
         return State(Layout(names, self.layout.shapes), self.row, self.extras)
 
     def updated(self, other: State) -> State:
-        """This state with the entries of `other`, which must be among its own, put in their places."""
+        """This state with its entries replaced by those of `other`, which must be a subset of them."""
         row = self.row.clone()
         for name in other:
             row[self.layout.slices[name]] = other[name].reshape(-1)
@@ -184,7 +186,7 @@ class State:
         return bool(torch.isfinite(self.row).all())
 
     def equal(self, other: State) -> bool:
-        """Bit for bit the same entries, values and extras."""
+        """Whether entries, values and extras are the same, bit for bit."""
         return (
             self.layout == other.layout
             and torch.equal(self.row, other.row)
@@ -197,9 +199,9 @@ class State:
 
 
 def stack(states: Iterable[State]) -> Tensor:
-    """The rows of states of one layout as a matrix (K, P): a merge is then one matrix product.
+    """The rows of K states of the same layout as a matrix (K, P), so that merging is one matrix product.
 
-    Rows that already lie one after another in memory (from `unstack`, say) are viewed, not copied.
+    Rows that are already contiguous in memory (for example from `unstack`) are viewed, not copied.
 
     Raises:
         ValueError: no states, or states of different layouts.
@@ -234,7 +236,7 @@ def unstack(rows: Tensor, like: State) -> list[State]:
 
 
 def combine(states: Sequence[State], weights: Tensor) -> State:
-    """`sum_k weights[k] * states[k]`, weights (K,): one matrix product on the rows, floating extras alike."""
+    """`sum_k weights[k] * states[k]` with weights (K,), as one matrix product on the rows; also for floating extras."""
     (row,) = weights[None].to(states[0].row.dtype) @ stack(states)
     extras = {}
     for name, first in states[0].extras.items():

@@ -105,10 +105,10 @@ def accuracy(base: ImageBase, pixels: Tensor, labels: Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", default="cifar10", help="a task of pictures, whose sides 8 divides")
-    parser.add_argument("--path", help="where its data lies (default: the Hub)")
-    parser.add_argument("--also", help="a second task, of which it learns --classes")
-    parser.add_argument("--also-path", help="where that task's data lies")
+    parser.add_argument("--task", default="cifar10", help="an image task whose picture sides are multiples of 8")
+    parser.add_argument("--path", help="the data of --task (default: the Hub)")
+    parser.add_argument("--also", help="a second image task, of which --classes are learned")
+    parser.add_argument("--also-path", help="the data of --also")
     parser.add_argument("--classes", type=int, default=50)
     parser.add_argument("--out", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--seed", type=int, default=0)

@@ -108,7 +108,7 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData
     datapath.check("task.server.path", config.server.path, config.server.name)
     data = row.load(config, seed)
     if not isinstance(data, TaskData):
-        raise UserError(f"task.name={config.name!r}: its load returns {data!r:.60}, which is no TaskData")
+        raise UserError(f"task.name={config.name!r}: its load returns {data!r:.60}, not a TaskData")
     natural = data.clients
     if not row.selects:
         if config.groups is not None:

@@ -40,8 +40,8 @@ def pathological(labels: np.ndarray, count: int, classes: int, alpha: float, see
         raise UserError(f"{asked}, but the examples have {len(names)} labels; give a number from 1 to {len(names)}")
     if count * classes < len(names):
         raise UserError(
-            f"{asked} with task.partition.clients={count}: {count * classes} places for {len(names)} labels, so "
-            "some would be nobody's; raise one of the two"
+            f"{asked} with task.partition.clients={count} gives {count * classes} places for {len(names)} labels, so "
+            "some labels would have no client; raise one of the two"
         )
     rng = np.random.default_rng(seed)
     holds = np.zeros((count, len(names)), bool)

@@ -46,11 +46,11 @@ def turns_of(value: Any, where: str, column: str) -> tuple[Turn, ...]:
         expected = ("user", "assistant")[number % 2]
         if turn.role != expected:
             raise UserError(
-                f"{where}: column {column!r} has a turn of the {turn.role} where one of the {expected} belongs; user "
-                "and assistant take turns, after a system message if there is one"
+                f"{where}: column {column!r} has a message of the {turn.role} where one of the {expected} belongs; "
+                "user and assistant must alternate, after an optional system message"
             )
     if not spoken or spoken[-1].role != "assistant":
-        raise UserError(f"{where}: column {column!r} ends without a turn of the assistant, which is what is learned")
+        raise UserError(f"{where}: column {column!r} does not end with a message of the assistant, to be learned from")
     return tuple(turns)
 
 
@@ -103,7 +103,7 @@ def encode_conversation(
         raise UserError(f"the chat template cannot be applied to a conversation: {one_line(str(error))}") from error
     last = max((place for place, counts in enumerate(target) if counts), default=None)
     if last is None:
-        raise UserError("the chat template marks nothing of a conversation as the assistant's")
+        raise UserError("the chat template marks no token of a conversation as the assistant's")
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids[last:]:
         ids, target = [*ids[: last + 1], tokenizer.eos_token_id], [*target[: last + 1], True]
     return Encoded(ids, target)
@@ -123,9 +123,9 @@ def _by_prefixes(
         before, after = written(number, asked=True), written(number + 1, asked=False)
         if ids[: len(before)] != before or ids[: len(after)] != after:
             raise UserError(
-                f"the chat template of {tokenizer.name_or_path!r} writes turn {number + 1} otherwise once more follow, "
-                "so it cannot be told which tokens are the assistant's; use a template with generation marks, or data "
-                "of single turns"
+                f"the chat template of {tokenizer.name_or_path!r} renders turn {number + 1} differently when more "
+                "turns follow, so the assistant's tokens cannot be found; use a template with generation marks, or "
+                "single-turn data"
             )
         written_by = ids[len(before) : len(after)]  # what a template puts behind the end of a turn is not the model's
         ends = [place for place, id in enumerate(written_by, 1) if id == tokenizer.eos_token_id]

@@ -164,7 +164,7 @@ def by_column(rows: Mapping[str, Iterable[Row]], config: TaskConfig, where: str)
         columns = find_columns(config.columns, chain.from_iterable(part), f"{where}, {split} split")
         if "client" not in columns and config.partition.kind == "natural":
             raise UserError(
-                f"{where}: no column says whose a row is; set task.columns.client=COLUMN, "
+                f"{where}: no column names the client of a row; set task.columns.client=COLUMN, "
                 "or task.partition.kind=iid and task.partition.clients=N"
             )
         for row in chain.from_iterable(part):

@@ -64,7 +64,7 @@ def check_json(path: Path, text: str) -> None:
     first = start.partition("\n")[0].strip()
     if not start.startswith("{"):
         if first and not first.startswith("[") and any(mark in first for mark in (",", *SEPARATORS)):
-            raise UserError(f"{path} does not begin with {{ or [, so it is no JSON; if it is CSV, name it .csv")
+            raise UserError(f"{path} does not begin with {{ or [, so it is not JSON; if it is CSV, name it .csv")
         return
     try:
         json.loads(first)

@@ -55,7 +55,7 @@ def partition(
         value = getattr(config, name)
         if (value is not None) != (config.kind == kind):
             raise UserError(
-                f"task.partition.{name}={value} with kind={config.kind}: kind={kind} needs it, no other kind takes it"
+                f"task.partition.{name}={value} with kind={config.kind}: kind={kind} needs a value, no other takes one"
             )
     if config.test is None:
         return make(clients, config, seed, tested)

@@ -25,7 +25,9 @@ def local_folder(config: TaskConfig) -> Path:
     """`task.path` as a folder; UserError where it is none."""
     path = datapath.local("task.path", str(config.path))
     if not path.is_dir():
-        raise UserError(f"task.path={config.path!r} is no folder; without task.path, {config.name} comes from the Hub")
+        raise UserError(
+            f"task.path={config.path!r} is not a folder; without task.path, {config.name} comes from the Hub"
+        )
     return path
 
 

@@ -65,7 +65,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _rows(path: Path) -> Iterator[Row]:
     if not path.name.endswith(SUFFIXES):
-        raise UserError(f"{path} is of no kind that can be read; those are {', '.join(SUFFIXES)}")
+        raise UserError(f"{path} cannot be read; supported are {', '.join(SUFFIXES)}")
     try:
         if path.suffix == ".parquet":
             with pyarrow.parquet.ParquetFile(path) as table:
@@ -203,7 +203,9 @@ def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
     """UserError unless the column that the configuration names under `key` exists."""
     names = list(names)
     if name not in names:
-        raise UserError(f"{where}: {key}={name!r} is no column{did_you_mean(name, names)}; known: {', '.join(names)}")
+        raise UserError(
+            f"{where}: {key}={name!r} is not a column{did_you_mean(name, names)}; known: {', '.join(names)}"
+        )
 
 
 def to_example(row: Row, columns: dict[str, str], group: str) -> Example:

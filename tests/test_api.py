@@ -55,20 +55,20 @@ def test_mistakes_are_named_before_anything_is_trained(small, tmp_path):
         (small.tree(), ["rounds=none"], "rounds"),
         (small.tree(method={"name": "fedmarge"}), [], "fedmarge"),
         (small.tree(task={"path": "nowhere"}), [], "there is no such file or folder"),
-        ({"seed": object()}, [], "holds what no YAML file could"),
+        ({"seed": object()}, [], "holds a value that YAML cannot express"),
         (tmp_path / "none.yaml", [], "there is no configuration file"),
     ]:
         with pytest.raises(UserError, match=message):
             package.run(tree, *words, out=tmp_path / "run")
     for tree, message in [
         (small.tree(round=3), "unknown key round .*rounds"),
-        ({"seed": object()}, "holds what no YAML file could"),
+        ({"seed": object()}, "holds a value that YAML cannot express"),
         (small.tree(), "has no compare section"),
     ]:
         with pytest.raises(UserError, match=message):
             package.compare(tree, out=tmp_path / "table", methods=["fedit"] if "section" not in message else [])
     assert not (tmp_path / "run").exists() and not list(tmp_path.glob("table/*seed*"))
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         package.open_run(tmp_path)
     with pytest.raises(AttributeError, match="'llm_fed' has no attribute 'train'"):
         package.train  # noqa: B018
@@ -101,5 +101,5 @@ def test_image_models(tmp_path):
     client = next(iter(result.adapters))
     model = result.model(client)
     assert model(pixels_of(tiny_images.pictures(2))).shape == (2, tiny_images.CLASSES)
-    with pytest.raises(UserError, match="holds image models, with which nobody can chat"):
+    with pytest.raises(UserError, match="holds image models, which cannot chat"):
         result.chat(client, "What is this?")

@@ -28,9 +28,9 @@ def test_a_flipped_bit_is_found_or_changes_nothing(position, bit):
 def test_the_order_of_keys_and_what_has_none():
     told = checksum.added(VALUES)
     assert checksum.checked(dict(reversed(told.items()))) == VALUES == checksum.checked(VALUES)
-    with pytest.raises(checksum.ChecksumError, match="does not fit"):
+    with pytest.raises(checksum.ChecksumError, match="does not match"):
         checksum.checked({**told, "round": 4})
-    with pytest.raises(checksum.ChecksumError, match="no JSON object"):
+    with pytest.raises(checksum.ChecksumError, match="not a JSON object"):
         checksum.checked([told])
 
 

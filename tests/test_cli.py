@@ -245,7 +245,7 @@ def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch, re
     said = llm_fed("run", config, "--out", tmp_path / "run")
     assert said.code == 130
     plan, message = said.err.rsplit("llm-fed: ", 1)
-    assert message == "interrupted; the same command continues from the last checkpoint\n"
+    assert message == "interrupted; give the same command again to continue from the last checkpoint\n"
     assert plan.startswith("method ") and plan.splitlines()[-1].startswith("scores ")
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 

@@ -165,9 +165,9 @@ def test_hyper_parameters_are_typed():
 
 def test_open_keys_must_be_given(file):
     path = file('base: {name: "???", dtype: float32}\ntask: {path: "???"}\n')
-    with pytest.raises(UserError, match="leaves base.name and task.path open; give base.name=... task.path=..."):
+    with pytest.raises(UserError, match="does not set base.name and task.path; give base.name=... task.path=..."):
         load(path)
-    with pytest.raises(UserError, match="leaves task.path open; give task.path=..."):
+    with pytest.raises(UserError, match="does not set task.path; give task.path=..."):
         load(path, ["base.name=x"])
     assert load(path, ["base.name=x", "task.path=y"]).task.path == "y"
 
@@ -179,7 +179,7 @@ def test_an_open_key_of_a_method_that_is_replaced_is_not_asked_for(file):
 def test_a_word_that_is_no_setting(file):
     with pytest.raises(UserError, match="got 'local.steps' after the configuration file; settings look like"):
         load(file(""), ["local.steps"])
-    with pytest.raises(UserError, match=r"cannot lay \['local.steps=\[1'\] over"):
+    with pytest.raises(UserError, match=r"cannot apply \['local.steps=\[1'\] to"):
         load(file(""), ["local.steps=[1"])
 
 

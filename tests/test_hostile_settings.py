@@ -46,14 +46,14 @@ def test_the_environment_gives_paths_and_no_secrets(file, tmp_path, monkeypatch)
     monkeypatch.setenv("DATA", str(tmp_path))
     for text in ("base: {name: '${oc.env:HF_TOKEN}'}", "task: {path: '${oc.env:HF_TOKEN,null}'}"):
         file.write_text(text)
-        with pytest.raises(UserError, match="HF_TOKEN is no path that exists") as refused:
+        with pytest.raises(UserError, match="HF_TOKEN is not an existing path") as refused:
             configfile.load(file)
         assert "hf_abcdef" not in str(refused.value)
     for text, path in (("DATA", str(tmp_path)), ("ABSENT,null", None), ("ABSENT,/data", "/data")):
         file.write_text(f"task: {{path: '${{oc.env:{text}}}'}}")
         assert configfile.load(file).task.path == path
     file.write_text("task: {path: '${oc.env:ABSENT}'}")
-    with pytest.raises(UserError, match="ABSENT is no path"):
+    with pytest.raises(UserError, match="ABSENT is not an existing path"):
         configfile.load(file)
 
 

@@ -91,8 +91,8 @@ def test_a_setting_without_a_default_must_be_given(half):
         ("half:Haf", ["{here}/half.py has no 'Haf' (the closest is 'Half')"]),
         ("half:mean", ["half:mean' is <function mean", "derives from llm_fed.method.Method"]),
         ("half:UserError", ["is the class UserError; it must be a class that derives from llm_fed.method.Method"]),
-        ("half.Half", ["written package.module:Name, e.g. half:Half"]),
-        ("my-half:Half", ["written package.module:Name, e.g. my_half:Half"]),
+        ("half.Half", ["of your own as package.module:Name, e.g. half:Half"]),
+        ("my-half:Half", ["of your own as package.module:Name, e.g. my_half:Half"]),
         ("half-wy", ["'half-wy' is unknown", "known: local, fedit", "your own as package.module:Name"]),
         ("fedti", ["'fedti' is unknown (the closest is 'fedit')"]),
     ],
@@ -134,7 +134,7 @@ def test_a_mistake_in_the_module_is_shown_where_it_stands(here, text, part):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("class Own(Method):\n    x: int = 0\n", "Own is no dataclass of its own, so that its settings are not seen"),
+        ("class Own(Method):\n    x: int = 0\n", "Own is not a dataclass itself, so its settings are not read"),
         (
             "@dataclass(frozen=True)\nclass Own(Method):\n    x: list[int] = ()\n",
             "x is of the type list[int]; settings",
@@ -142,7 +142,7 @@ def test_a_mistake_in_the_module_is_shown_where_it_stands(here, text, part):
         (
             "def make():\n    @dataclass(frozen=True)\n    class Own(Method):\n        x: int = 0\n"
             "    return Own\nOwn = make()\n",
-            "is not found as own:make.<locals>.Own; define the class at the top of its module",
+            "is not found as own:make.<locals>.Own; define the class at the top level of its module",
         ),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_comparison_of_ones_own_method(half, small, llm_fed):
 
 def test_a_flower_app_says_what_nodes_need(half, small, llm_fed):
     said = llm_fed("flower", small.config(half / "c.yaml", method={"name": NAME}))
-    assert said.code == 0 and "apps/c-Half is written" in said.out
+    assert said.code == 0 and "wrote apps/c-Half" in said.out
     assert f'add allow="{NAME}" to --node-config' in said.out
     assert yaml.safe_load(Path("apps/c-Half/federation/config.yaml").read_text())["method"] == {"name": NAME}
 
@@ -268,7 +268,7 @@ TASK = Task(load, "accuracy", "4", "made up", images=True)
     ("name", "part"),
     [
         ("own:load", "task.name='own:load' is <function load"),
-        ("own:BAD", "its load returns [], which is no TaskData"),
+        ("own:BAD", "its load returns [], not a TaskData"),
         ("own:TSK", "own.py has no 'TSK' (the closest is 'TASK')"),
         ("nxt", "task.name='nxt' is unknown"),
     ],

@@ -106,7 +106,8 @@ def test_the_quickstart_ends_with_what_to_do_next(small, llm_fed, finished, tmp_
     monkeypatch.setattr(quickstart, "run", lambda folder, seed: {"fedmerge": score})
     monkeypatch.chdir(tmp_path)
     said = llm_fed("quickstart", "--out", "my runs")
-    assert "the report is my runs/fedmerge/report.html" in said.out and (out / "fedmerge/report.html").is_file()
+    assert "my runs/fedmerge/report.html\nmerging weights: " in said.out
+    assert (out / "fedmerge/report.html").is_file()
     commands = [shlex.split(line, comments=True) for line in said.out.splitlines() if line.startswith("  ")]
     commands = [words for words in commands if words and words[0].endswith("llm-fed")]
     assert len(commands) == 3

@@ -38,8 +38,8 @@ def compare(
             starts = [round for round in kept if broken <= round < target] or ([] if broken else [0])
             if at is None and not starts:
                 found.unchecked.append(
-                    f"round {target}: it follows from round {broken}, which differs, and no checkpoint in between is "
-                    "kept"
+                    f"round {target}: it depends on round {broken}, which differs, and there is no checkpoint in "
+                    "between"
                 )
                 break
             start = max(starts, default=0)
@@ -74,14 +74,14 @@ def _round(replay: Replay, folder: Path, chain: digests.Chain, found: Audit) -> 
     if known is None:  # from before the run took digests down
         same = chain.states.get(round, again.state) == again.state
         if not same:
-            found.unchecked.append(f"round {round}: the state that it ends with cannot be made again from round 1")
+            found.unchecked.append(f"round {round}: its final state cannot be reproduced from round 1")
         return same
     wrong = _clients(again, known, found)
     server = again.state != known["state"] or again.memory.get("server") != known["memory"].get("server")
     if wrong:
-        found.unchecked.append(f"the server's step of round {round}, as what came in could not be made again")
+        found.unchecked.append(f"the server's step of round {round}, as not all uploads could be reproduced")
     elif server:
-        found.find(round, "server", "server step", "the state is not what the server makes of what came in")
+        found.find(round, "server", "server step", "the state is not what the server computes from the uploads")
     else:
         _scores(replay, folder, chain, found)
     return not (wrong or server)
@@ -102,8 +102,18 @@ def _clients(again: Round, known: Mapping[str, Any], found: Audit) -> set[str]:
     wrong: set[str] = set()
     for kind, now, then, what in (
         ("message", again.sent, known["sent"], "was not sent what follows from the server's state"),
-        ("client pass", again.uploads, known["uploads"], "what came in is not what it makes of what it was sent"),
-        ("memory", again.memory, known["memory"], "what it remembers is not what it makes of what it was sent"),
+        (
+            "client pass",
+            again.uploads,
+            known["uploads"],
+            "its upload is not what it computes from the message that it was sent",
+        ),
+        (
+            "memory",
+            again.memory,
+            known["memory"],
+            "its memory is not what it computes from the message that it was sent",
+        ),
     ):
         for client in sorted({*now, *then} - wrong - {"server"}):
             if now.get(client) != then.get(client):
@@ -118,7 +128,7 @@ def _scores(replay: Replay, folder: Path, chain: digests.Chain, found: Audit) ->
     lines = read_records(folder / "metrics.jsonl")
     known = score_line(lines, round, config.eval.during)
     if known is not None and known not in comparable(lines):
-        return found.unchecked.append(f"the scores of round {round}, which were made with other settings")
+        return found.unchecked.append(f"the scores of round {round}, which were computed with other settings")
     if known is not None or (chain.rounds.get(round) or {}).get("due"):
         _compare_scores(replay, known, config.eval.during, found)
 
@@ -146,9 +156,7 @@ def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, 
     """The end of the run: finishing at the clients, test scores, exported models."""
     experiment, tested = replay.experiment, json.loads((folder / "summary.json").read_text())["round"]
     if tested not in kept:
-        return found.unchecked.append(
-            f"the end of the run: the checkpoint of round {tested} is not there, or not whole"
-        )
+        return found.unchecked.append(f"the end of the run: the checkpoint of round {tested} is missing or damaged")
     replay.restore(kept[tested])
     messages = replay.messages()
     replay.finish()
@@ -162,6 +170,6 @@ def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, 
             models.write(Path(scratch) / "adapters" / id, state, scored[id].structure, experiment.base, "")
         for name, now in digests.of_files(Path(scratch)).items():
             if then.get(name) != now:
-                what = "the exported model is not what the last step makes of this round"
+                what = "the exported model does not follow from this round"
                 found.find(tested, Path(name).parts[1], "export", what)
     found.checked.append(f"the end of the run, from the checkpoint of round {tested}: test scores, exported models")

@@ -59,7 +59,7 @@ def audit(
     recorded = sorted(chain.rounds)
     if unknown := sorted(set(rounds) - set(recorded)):
         known = f"{recorded[0]} to {recorded[-1]}" if recorded else "none"
-        raise UserError(f"--rounds {unknown[0]}: {folder} has digests of rounds {known}")
+        raise UserError(f"--rounds {unknown[0]}: {folder} only has digests of rounds {known}")
     drawn = random.Random(config.training_seed).sample(
         recorded, min(SAMPLE if sample is None else sample, len(recorded))
     )
@@ -73,16 +73,14 @@ def audit(
         kept.exports(folder, chain, found)
         if changed:
             said = f"this is another environment than the run's ({'; '.join(changed)})"
-            found.unchecked.append(f"what would have to be equal to the last bit: {said}")
+            found.unchecked.append(f"a bit-for-bit comparison: {said}")
         if (folder / "network.json").exists():
             found.unchecked.append(
-                "client passes, server steps and scores: the clients of a network keep their examples, and the server "
-                "keeps no upload that it has taken in"
+                "clients' training, server steps and scores: over a network, clients keep their examples, and the "
+                "server keeps no uploads"
             )
         elif method.needs:
-            found.unchecked.append(
-                "the merging itself; the runs that it started from are in needs/, audit each of them"
-            )
+            found.unchecked.append("the merging itself; audit each of the runs in needs/ that it started from")
         else:
             with _replay(here, before, reporter or Reporter(), base) as replay:
                 if changed or not chain.lines:
@@ -96,12 +94,10 @@ def _chain(chain: digests.Chain, found: Audit) -> None:
     for round, flaw in chain.flaws:
         found.find(round, "", "chain", flaw)
     if not chain.lines:
-        return found.unchecked.append(
-            f"all that {digests.FILE} says: there is none, as an earlier version made the run"
-        )
-    found.checked.append(f"the chain of {len(chain.lines)} lines, and metrics.jsonl beside it")
+        return found.unchecked.append(f"digests: an earlier version made the run, without {digests.FILE}")
+    found.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
     if chain.lines[0]["kind"] == "begin" and (before := chain.lines[0]["round"]):
-        found.unchecked.append(f"rounds 1 to {before}, which are from before the version that takes digests down")
+        found.unchecked.append(f"rounds 1 to {before}, which an earlier version trained without recording digests")
 
 
 @contextmanager
@@ -113,7 +109,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
         threads, per_pass = before["threads"], before["clients_per_pass"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"{folder / 'environment.json'} says where a run was made, and cannot be read: {error}"
+            f"{folder / 'environment.json'}, which says where the run was made, cannot be read: {error}"
         ) from error
     usual = torch.get_num_threads()
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -123,7 +119,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
         now = environment(torch.device(choose_device(config.device)), config.base.dtype, per_pass)
         changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
         if before.get("continued"):
-            changed.append("it was continued in another one than it began in")
+            changed.append("it was continued in another environment than it began in")
         yield config, before, changed
     finally:
         torch.set_num_threads(usual)

@@ -72,7 +72,7 @@ def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], found: Audi
         worst = _compare_held(before, after, _held(replay), (start, end), limits.way, found)
         found.drift[f"{start}-{end}"] = worst
         found.checked.append(
-            f"rounds {start + 1} to {end}, trained again: they end within {worst:.2g} of the way that the run went"
+            f"rounds {start + 1} to {end}, trained again: they end within {worst:.2g} of the distance that the run went"
         )
     for round in kept:
         replay.restore(kept[round])
@@ -113,7 +113,7 @@ def _compare_held(
         worst = max(worst, share)
         if off > tolerance * way + FLOOR * float(then.norm()):
             kind = "server step" if name == "server" else "memory"
-            what = f"trained again from round {rounds[0]}, it ends {share:.2g} of the way elsewhere"
+            what = f"trained again from round {rounds[0]}, it ends {share:.2g} of the distance away"
             found.find(rounds[1], name, kind, f"{what}; up to {tolerance:g} is rounding")
     return worst
 

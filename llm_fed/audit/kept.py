@@ -66,19 +66,19 @@ def _compare(saved: Saved, chain: digests.Chain, found: Audit) -> None:
     if round not in chain.states:
         return
     if digests.of_message(saved.state["state"]) != chain.states[round]:
-        found.find(round, "server", "checkpoint", "the server's state is not that which the run had")
+        found.find(round, "server", "checkpoint", "the server's state is not the one that the run had")
     for key, client, asked, *_ in saved.state["in_flight"]:
         row = saved.rows[key]
         known = chain.rounds.get(asked, {}).get("uploads", {}).get(client)
         if isinstance(row, Row) and known not in (None, row.digest):
-            found.find(round, client, "checkpoint", f"its upload of round {asked} is not that which came in")
+            found.find(round, client, "checkpoint", f"its upload of round {asked} is not the one that arrived")
     remembered: dict[str, str] = {}
     for line in (line for line in chain.lines if line["kind"] == "round" and line["round"] <= round):
         remembered |= line["memory"]
     for client, known in remembered.items():
         key = "server" if client == "server" else f"memory/{client}"
         if digests.of_memory(saved.memory(key)) != known:
-            found.find(round, client, "checkpoint", "what it remembers is not what it remembered then")
+            found.find(round, client, "checkpoint", "its memory is not what it was then")
 
 
 def messages(
@@ -101,11 +101,11 @@ def messages(
                 differ.add(round + 1)
     if differ:
         found.unchecked.append(
-            f"what clients were sent in rounds {words(differ)}: it is not what this machine makes of the checkpoint "
-            "before, which may be rounding"
+            f"what clients were sent in rounds {words(differ)}: this machine computes something else from the "
+            "checkpoint before, which may be due to rounding"
         )
     if same - differ:
-        found.checked.append(f"what clients were sent in rounds {words(same - differ)}, which follows from checkpoints")
+        found.checked.append(f"what clients were sent in rounds {words(same - differ)}, computed from checkpoints")
 
 
 def exports(folder: Path, chain: digests.Chain, found: Audit) -> None:
@@ -115,5 +115,5 @@ def exports(folder: Path, chain: digests.Chain, found: Audit) -> None:
     now, then = digests.of_files(folder), chain.end["adapters"]
     for name in sorted({*now, *then}):
         if now.get(name) != then.get(name):
-            found.find(chain.end["round"], Path(name).parts[1], "export", f"{name} is not what the run has written")
+            found.find(chain.end["round"], Path(name).parts[1], "export", f"{name} is not what the run wrote")
     found.checked.append(f"{len(now)} exported files")

@@ -18,11 +18,11 @@ def show(folder: Path, rounds: str | None, sample: int | None, every: bool, as_j
         UserError: the options are wrong, or see `audit`.
     """
     if sum(given is not None for given in (rounds, sample)) + every > 1:
-        raise UserError("give one of --rounds, --sample and --all")
+        raise UserError("give only one of --rounds, --sample and --all")
     try:
         chosen = [int(word) for word in rounds.split(",")] if rounds else []
     except ValueError as error:
-        raise UserError(f"--rounds {rounds} is no list of rounds; give numbers, e.g. --rounds 1,5") from error
+        raise UserError(f"--rounds {rounds} is not a list of rounds; give numbers, e.g. --rounds 1,5") from error
     quiet()
     found = audit(folder, rounds=chosen, sample=sample, every=every)
     if as_json:

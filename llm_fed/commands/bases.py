@@ -46,7 +46,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         "adapters on q_proj and v_proj (the default)": lambda: _adapters(model, AdapterConfig()),
         "adapters on all-linear": lambda: _adapters(model, AdapterConfig(target_modules="all-linear")),
         "chat template": lambda: _template(tokenizer),
-        "end of an answer": lambda: _end(model, tokenizer),
+        "end-of-answer tokens": lambda: _end(model, tokenizer),
     }
     findings = []
     for what, answer in questions.items():
@@ -59,7 +59,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
 
 def _family(model: PreTrainedModel) -> str:
     kind = model.config.get_text_config().model_type
-    compared = "compared with stock PEFT on a small model" if kind in COMPARED else "not compared with stock PEFT yet"
+    compared = "tested against stock PEFT on a small model" if kind in COMPARED else "not tested against stock PEFT yet"
     return f"{kind} ({type(model).__name__}), {compared}"
 
 
@@ -78,7 +78,7 @@ def _context(model: PreTrainedModel) -> str:
     length = getattr(config, "max_position_embeddings", None)
     window = getattr(config, "sliding_window", None)
     known = "not stated" if length is None else f"{length:,} tokens"
-    return known + (f", of which a layer with a sliding window sees {window:,}" if window else "")
+    return known + (f"; a layer with a sliding window sees {window:,} of them" if window else "")
 
 
 def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
@@ -92,7 +92,7 @@ def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
 def _template(tokenizer: PreTrainedTokenizerBase) -> str:
     template = tokenizer.chat_template
     if not template:
-        return "none: task.template=chat is not possible; take alpaca, alpaca-short, plain or one of your own"
+        return "none, so task.template=chat is not possible; use alpaca, alpaca-short, plain or your own"
     if isinstance(template, dict):
         template = "".join(template.values())
     marked = "with" if MARK.replace(" ", "") in str(template).replace(" ", "").replace("-", "") else "without"

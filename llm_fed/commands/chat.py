@@ -20,11 +20,11 @@ from llm_fed.runtime.launch import choose_device
 from llm_fed.tasks.common import TEMPLATES
 
 HELP = """\
-/client        say who there is
-/client NAME   go on with this client's adapter
-/base          go on with the base alone
-/reset         forget the conversation
-/quit          end (so does Ctrl-D; Ctrl-C ends an answer)
+/client        list the clients
+/client NAME   switch to this client's adapter
+/base          switch to the base without an adapter
+/reset         start a new conversation
+/quit          quit (as does Ctrl-D); Ctrl-C stops an answer
 Anything else is a prompt."""
 
 
@@ -97,7 +97,7 @@ class Chat:
         assert self._prompt is not None
         who = f"{self.client}'s adapter on {self.base.name}" if self.client else f"{self.base.name} alone"
         how = f"template {self._prompt.template.name}"
-        return f"{who}; {how}" + ("" if self.remembers else ", in which each prompt stands for itself")
+        return f"{who}; {how}" + ("" if self.remembers else "; each prompt is answered on its own")
 
 
 def of_run(folder: Path, client: str | None, most: int | None = None) -> Chat:
@@ -108,7 +108,7 @@ def of_run(folder: Path, client: str | None, most: int | None = None) -> Chat:
     """
     config = read_config(folder)
     if tasks.find(str(config.task.name)).images:
-        raise UserError(f"{folder} trained image models, with which nobody can chat; see llm_fed.load_image_model")
+        raise UserError(f"{folder} trained image models, which cannot chat; llm_fed.load_image_model loads them")
     adapters = exported(folder)
     first = next(iter(adapters)) if client is None else client
     lookup("--client", first, adapters)
@@ -153,15 +153,15 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
                 chat.choose(rest.strip())
                 _note(f"{chat.greeting}.")
             elif word == "/client":
-                _note(", ".join(chat.adapters) or "there is no adapter, only the base")
+                _note(", ".join(chat.adapters) or "there are no adapters, only the base")
             elif word == "/base":
                 chat.choose(None)
                 _note(f"{chat.greeting}.")
             elif word == "/reset":
                 chat.said.clear()
-                _note("The conversation begins anew.")
+                _note("A new conversation begins.")
             elif word.startswith("/"):
-                _note(f"{word} is no command.\n{HELP}" if word != "/help" else HELP)
+                _note(f"{word} is not a command.\n{HELP}" if word != "/help" else HELP)
             elif line:
                 _say(chat, line)
         except UserError as error:
@@ -179,7 +179,7 @@ def _say(chat: Chat, text: str) -> None:
     except KeyboardInterrupt:
         pieces.close()  # type: ignore[attr-defined]
         print()
-        _note("The answer was broken off, and is forgotten.")
+        _note("The answer was stopped and discarded.")
 
 
 def _note(text: str) -> None:

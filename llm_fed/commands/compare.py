@@ -104,7 +104,7 @@ def _empty_table(plan: Plan, bases: Bases) -> Table:
             rows.append(Row(label, [public_text(word) for word in words], job.config.method["name"], count(job, label)))
     if len(set(metrics.values())) > 1:
         scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())
-        raise UserError(f"rows of one table need one metric, but they are scored {scored}; give eval.metric")
+        raise UserError(f"all rows need the same metric, but it differs ({scored}); set eval.metric")
     base = bases.of(plan.file)
     layout = base.layout(structure_of(plan.file.adapter, base.head))
     table = Table(metrics[rows[0].label], plan.seeds, layout.size, rows, budget=plan.budget)

@@ -115,7 +115,9 @@ class Plan:
         owners: dict[Path, Job] = {}
         for job in self._jobs.values():
             if owners.setdefault(job.folder, job) is not job:  # one would be extended and become the other
-                raise UserError(f"two different runs would use {job.folder}, as rows have changed; give another --out")
+                raise UserError(
+                    f"the rows have changed, so two different runs would share {job.folder}; give another --out"
+                )
             job.read()
 
     def _settled(self, config: Config, auto: Dtype | None) -> Config:

@@ -43,11 +43,14 @@ def cross_scores(
     sizes = {id: len(site.data.queries.get(split, ())[: config.eval.limit]) for id, site in experiment.scored.items()}
     clients = [id for id, size in sizes.items() if size]
     if len(clients) < 2:
-        raise UserError(f"--cross compares clients, but {len(clients)} has {split} examples; leave it out")
+        raise UserError(
+            f"--cross needs at least two clients with {split} examples, but the run has {len(clients)}; leave it out"
+        )
     first = experiment.scored[clients[0]].structure
     if any(experiment.scored[id].structure != first for id in clients):
         raise UserError(
-            "--cross needs one kind of model at all clients, but base.clients or adapter.rank gives them several"
+            "--cross needs the same kind of model at all clients, but base.clients or adapter.rank gives them "
+            "different ones; leave it out"
         )
     examples = len(clients) * sum(sizes[id] for id in clients)
     reporter.note(

@@ -46,12 +46,12 @@ def _device() -> str:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         return f"{torch.cuda.get_device_name()}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
-    return f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads; no GPU found by torch"
+    return f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads; torch finds no GPU"
 
 
 def _space() -> str:
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(".")
-    return f"{memory.available / 2**30:.1f} GiB of memory and {disk.free / 2**30:.1f} GiB of disk here are free"
+    return f"{memory.available / 2**30:.1f} GiB of memory and {disk.free / 2**30:.1f} GiB of disk free"
 
 
 def _dtypes() -> str:
@@ -60,7 +60,7 @@ def _dtypes() -> str:
     seconds = {dtype: _seconds(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
     ratio = seconds[torch.bfloat16] / seconds[torch.float32]
     base, _ = settle_dtype(BaseConfig(dtype="auto"), device)
-    return f"bfloat16 takes {ratio:.2g} times as long as float32; base.dtype=auto means {base.dtype} here"
+    return f"bfloat16 takes {ratio:.2g} times as long as float32; base.dtype=auto chooses {base.dtype} here"
 
 
 def _seconds(device: str, dtype: torch.dtype) -> float:
@@ -114,13 +114,13 @@ def _packing() -> str:
     if not torch.cuda.is_available():
         budget, overhead = budget_and_overhead(torch.device("cpu"))
         return (
-            f"at most {budget:,} tokens in a micro-batch, and one more costs as much as {overhead}: constants, as this "
-            "is a CPU"
+            f"at most {budget:,} tokens per micro-batch, which has the overhead of {overhead} tokens (fixed numbers on "
+            "a CPU)"
         )
     base = load_base(BaseConfig(name=str(TINY_BASE), dtype="auto"), "cuda")
     structure = Lora(8, 16, 0.0, ("q_proj", "v_proj"))
     found = calibrate(AdaptedModel(base.model, structure, autocast=base.autocast))
-    said = found.in_words() if found else "not measured, as times did not grow with the tokens; constants stay"
+    said = found.in_words() if found else "not measurable, as times did not grow with the tokens; defaults are used"
     return f"on the shipped base {said}; each run measures its own base"
 
 

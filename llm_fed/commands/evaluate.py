@@ -80,8 +80,8 @@ def scoring_config(
     config = lay_over(read_config(folder), settings, "the run folder")
     if moved := [key for key in keys_of(settings, "the run folder") if key.startswith(_DIVIDES)]:
         (reporter or Reporter()).note(
-            f"{' and '.join(moved)} decides which examples are held out, so some that are scored now may have been "
-            "trained on"
+            f"{' and '.join(moved)} changes which examples are held out, so some of those scored now may be training "
+            "examples"
         )
     evaluation = replace(config.eval, metric=metric or config.eval.metric)
     return replace(config, eval=evaluation if limit is None else replace(evaluation, limit=limit))
@@ -119,7 +119,7 @@ def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, 
     for key in keys_of(words, where):
         if not key.startswith((*_SCORING, *also)):
             known = ", ".join(f"{name}*" if name.endswith(".") else name for name in (*_SCORING, *also))
-            raise UserError(f"{key} has a meaning only where a run trains, and nothing is trained here; set {known}")
+            raise UserError(f"{key} only affects training, and nothing is trained here; set {known}")
     return found
 
 
@@ -167,7 +167,7 @@ def evaluate_adapter(
     config = lay_over(config, words, "--base")
     named = data.task is not None or "task.name" in keys
     if not (named or config.task.path):
-        raise UserError("--base needs --task NAME or --data FILE, whose examples are to be answered")
+        raise UserError("--base needs examples to score; give --task NAME or --data FILE")
     if adapter and not named:
         peft_folders.check_text(adapter)
     if named:
@@ -191,8 +191,8 @@ def evaluate_adapter(
         said = read_prompt(adapter) if adapter else None
         if said is None and "task.template" not in keys:
             (reporter or Reporter()).note(
-                f"{adapter or base_name} does not say how its prompts are put, so the template {config.task.template} "
-                "is used; --template gives another"
+                f"{adapter or base_name} does not name its prompt template, so {config.task.template} is used; "
+                "--template chooses another"
             )
         base, config = as_said(base, config, said, keys)
     own = AdapterConfig(structure.rank, structure.alpha, target_modules=structure.target_modules)
@@ -204,7 +204,7 @@ def _one_file(config: Config, keys: Sequence[str]) -> TaskData:
     """The examples of the file `task.path` as those of one client."""
     for key in keys:
         if key.startswith("task.") and not key.startswith(("task.path", "task.columns.", *_OF_TEXT)):
-            raise UserError(f"{key} has no meaning for one file of examples; give --task NAME")
+            raise UserError(f"{key} does not apply to a single file of examples; give --task NAME")
     path = Path(config.task.path or "").expanduser()
     return TaskData("files", "rouge1", {path.stem: examples_of(path, config.task.columns)})
 
@@ -220,7 +220,7 @@ def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
     targets = {client: out / client for client in found}
     for client, target in targets.items():
         if target.is_dir() and not _names(target) <= _names(found[client]):
-            raise UserError(f"{target} holds other files than an adapter's and is not replaced; give another folder")
+            raise UserError(f"{target} exists and is not an adapter folder, so it is not replaced; give another folder")
     for client, target in targets.items():
         partial = out / f".{client}.partial"
         try:

@@ -45,9 +45,13 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
         cell = run.config.federation_seed, run.config.training_seed
         other = groups.setdefault(label, {}).setdefault(cell, run)
         if other is not run:
-            raise UserError(f"{run.folder} and {other.folder} are the same run, with the same seeds; give one of them")
+            raise UserError(
+                f"{run.folder} and {other.folder} have the same settings and the same seeds; give only one of them"
+            )
     if len(groups) < 2:
-        raise UserError(f"these {len(runs)} runs differ in nothing but seeds; give runs of two methods or settings")
+        raise UserError(
+            f"these {len(runs)} runs differ only in their seeds; give runs of at least two methods or settings"
+        )
     return Verdict({label: [_tested(run) for run in found.values()] for label, found in groups.items()})
 
 

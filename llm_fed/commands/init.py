@@ -73,9 +73,11 @@ def draft(given: Given, ask: Ask | None) -> Draft:
     warnings = [f"{count} {what}" for what, count in survey.repeated(data).items()]
     smallest, middle, largest = survey.sizes(data.clients.values())
     if smallest < 10:
-        warnings.append(f"the smallest client has {smallest} training examples, which is little to learn or judge from")
+        warnings.append(
+            f"the smallest client has {smallest} training examples, which is too few to train and to evaluate on"
+        )
     if problem:
-        warnings.append(f"lengths and template are not known, because {base} cannot be read here: {problem}")
+        warnings.append(f"lengths and template are unknown, because {base} cannot be loaded here: {problem}")
     template = "chat" if tokenizer is not None and tokenizer.chat_template else "alpaca-short"
     measured = survey.lengths(chosen, tokenizer, template) if tokenizer is not None else None
     findings = {
@@ -93,7 +95,7 @@ def draft(given: Given, ask: Ask | None) -> Draft:
         limits = {"max_length": min(measured.enough, context or measured.enough), "answer": measured.enough_answer}
         longer = sum(length > limits["max_length"] for length in measured.whole)
         findings["lengths"] = (
-            f"{survey.quantile(measured.whole, 0.5)} tokens in the middle, {measured.whole[-1]} at most"
+            f"{survey.quantile(measured.whole, 0.5)} tokens (median), {measured.whole[-1]} at most"
             + (f" (the context of the base is {context})" if context else "")
         )
         if longer:
@@ -107,9 +109,9 @@ def draft(given: Given, ask: Ask | None) -> Draft:
     elif survey.are_labels(chosen):
         metric = "exact_match"
     findings["answers"] = (
-        "one of the options of each example" if metric == "option_accuracy"
-        else "a few labels, so that exact_match is scored" if metric
-        else "free text, so that ROUGE-1 is scored"
+        "one of several options, scored by option_accuracy" if metric == "option_accuracy"
+        else "a few labels, scored by exact_match" if metric
+        else "free text, scored by ROUGE-1"
     )  # fmt: skip
     small = model is not None and getattr(model, "hidden_size", SMALL) < SMALL
     method = given.method or ("fedmerge" if len(data.clients) > 1 else "local")
@@ -146,7 +148,7 @@ def write(path: Path, text: str, *, force: bool) -> None:
         RunError: it cannot be written.
     """
     if path.exists() and not force:
-        raise UserError(f"{path} exists already; give --out another, or --force to write over it")
+        raise UserError(f"{path} already exists; give another --out, or --force to overwrite it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, text.encode())
@@ -174,7 +176,7 @@ def _columns(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str],
             found[role] = guess
         else:
             options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
-            raise UserError(f"{files[0]}: no column looks like the {role} among {', '.join(names)}; give {options}")
+            raise UserError(f"{files[0]}: none of the columns {', '.join(names)} looks like the {role}; give {options}")
     of_all = path.is_file() or bool(split_files(path))
     if not of_all or "client" in found or any(name in names for name in USUAL_NAMES["client"]):
         return found, PartitionConfig()
@@ -184,15 +186,16 @@ def _columns(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str],
     count: int | str | None = given.clients
     if count is None and ask:
         answer = ask(
-            f"Which column says whose a row is ({', '.join(names)}), or how many clients share the rows?", "10"
+            f"Which column names the client ({', '.join(names)}), or among how many clients shall the rows be split?",
+            "10",
         )
         if answer in names:
             found["client"] = answer
             return found, PartitionConfig()
         count = answer
     if not str(count or "").isdigit():
-        raise UserError(f"{files[0]}: no column looks like the client; give --client COLUMN, or --clients N to deal "
-                        "the rows out to N clients at random")  # fmt: skip
+        raise UserError(f"{files[0]}: no column names the clients; give --client COLUMN, or --clients N to split the "
+                        "rows at random among N clients")  # fmt: skip
     return found, PartitionConfig("iid", clients=int(str(count)))
 
 
@@ -221,7 +224,7 @@ def _of_base(name: str) -> tuple[PreTrainedTokenizerBase | None, PretrainedConfi
 
 def _why(template: str, known: bool) -> str:
     if not known:
-        return "for an instruction-tuned base write chat"
+        return "use chat for an instruction-tuned base"
     return "the base's own" if template == "chat" else "the base has no chat template; others: alpaca, plain"
 
 
@@ -251,10 +254,10 @@ def _few(names: Sequence[str]) -> str:
 def _range(smallest: int, middle: float, largest: int) -> str:
     if smallest == largest:
         return f"{smallest} per client"
-    return f"{smallest} to {largest} per client ({middle:g} in the middle)"
+    return f"{smallest} to {largest} per client (median {middle:g})"
 
 
 def _held_out(data: TaskData) -> str:
     test = sum(len(client.test) for client in data.clients.values())
     validation = sum(len(client.validation) for client in data.clients.values())
-    return f"{validation} for validation and {test} for the test, of all clients"
+    return f"{validation} for validation and {test} for testing in total"

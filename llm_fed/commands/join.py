@@ -47,8 +47,8 @@ class Joined:
         lines = {"pool": recipe["pool"], "weights": shown}
         if "loss" in recipe:
             lines["loss"] = (
-                f"{recipe['loss']:.3f} nats per target token of {recipe['examples']} examples; with equal weights "
-                f"{recipe['loss_of_equal_weights']:.3f}"
+                f"{recipe['loss']:.3f} nats per target token on {recipe['examples']} examples "
+                f"({recipe['loss_of_equal_weights']:.3f} with equal weights)"
             )
         return [*(f"{what:<9}{words}" for what, words in lines.items() if words), f"the PEFT folder is {self.folder}"]
 
@@ -78,7 +78,7 @@ def join(
     """
     reporter = reporter or Reporter()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already; give another --out")
+        raise UserError(f"{out} already exists; give another --out")
     config = lay_over(read_config(run), words, "the run folder", also=("local.",))
     check(config)
     pool.check(run, config)

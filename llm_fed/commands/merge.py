@@ -123,7 +123,7 @@ def settings(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in fields(lookup("merge", name, merging))]
     for option in options:
         if option not in known:
-            raise UserError(f"--{option.replace('_', '-')} does not belong to {name}")
+            raise UserError(f"--{option.replace('_', '-')} is not an option of {name}; leave it out")
     return {"name": methods.ALIASES.get(name, name), **options}
 
 
@@ -159,9 +159,9 @@ def merge_adapters(
     keys = set(keys_of(words, "the method"))
     for key, instead in (("base.name", "--base NAME"), ("method.name", "the method's name as the first word")):
         if key in keys:
-            raise UserError(f"{key} is not set here; give {instead}")
+            raise UserError(f"{key} cannot be set here; give {instead}")
     if runs and (data.task or data.path):
-        raise UserError("a run brings its clients' examples; --task and --data are for two PEFT folders")
+        raise UserError("--task and --data only work with two PEFT folders; leave them out, as a run brings its own")
     config = replace(runs[0], method=dict(settings)) if runs else _config(settings, name, data)
     config = lay_over(config, words, "the method", also=("method.",))
     if not runs:
@@ -171,7 +171,7 @@ def merge_adapters(
         for source in sources.values():
             peft_folders.check_text(source.folder)
     if not runs and not methods.build(config.method).data_free and not (data.task or data.path):
-        raise UserError("the weights come from examples: give --data FILE, or --task NAME with --client")
+        raise UserError("the mixing weight is computed from examples; give --data FILE, or --task NAME with --client")
     of_task = runs or data.task
     if of_task:
         task = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
@@ -191,9 +191,9 @@ def merge_adapters(
     distances = {id: round(distance(*(states[id] for states in given.values())), 4) for id in experiment.clients}
     if (apart := max(distances.values())) > UNRELATED:
         reporter.note(
-            f"warning: the A's of {parents.fed} and {parents.local} are {apart:.2f} apart (0: equal, 1.41: unrelated), "
-            "so they hardly share an initialisation; a mixture of such adapters is often worse than either: train both "
-            "with one seed"
+            f"warning: the A matrices of {parents.fed} and {parents.local} are {apart:.2f} apart (0: equal, 1.41: "
+            "unrelated), so the two adapters hardly share an initialisation, and their mixture is often worse than "
+            "either; train both with the same seed"
         )
     merge(experiment, given, config.rounds + 1, config.local.lr)
     origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
@@ -238,10 +238,7 @@ def _said(sources: Mapping[str, Source], base: Base, keys: Collection[str], repo
             )
         if silent:
             used = next((prompt.template.name for prompt in said.values()), TaskConfig.template)
-            reporter.note(
-                f"{silent} does not say how its prompts are put, so the template {used} is used; --template gives "
-                "another"
-            )
+            reporter.note(f"{silent} does not name its prompt template, so {used} is used; --template chooses another")
     first = next(iter(said), None)
     for key in ("max_new_tokens", "stop"):
         values = {option: getattr(prompt, key) for option, prompt in said.items()}

@@ -83,7 +83,7 @@ def read_rows(path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Se
     """
     for word in words:
         if word.partition("=")[0] in ("method", "method.name", "seed"):
-            raise UserError(f"{word} would make all rows alike; give --methods and --seeds instead")
+            raise UserError(f"{word} would make all rows the same; give --methods and --seeds instead")
     section = read_section(path)
     of_file = section.rows
     if not (of_file or chosen):

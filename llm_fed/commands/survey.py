@@ -117,12 +117,12 @@ def repeated(data: TaskData) -> dict[str, int]:
     for name, client in data.clients.items():
         own = trained[name]
         rows = Counter((key(each), each.answers) for each in client.train)
-        found["training examples that are there twice at one client"] += sum(rows.values()) - len(rows)
+        found["training examples occur twice at the same client"] += sum(rows.values()) - len(rows)
         for each in client.test:
             if key(each) in own:
-                found["test prompts that the same client trains on"] += 1
+                found["test prompts also occur in the same client's training examples"] += 1
             elif holders[key(each)]:
-                found["test prompts that another client trains on"] += 1
+                found["test prompts also occur in another client's training examples"] += 1
     return {what: count for what, count in found.items() if count}
 
 

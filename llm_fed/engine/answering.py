@@ -63,8 +63,8 @@ class Answering:
         if asked not in self._answering:
             known = ", ".join(sorted(kind.__name__ for kind in self._answering))
             raise UserError(
-                f"the method asks for {asked.__name__}, which {self.of} cannot give (they give {known}); choose another"
-                " base or method"
+                f"the method needs {asked.__name__}, which {self.of} do not support (they support {known}); choose "
+                "another base or method"
             )
         name, each = self._answering[asked]
         method = getattr(self, name)

@@ -53,7 +53,9 @@ class AdapterBank:
         self.whole = {name: model.get_submodule(name) for name in structure.whole}
         for name, module in self.whole.items():
             if not isinstance(module, nn.Linear):
-                raise UserError(f"{name} is a {type(module).__name__}; beside adapters only linear layers train whole")
+                raise UserError(
+                    f"{name} is a {type(module).__name__}; only linear layers can be trained whole beside adapters"
+                )
         device = device_of(model)
         self.rows = torch.zeros(num_rows, self.layout.size, dtype=dtype, device=device)
         self.grads = torch.zeros_like(self.rows)

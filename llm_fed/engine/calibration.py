@@ -75,8 +75,8 @@ class Calibration:
     def in_words(self) -> str:
         start, each = self.seconds
         return (
-            f"at most {self.budget:,} tokens in a micro-batch, and one more costs as much as {self.overhead:,} tokens "
-            f"({1e3 * start:.3g} ms, and {1e6 * each:.3g} us per token)"
+            f"at most {self.budget:,} tokens per micro-batch; a micro-batch has the overhead of {self.overhead:,} "
+            f"tokens ({1e3 * start:.3g} ms, and {1e6 * each:.3g} us per token)"
         )
 
 

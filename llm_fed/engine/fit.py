@@ -206,7 +206,7 @@ class FusedFit:
             return ClientError(f"client {job.site}: loss is {losses[failed]} at local step {failed + 1} {hint}")
         state = job.start.like(self.bank.read(k).row.to(job.start.row.device))
         if not state.is_finite():
-            return ClientError(f"client {job.site}: not finite after {len(job.batches)} local steps {hint}")
+            return ClientError(f"client {job.site}: weights not finite after {len(job.batches)} local steps {hint}")
         (steps,) = (steps for steps in self.steps if k in steps.parameters)
         moments = {} if job.moments is None else steps.moments(k)
         return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch), moments)
@@ -217,7 +217,7 @@ def _unusable(job: Fit, kind: Kind) -> ClientError | None:
     for step, places in enumerate(job.batches if job.private is None else ()):
         if not kind.num_targets([job.examples[place] for place in places]):
             return ClientError(
-                f"client {job.site}: no token counts in the loss at local step {step + 1}; "
+                f"client {job.site}: its batch of local step {step + 1} has no target token; "
                 "give it examples with a response"
             )
     return None

@@ -46,8 +46,8 @@ class FusedEngine(Answering, ABC):
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:
         if any(callable(request.loss) for request in requests):
             raise UserError(
-                "client.fit(loss=...) takes a function for whole image models alone; of adapters it is cross-entropy "
-                "or Distillation: leave it out, or set adapter=null"
+                "client.fit(loss=FUNCTION) needs whole image models; adapters train with cross-entropy or "
+                "Distillation: leave it out, or set adapter=null"
             )
         if len(requests) > 1 and any(request.teachers for request in requests):
             return [self.fit([request])[0] for request in requests]  # each has teachers of its own
@@ -68,9 +68,7 @@ class FusedEngine(Answering, ABC):
     @answers(GradientMoments)
     def gradient_moments(self, requests: Sequence[GradientMoments]) -> Sequence[Evidence | ClientError]:
         if any(under(request.first) or under(request.second) for request in requests):
-            raise UserError(
-                "moments of gradients are of plain adapters, but something of this method lies beneath them"
-            )
+            raise UserError("gradient moments need plain adapters, but this method adds frozen weights beneath them")
         return gradients.evidence(self.adapted(requests[0].structure), requests)
 
     @answers_each(Gradient)

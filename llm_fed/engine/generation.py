@@ -90,7 +90,9 @@ def option_log_likelihoods(
     """
     for _, prompt, options in requests:
         if not options or not all(options):
-            raise UserError("option scoring needs an option per example and a token per option; one is empty")
+            raise UserError(
+                "option scoring needs at least one option per example and one token per option; one is empty"
+            )
         _room(base, prompt, max(map(len, options)), at_least=max(map(len, options)))
     results: list[list[float]] = [[] for _ in requests]
     for chosen in _batches(requests, batch_size):
@@ -200,8 +202,8 @@ def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor |
 
 def _not_a_number(base: Base, length: int) -> RunError:
     return RunError(
-        f"{base.name!r} says NaN (not a number) of a text of {length} tokens, so no answer of it means anything; "
-        "choose another base.dtype (bfloat16 or float32), or look for infinite weights in the base"
+        f"{base.name!r} computes NaN (not a number) for a text of {length} tokens, so its answers mean nothing; "
+        "choose another base.dtype (bfloat16 or float32), or check the base for infinite weights"
     )
 
 

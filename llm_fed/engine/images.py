@@ -96,7 +96,7 @@ class VisionEngine(Answering):
         self.work = self.work.plus(Work(images, images, len(job.batches)))
         state = model.read()
         if not (state.is_finite() and all(bool(extra.isfinite().all()) for extra in state.extras.values())):
-            return ClientError(f"client {job.site}: not finite after {len(job.batches)} local steps {hint}")
+            return ClientError(f"client {job.site}: weights not finite after {len(job.batches)} local steps {hint}")
         return Fitted(state, tuple(values), {} if job.moments is None else steps.moments(0))
 
     @answers_each(MeanLosses)

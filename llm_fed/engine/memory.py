@@ -37,7 +37,7 @@ def within_memory(run: Callable[[int], Result], budget: int) -> Result:
                 raise
             if budget <= 1:
                 raise RunError(
-                    "the device's memory does not suffice to train on one example; use a smaller base, and for text "
+                    "out of memory even with one example at a time; use a smaller base, or for text "
                     "base.activation_checkpointing, base.quantization or a smaller task.max_length"
                 ) from error
         clear_device_cache(garbage_collection=True)

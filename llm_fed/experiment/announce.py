@@ -103,11 +103,11 @@ class RunPlan:
     def for_terminal(self, folder: Path) -> list[str]:
         """All lines of a dry run, aligned: what lies in the folder first, then the whole plan with its costs."""
         if self.complete:
-            here = f"{folder} is complete, and nothing would be done; --fresh starts again"
+            here = f"{folder} is complete, so nothing would be done; --fresh starts again"
         elif self.reached:
-            here = f"{folder} would be continued at round {min(self.reached + 1, self.rounds)} of {self.rounds}"
+            here = f"{folder} would continue at round {min(self.reached + 1, self.rounds)} of {self.rounds}"
         else:
-            here = f"{folder} would be begun"
+            here = f"{folder} would be a new run"
         whole = replace(self, reached=0, complete=False)
         rows = {"run": here, **whole.rows(), **self.cost_rows()}
         return [f"{label:<11}{text}" for label, text in rows.items()]
@@ -126,12 +126,12 @@ class RunPlan:
         number = len(self.clients)
         if number == 1:
             return f"1, {self.clients[0]}"
-        return f"{number}, {'all' if self.cohort >= number else self.cohort} of them asked in each round"
+        return f"{number}, {'all' if self.cohort >= number else self.cohort} of them sampled in each round"
 
     def _examples(self) -> str:
         if not self.examples and not any(self.server_examples.values()):
-            return "known to the clients alone"
-        words = {"training": "for training", "validation": "for validation", "test": "for the test"}
+            return "only known to the clients"
+        words = {"training": "for training", "validation": "for validation", "test": "for testing"}
         parts = [
             f"{counts.total:,} {words[split]} ({counts.each()} per client)"
             for split, counts in self.examples.items()
@@ -140,7 +140,7 @@ class RunPlan:
         at_server = [f"{number:,} {words[split]}" for split, number in self.server_examples.items() if number]
         parts += [f"at the server {' and '.join(at_server)}"] if at_server else []
         out = [f"{number:,} {split}" for split, number in self.left_out.items() if number]
-        return ", ".join(parts) + (f"; too long and left out: {' and '.join(out)}" if out else "")
+        return ", ".join(parts) + (f"; left out because too long: {' and '.join(out)}" if out else "")
 
     def _base(self) -> str:
         weights = f"{self.dtype}, {self.quantization}" if self.quantization else self.dtype
@@ -150,7 +150,7 @@ class RunPlan:
     def _training(self) -> str:
         sent = ""
         if self.sent is not None and self.sent != self.parameters.most:
-            sent = f", of which {self.sent:,} are sent" if self.sent else ", none is sent"
+            sent = f", of which {self.sent:,} are sent" if self.sent else ", none of which are sent"
         elif self.sent is not None:
             sent = ", all of which are sent"
         return f"{self.structure}: {self.parameters.each()} parameters per client{sent}"
@@ -162,7 +162,7 @@ class RunPlan:
             epochs = _count(self.epochs, "epoch")
             steps = f"{epochs}, {steps}" if self.steps.most else f"{epochs} in {steps}"
         first, last = self.lr
-        rate = f"{first:g}" if first == last or self.rounds == 1 else f"{first:g}, falling to {last:g} in the last"
+        rate = f"{first:g}" if first == last or self.rounds == 1 else f"{first:g}, decaying to {last:g} in the last"
         return f"{steps}, learning rate {rate}"
 
 
@@ -330,16 +330,16 @@ def _scored(built: Experiment, here: bool) -> str:
     where = "the server's" if "server" in built.scored else "the clients'"
     has = {split for site in built.scored.values() for split, queries in site.data.queries.items() if queries}
     if built.method.needs:
-        return f"{built.metric} on {where} test examples, after the merge" if "test" in has else "no test examples"
+        return f"{built.metric} on {where} test examples after merging" if "test" in has else "no test examples"
     if settings.during not in has and here:
-        during = f"no {settings.during} examples, so no scores before the end"
+        during = f"no {settings.during} examples, so no scores during training"
     else:
         every = f"every {settings.every} rounds" + (" and after the last" if rounds % (settings.every or 1) else "")
         every = "after the last round" if not 0 < settings.every < rounds else every
         every = "after every round" if settings.every == 1 else every
         during = f"{built.metric} on {where} {settings.during} examples {every}"
     best = settings.select == "best" and settings.during in has | (set() if here else {settings.during})
-    tested = "the best of them" if best else "the last round"
+    tested = "the best round" if best else "the last round"
     return during + (f"; {tested} is tested" if "test" in has or not here else "; no test examples")
 
 

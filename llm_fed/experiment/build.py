@@ -177,8 +177,7 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
     pictures = bool(task.labels)
     if not pictures and config.adapter is None:
         raise UserError(
-            "adapter is null, which trains a whole model: of image models only; set adapter.rank and "
-            "adapter.target_modules"
+            "adapter is null, but only image models can be trained whole; set adapter.rank and adapter.target_modules"
         )
     if config.local.augment and not pictures:
         raise UserError(f"local.augment is for images, but {config.task.name} is text; leave it out")
@@ -188,18 +187,20 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
         )
     if config.base.clients and not (method.any_model and pictures and config.adapter is None):
         raise UserError(
-            f"base.clients gives clients image models of their own, and {config.method['name']} needs the same model "
-            "at all of them; leave base.clients out, or choose another method"
+            f"base.clients gives clients different image models, but {config.method['name']} needs the same model at "
+            "all of them; leave base.clients out, or choose another method"
         )
     if ranks.differ(config.adapter):
         if not method.any_rank:
             able = ", ".join(name for name, its in methods.METHODS.items() if its.any_rank)
             raise UserError(
-                f"adapter.rank gives clients ranks of their own, and {config.method['name']} needs the same at all of "
-                f"them; give one number, or choose {able}"
+                f"adapter.rank gives clients different ranks, but {config.method['name']} needs the same rank at all "
+                f"of them; give one number, or choose {able}"
             )
         if start.place(config):
-            raise UserError("adapter.start gives all clients one adapter, which has one rank; set adapter.rank to it")
+            raise UserError(
+                "adapter.start gives all clients the same adapter; set adapter.rank to its rank, one number"
+            )
     if config.adapter is None and method.adapters_only:
         raise UserError(
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
@@ -210,13 +211,13 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
     if config.eval.base and pictures:
         raise UserError(
-            "eval.base=true scores the base as it is before training, and the head of an image model is not trained "
-            "then; set eval.base=false"
+            "eval.base=true scores the base before training, when the head of an image model is still untrained; set "
+            "eval.base=false"
         )
     if task.server and task.server.test and not method.one_model:
         raise UserError(
-            f"task.server.test=true tests one model for all at the server, but {config.method['name']} gives each "
-            "client a model of its own; set task.server.test=false"
+            f"task.server.test=true tests one global model at the server, but {config.method['name']} gives each "
+            "client a personal one; set task.server.test=false"
         )
 
 

@@ -77,18 +77,18 @@ class Costs:
         rows = {"messages": self._messages(several), "memory": self._memory()}
         if self.training:
             rows["fits"] = self._fits()
-        free = f"{in_words(self.memory_free)} of memory beside the base, {in_words(self.disk_free)} of disk"
+        free = f"{in_words(self.memory_free)} of memory (with the base loaded), {in_words(self.disk_free)} of disk"
         return {**rows, "disk": self._disk(), "free": free}
 
     def _messages(self, several: bool) -> str:
         about = "" if self.exact else "about "
         if not self.down_run and not self.up_run:
-            return "nothing travels"
+            return "nothing is sent"
         each = (
             ""
             if several
             else (
-                f"a client is sent {self.down.each()} bytes and answers with {about}{self.up.each()}; "
+                f"a client receives {self.down.each()} bytes and sends {about}{self.up.each()}; "
                 f"{in_words(self.down_first)} down and {about}{in_words(self.up_first)} up in round 1, "
             )
         )
@@ -97,29 +97,29 @@ class Costs:
     def _memory(self) -> str:
         total = self.base + self.training + self.activations
         each = f" ({in_words(self.client)} per client)" if self.client else ""
-        token = "measured on two small passes, not predicted"
+        token = "measured on two small passes"
         if self.token is not None:
-            token = f"{in_words(self.token)} for each token of a micro-batch"
-        answers = "" if self.cache is None else f" beyond {in_words(self.cache)} for each token of an answer"
+            token = f"{in_words(self.token)} per token of a micro-batch"
+        answers = "" if self.cache is None else f" except for {in_words(self.cache)} per generated token"
         return (
-            f"about {in_words(total)} to train: base {in_words(self.base)}, what clients train with gradients and "
+            f"about {in_words(total)} to train: base {in_words(self.base)}, trained parameters with gradients and "
             f"optimizer state {in_words(self.training)}{each}, activations about {in_words(self.activations)} "
-            f"({token}); scoring is not counted{answers}"
+            f"({token}); scoring is not included{answers}"
         )
 
     def _fits(self) -> str:
         """Whether training fits beside the base, which is loaded already."""
         left = self.memory_free - self.training - self.activations
         least = self.memory_free - self.training - self.smallest
-        change = f"; less would be needed with {', '.join(self.smaller)}" if self.smaller else ""
+        change = f"; these settings need less: {', '.join(self.smaller)}" if self.smaller else ""
         if left >= 0:
             return f"yes, about {in_words(left)} would be left"
         if least >= 0:
-            return f"only in smaller micro-batches, which a run tries by itself: {in_words(-left)} are missing{change}"
-        return f"no, {in_words(-least)} are missing even with one example at a time{change}"
+            return f"only with smaller micro-batches, which a run tries by itself: {in_words(-left)} too little{change}"
+        return f"no, {in_words(-least)} too little even with one example at a time{change}"
 
     def _disk(self) -> str:
-        kept = f", and up to {in_words(self.kept)} for each client that was asked" if self.kept else ""
+        kept = f", and up to {in_words(self.kept)} for each client that was sampled" if self.kept else ""
         return f"{in_words(self.state)} per checkpoint for the server's state{kept}"
 
 

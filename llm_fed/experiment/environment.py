@@ -34,7 +34,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
         if measured := packing(experiment):
             now["packing"] = measured.as_json()
             use_packing(experiment, now)
-            reporter.note(f"packing, measured here: {measured.in_words()}")
+            reporter.note(f"packing of micro-batches, measured here: {measured.in_words()}")
         run.remember("environment.json", now)
         return
     use_packing(experiment, recorded)
@@ -42,7 +42,9 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     before = now | {"processes": 1} | recorded  # of a run begun before these were recorded
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
     if changed:
-        reporter.note(f"this run began elsewhere ({'; '.join(changed)}): results may differ in the last bits")
+        reporter.note(
+            f"this run began in another environment ({'; '.join(changed)}), so results may differ in the last bits"
+        )
         if now not in (others := recorded.get("continued", [])):
             run.remember("environment.json", recorded | {"continued": [*others, now]})
 

@@ -31,7 +31,7 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, rep
     """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
     config = experiment.config
     progress = selected_round(experiment, run, progress, reporter)
-    with signs.part("finishing at the clients"):
+    with signs.part("final step at the clients"):
         finish(
             experiment.method, experiment.clients, experiment.runtime, run, progress,
             round=config.rounds + 1, lr=config.local.lr,
@@ -53,7 +53,7 @@ def selected_round(experiment: Experiment, run: Run, progress: Progress, reporte
             progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
         except WireError as error:
             raise RunError(
-                f"the best round's checkpoint cannot be read: {error}; eval.select=last uses the last"
+                f"the best round's checkpoint cannot be read: {error}; set eval.select=last to use the last round"
             ) from error
         for id, steps in counted.items():
             if steps is not None:  # what was spent stays spent, whichever round is tested

@@ -76,7 +76,7 @@ async def _losses(site: Site, states: Sequence[State], examples: Sequence[Any]) 
         found += await site.losses_of(states[first : first + AT_ONCE], examples)
     losses = torch.tensor(found, dtype=torch.float64)
     if not losses.isfinite().all():
-        raise ClientError(f"client {site.id}: an adapter of the pool has a loss on its examples that is not finite")
+        raise ClientError(f"client {site.id}: one of the run's adapters has a loss on its examples that is not finite")
     return losses
 
 

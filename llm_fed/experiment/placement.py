@@ -23,8 +23,8 @@ def place(task: TaskData, device: torch.device, reporter: Reporter) -> TaskData:
     size = sum(p.pixels.nbytes for data in parties for split in (data.train, data.validation, data.test) for p in split)
     if size > free_memory(device) // 4:
         reporter.note(
-            f"the pictures ({size / 2**30:.1f} GiB) would fill more than a quarter of the free memory of {device}: "
-            "they stay in the host's memory, and each batch crosses to it"
+            f"the pictures ({size / 2**30:.1f} GiB) would fill over a quarter of the free memory of {device}, so they "
+            "stay in the host's memory, and each batch is copied to the device"
         )
         return task
     return replace(

@@ -207,8 +207,8 @@ def lacks_exports(run: Run) -> bool:
     needs = methods.build(run.config.method).needs  # what they keep, this run does not
     if lacks and not needs and not any((run.folder / "checkpoints").glob("round-*")):
         raise UserError(
-            f"{run.folder} has no checkpoints any more, from which more personal models could be exported, as "
-            "export.clients asks; leave it out, or give --fresh to train again"
+            f"{run.folder} has no checkpoints any more, so the other personal models that export.clients asks for "
+            "cannot be exported; leave it out, or give --fresh to train again"
         )
     return lacks
 

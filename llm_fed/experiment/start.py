@@ -126,8 +126,8 @@ def _exported(start: Path) -> list[Path]:
     is_run = (start / "config.yaml").is_file()
     if is_run and not (start / "summary.json").is_file():
         raise UserError(
-            f"adapter.start={start} is a run that is not finished; it exports its adapters at its end: give the "
-            "command that began it to continue it"
+            f"adapter.start={start} is a run that is not finished, so it has no adapters yet; finish it first, by "
+            "the command that started it"
         )
     folder = start / "adapters" if is_run else start
     found = sorted(path for path in folder.glob("[!.]*") if _holds_adapter(path)) if folder.is_dir() else []

@@ -19,7 +19,7 @@ def handed_out(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
     for path in found.values():
         if link := next((inner for inner in (path, *path.rglob("*")) if inner.is_symlink()), None):
             raise UserError(
-                f"{link} is a link, which no run writes, and what it leads to would be handed out with the adapter; "
-                "put the file itself there, or delete the link"
+                f"{link} is a symbolic link, whose target would be copied with the adapter; replace the link by the "
+                "file itself, or delete it"
             )
     return found

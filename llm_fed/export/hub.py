@@ -163,7 +163,7 @@ def _card(folder: Path) -> ModelCard:
     try:
         return ModelCard.load(folder / peft_folders.CARD)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{folder / peft_folders.CARD} is no model card: {_one_line(error)}") from error
+        raise UserError(f"{folder / peft_folders.CARD} is not a valid model card: {_one_line(error)}") from error
 
 
 def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[str, Any], str]:
@@ -211,7 +211,7 @@ def _errors(what: str, denied: str) -> Iterator[None]:
         if status in (401, 403):
             advice = "give another with hf auth login, or as HF_TOKEN"
             raise UserError(f"{denied}: {said}; {advice}") from error
-        raise RunError(f"{what}, the Hub answers {status}: {said}; the same command continues there") from error
+        raise RunError(f"{what}, the Hub answers {status}: {said}; give the same command again to continue") from error
 
 
 def quiet() -> None:

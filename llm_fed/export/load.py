@@ -1,5 +1,5 @@
-"""A client's exported model for use: any LoRA folder of llm_fed or PEFT, also one with several experts and a gate; any
-whole image model, alone or several side by side."""
+"""Load a client's exported model: a LoRA folder of llm_fed or PEFT, also with several experts and a gate, or a whole
+image model, alone or several side by side."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def load_client(
 
     Args:
         base: the base model, or its Hub id or folder, which is then loaded in `dtype` on `device`.
-        labels: of an image model, how many it tells apart; 0: a language model.
+        labels: the number of labels of an image model; 0: a language model.
 
     Raises:
-        UserError: the base cannot be loaded, or the folder is no adapter of it, or is damaged.
+        UserError: the base cannot be loaded, or the folder is damaged or does not hold an adapter of this base.
     """
     if isinstance(base, str):
         config = BaseConfig(name=base, dtype=dtype)

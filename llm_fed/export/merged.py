@@ -88,7 +88,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> Plan:
     for client, path in adapters.items():
         _check(config, path)
         if (out / client).exists():
-            raise UserError(f"{out / client} is there already; delete it, or give another folder")
+            raise UserError(f"{out / client} already exists; delete it, or give another folder")
     place = next(path for path in (out, *out.absolute().parents) if path.is_dir())
     base, _ = settle_dtype(replace(config.base, device_map=None, activation_checkpointing=False), "cpu")
     found = Plan(base, adapters, out, _bytes(base), shutil.disk_usage(place).free)
@@ -104,15 +104,15 @@ def _check(config: Config, adapter: Path) -> None:
     """Refuse what no single model of a language could be."""
     if (adapter / peft_folders.GATE).is_file():
         raise UserError(
-            f"{adapter} is several adapters that a gate weighs anew for each prompt or token, which no weights of one "
-            "model can do; leave out --merged"
+            f"{adapter} holds several adapters that a gate weighs for each prompt or token, so they cannot be merged "
+            "into one model; leave out --merged"
         )
     if not (adapter / FILE).is_file():
-        raise UserError(f"{adapter} is no adapter of a language model; leave out --merged")
+        raise UserError(f"{adapter} is not an adapter of a language model; leave out --merged")
     if config.base.quantization:
         raise UserError(
-            f"base.quantization is {config.base.quantization}, and weights of so few bits cannot take up an adapter; "
-            "leave out --merged, and use the adapters on the quantised base, on which they were trained"
+            f"base.quantization is {config.base.quantization}, and an adapter cannot be merged into quantised weights; "
+            "leave out --merged, and load the adapters on the quantised base"
         )
 
 

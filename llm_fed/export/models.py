@@ -132,7 +132,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it is not a JSON object")
         return values
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is absent or damaged ({error}); give a folder of an exported image model") from error

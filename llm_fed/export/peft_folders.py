@@ -107,7 +107,7 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
         return _read_experts(folder, base, structure)
     found, name = _read_config(folder)
     if found.whole not in ((), (base.head,)):
-        raise UserError(f"the adapter {folder} is no plain LoRA: modules_to_save={list(found.whole)} is not supported")
+        raise UserError(f"the adapter {folder} is not plain LoRA: modules_to_save={list(found.whole)} is not supported")
     if structure and not (found.rank == structure.rank and math.isclose(found.scaling, structure.scaling)):
         raise UserError(
             f"the adapter {folder} has rank {found.rank} and alpha {found.alpha:g}, where adapter.rank="
@@ -143,7 +143,7 @@ def folded(folder: Path, base: Base) -> nn.Module:
     try:
         return peft.PeftModel.from_pretrained(base.model, folder).merge_and_unload(safe_merge=True)
     except ValueError as error:
-        raise UserError(f"the adapter {folder} cannot be folded into {base.dtype} weights: {error}") from error
+        raise UserError(f"the adapter {folder} cannot be merged into {base.dtype} weights: {error}") from error
 
 
 def setting(folder: Path, key: str) -> Any:
@@ -181,8 +181,8 @@ def check_text(folder: Path) -> None:
     if (folder / CONFIG).is_file() and (head := setting(folder, "modules_to_save")):
         named = ", ".join(map(str, head)) if isinstance(head, list) else str(head)
         raise UserError(
-            f"the adapter {folder} has a head ({one_line(named)}), as those of image models have: give --task "
-            "NAME, which says what the labels are, with --data PATH where the pictures are not to come from the Hub"
+            f"the adapter {folder} has a classification head ({one_line(named)}), so it is for an image model; give "
+            "--task NAME for its labels, and --data PATH if the pictures are not on the Hub"
         )
 
 
@@ -194,7 +194,7 @@ def check_head(folder: Path, structure: Lora, base: Base | ImageBase) -> None:
     """
     if base.head not in ("", *structure.whole):
         raise UserError(
-            f"the adapter {folder} has no head of its own ({base.head}), as those that are trained here on images have"
+            f"the adapter {folder} has no classification head ({base.head}), which an adapter of an image model needs"
         )
 
 
@@ -314,7 +314,7 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
     """The structure in an adapter's configuration, and the name of the base that it was made for (or "")."""
     path = folder / CONFIG
     if not path.is_file():
-        raise UserError(f"{folder} is no adapter folder: it has no {CONFIG}")
+        raise UserError(f"{folder} is not an adapter folder: it has no {CONFIG}")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         kind = values["peft_type"]
@@ -344,11 +344,11 @@ def _read_config(folder: Path) -> tuple[Lora, str]:
         RecursionError,
         UserError,
     ) as error:
-        raise UserError(f"{path} is no configuration of a LoRA adapter: {one_line(repr(error))}") from error
+        raise UserError(f"{path} is not the configuration of a LoRA adapter: {one_line(repr(error))}") from error
     if kind != "LORA":
         raise UserError(f"the adapter {folder} is of type {kind}; only LORA is supported")
     if unsupported:
-        raise UserError(f"the adapter {folder} is no plain LoRA: {unsupported} is not supported")
+        raise UserError(f"the adapter {folder} is not plain LoRA: {unsupported} is not supported")
     return structure, name
 
 

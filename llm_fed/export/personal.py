@@ -1,4 +1,4 @@
-"""One client's personal model in use: it answers prompts, as a whole or piece by piece, or names what pictures show."""
+"""Use one client's personal model: it answers prompts, at once or as a stream, or classifies pictures."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ class Personal:
         """Greedy answers, one per prompt.
 
         Args:
-            template: by name (default: the one that the folder says; alpaca-short, with a warning, if it says none).
-            max_new_tokens: most tokens of an answer (default: what the folder says, or 128).
+            template: the prompt template's name (default: the one saved with the adapter, or, with a warning,
+                alpaca-short).
+            max_new_tokens: the longest answer in tokens (default: the number saved with the adapter, or 128).
 
         Raises:
-            UserError: an image model, an unknown template, or a prompt that is longer than the base's context.
+            UserError: it is an image model, the template is unknown, or a prompt is longer than the base's context.
         """
         base, tokens = self._encoded(prompts, template)
         return generation.generate(
@@ -68,11 +69,11 @@ class Personal:
         template: str | Template | None = None,
         max_new_tokens: int | None = None,
     ) -> Iterator[str]:
-        """One greedy answer in pieces, as they become known; joined, they are what `generate` returns.
+        """Stream one greedy answer in pieces; joined, they are what `generate` returns.
 
         Args:
-            prompt: a text, or with a chat template a conversation whose last message is to be answered.
-            template: by name, or itself (default: as in `generate`).
+            prompt: a text, or, with a chat template, a conversation whose last message is to be answered.
+            template: the template or its name (default: as in `generate`).
 
         Raises:
             UserError: as `generate`, before the first piece; a conversation with a template that takes one text.
@@ -92,10 +93,10 @@ class Personal:
             yield text[len(shown) :]
 
     def classify(self, pixels: Tensor) -> Tensor:
-        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8.
+        """Classify images (N, 1 or 3, height, width) uint8: the numbers (N,) of their labels.
 
         Raises:
-            UserError: a language model.
+            UserError: it is a language model.
         """
         if not isinstance(self.base, ImageBase):
             raise UserError("this is a language model; give it prompts with `generate`")

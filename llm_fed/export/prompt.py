@@ -94,7 +94,7 @@ def read_prompt(folder: Path) -> Prompt | None:
         else:
             template = Template(values["template"], values["text"])
             if "{prompt}" not in template.text:
-                raise ValueError("its text has no {prompt}, where the prompt would go")
+                raise ValueError("its text has no {prompt}")
         texts = (template.name, template.text, "" if template.date is None else template.date)
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("template, text, chat_template and date_string are texts")

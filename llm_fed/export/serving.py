@@ -39,9 +39,9 @@ def servable(folder: Path) -> Servable:
     """
     if (folder / GATE).is_file():
         experts = sum(path.is_dir() for path in folder.iterdir())
-        return _by_nobody(f"it is {experts} adapters that a gate weighs, and a server knows one adapter per request")
+        return _by_nobody(f"it has {experts} adapters and a gate, but a server applies one adapter per request")
     if not (folder / CONFIG).is_file():
-        return _by_nobody("it is a whole image model, and these are servers of language models")
+        return _by_nobody("it is a whole image model, but only language models can be served")
     try:
         settings: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         base, rank = str(settings["base_model_name_or_path"] or ""), int(settings["r"])
@@ -54,9 +54,9 @@ def servable(folder: Path) -> Servable:
             return _by_nobody(f"its {key} is {one_line(json.dumps(value))}, where only {json.dumps(off)} can be served")
     refused = {}
     if rank > VLLM_RANKS[-1]:
-        refused["vLLM"] = f"its rank is {rank}, and vLLM's --max-lora-rank ends at {VLLM_RANKS[-1]}"
+        refused["vLLM"] = f"its rank is {rank}, but vLLM's --max-lora-rank is at most {VLLM_RANKS[-1]}"
     if partial := _not_on_each_layer(names):
-        refused["LoRAX"] = f"{partial} is adapted on some layers only, and LoRAX would leave it out on all of them"
+        refused["LoRAX"] = f"{partial} is adapted in some layers only, and LoRAX would then ignore it in all layers"
     return Servable(base, rank, refused)
 
 
@@ -69,9 +69,9 @@ def lines(found: Mapping[str, Servable]) -> list[str]:
             by_reason.setdefault(item.refused.get(server, ""), []).append(client)
         for reason, clients in by_reason.items():
             everybody = len(clients) == len(found) > 1
-            who = f"all {len(found)}" if everybody else _named(clients)
+            who = f"all {len(found)} adapters" if everybody else _named(clients)
             if reason:
-                none = f"can serve none of the {len(found)}" if everybody else f"cannot serve {who}"
+                none = f"can serve none of the {len(found)} adapters" if everybody else f"cannot serve {who}"
                 said.append(f"{server} {none}: {reason}")
             elif server == "vLLM":
                 most = min(rank for rank in VLLM_RANKS if rank >= max(found[client].rank for client in clients))

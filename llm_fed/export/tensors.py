@@ -46,7 +46,7 @@ def load(path: Path, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
             metadata = dict(file.metadata() or {})
             expected = metadata.pop(checksum.KEY, None)
             if expected is not None and _digest(path.read_bytes(), metadata) != expected:
-                raise checksum.ChecksumError("it does not fit its checksum")
+                raise checksum.ChecksumError("it does not match its checksum")
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is absent, damaged or cut short ({one_line(str(error))}); {advice}") from error

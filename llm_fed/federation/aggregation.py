@@ -25,13 +25,13 @@ def check(config: Config, method: Method) -> None:
         return
     if not averages(method):
         raise UserError(
-            f"server.aggregation={rule} is for methods whose server moves by a mean of updates; {name} is none of "
-            "them: set it to mean"
+            f"server.aggregation={rule} needs a method whose server averages the clients' updates, and {name} does "
+            "not; set server.aggregation=mean"
         )
     if central(config.privacy):
         raise UserError(
-            f"server.aggregation={rule} looks at single uploads, and privacy.where=server shows the server their noisy "
-            "mean alone; use mean, or privacy.where=client"
+            f"server.aggregation={rule} needs every single upload, but with privacy.where=server only their noisy mean "
+            "is used; set server.aggregation=mean or privacy.where=client"
         )
 
 

@@ -69,18 +69,18 @@ def check(config: Config, method: Method) -> None:
     if config.privacy.clip is None:
         return
     if method.needs:
-        raise UserError(f"privacy.clip is for methods with rounds; {name} starts from finished runs: set it to null")
+        raise UserError(f"privacy.clip is for methods with rounds, but {name} merges finished runs; set it to null")
     if by_example(config.privacy):
         _check_examples(config, method)
     if central(config.privacy):
         if not method.mean_only:
             raise UserError(
-                f"privacy.where=server is for methods whose server uses the mean of the uploads alone; {name} is none "
-                "of them: use privacy.where=client"
+                f"privacy.where=server needs a method whose server only uses the mean of the uploads, and {name} is "
+                "not one; set privacy.where=client"
             )
         if config.delay.sigma or config.delay.drop_out:
             raise UserError(
-                "privacy.where=server needs delay.sigma=0 and delay.drop_out=0; or use privacy.where=client"
+                "privacy.where=server needs delay.sigma=0 and delay.drop_out=0; set these, or privacy.where=client"
             )
     _accounting()
 
@@ -93,8 +93,8 @@ def check_elsewhere(settings: PrivacyConfig) -> None:
     """
     if by_example(settings):
         raise UserError(
-            "privacy.unit=example is for runs in one process or under accelerate launch: over a network a client's "
-            "count of noisy steps would go back whenever the server does; use privacy.unit=client with where=client"
+            "privacy.unit=example is not supported over a network, where a server that goes back to an earlier round "
+            "would make epsilon too small; set privacy.unit=client and privacy.where=client"
         )
 
 
@@ -107,13 +107,12 @@ def _check_examples(config: Config, method: Method) -> None:
         )
     if method.looks:
         raise UserError(
-            f"privacy.unit=example hides examples by noise in training alone, but clients of {name} also use them "
-            "otherwise; choose another method, or privacy.unit=client"
+            f"privacy.unit=example only protects examples in training steps, but clients of {name} also use them in "
+            "other ways; choose another method, or privacy.unit=client"
         )
     if config.base.dtype == "float16":
         raise UserError(
-            "privacy.unit=example clips before the scale of float16's losses is known; set base.dtype=bfloat16 or "
-            "float32"
+            "privacy.unit=example cannot clip the scaled losses of float16; set base.dtype=bfloat16 or float32"
         )
 
 
@@ -127,7 +126,7 @@ def check_upload(upload: Message) -> None:
     if held:
         raise UserError(
             f"privacy.clip is for uploads of one state of parameters, but those of this method hold {held}, which "
-            "would travel without noise; set it to null"
+            "would be sent without noise; set it to null"
         )
 
 

@@ -180,7 +180,9 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
     for key, client, asked, arrival, examples, expected in held["in_flight"]:
         content = saved.rows.get(key)
         if not isinstance(content, Row):  # older versions had no checksum of the manifest
-            raise RunError(f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Give --fresh.")
+            raise RunError(
+                f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Start again with --fresh."
+            )
         flying.append(InFlight(client, asked, arrival, examples, content, expected))
     # Earlier versions kept no loss.
     best = Best(held["best_round"], held["best_score"], held.get("best_loss", math.inf))

@@ -111,7 +111,7 @@ class _Reader:
         return {key: self.node(value, depth + 1) for key, value in _pairs(node["d"]).items()}
 
     def _tensor(self, node: Any) -> Tensor:
-        _require(isinstance(node, dict) and node.keys() == {"t"}, "a tensor's node is none")
+        _require(isinstance(node, dict) and node.keys() == {"t"}, "a malformed node of a tensor")
         key = node["t"]
         _require(isinstance(key, str) and key in self.left, "a tensor is missing, or belongs to two places")
         tensor = self.left.pop(key)
@@ -120,7 +120,7 @@ class _Reader:
 
     def _state(self, node: dict[str, Any]) -> Skeleton:
         encoded = "dtype" in node
-        _require(node.keys() == (_ROWS | {"scales", "dtype"} if encoded else _ROWS), "a state's node is none")
+        _require(node.keys() == (_ROWS | {"scales", "dtype"} if encoded else _ROWS), "a malformed node of a state")
         shapes, row = _layout(node["s"]), self._tensor(node["row"])
         size = sum(map(math.prod, shapes.values()))
         _require(row.dim() == 1 and len(row) == size, f"a row of {list(row.shape)} for {size} parameters")
@@ -147,7 +147,7 @@ class _Reader:
         return found | ({"extras": extras} if extras else {})
 
     def _low_rank(self, node: dict[str, Any]) -> Skeleton:
-        _require(node.keys() == {"l", "factors", "rest"}, "a low-rank state's node is none")
+        _require(node.keys() == {"l", "factors", "rest"}, "a malformed node of a low-rank state")
         shapes, factors = _layout(node["l"]), _pairs(node["factors"])
         _require(isinstance(node["rest"], dict) and "s" in node["rest"], "a low-rank state without its rest")
         rest = self._state(node["rest"])
@@ -172,11 +172,11 @@ class _Reader:
 def _layout(node: Any) -> dict[str, list[int]]:
     """The shapes by name of a state's entries, in their order."""
     good = isinstance(node, list) and len(node) == 2 and all(isinstance(part, list) for part in node)
-    _require(good and len(node[0]) == len(node[1]), "a layout that is none")
+    _require(good and len(node[0]) == len(node[1]), "a malformed layout")
     names, shapes = node
     for shape in shapes:
         good = isinstance(shape, list) and all(type(dim) is int and dim >= 0 for dim in shape)
-        _require(good, "a shape that is none")
+        _require(good, "a malformed shape")
         _require(math.prod(dim for dim in shape if dim) < 2**63, "a shape that is too large")
     return _pairs([[name, shape] for name, shape in zip(names, shapes, strict=True)])
 
@@ -184,10 +184,10 @@ def _layout(node: Any) -> dict[str, list[int]]:
 def _pairs(node: Any) -> dict[str, Any]:
     """Pairs of a name and a value, where no name comes twice."""
     good = isinstance(node, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in node)
-    _require(good, "pairs that are none")
+    _require(good, "malformed pairs")
     found = {}
     for name, value in node:
-        _require(isinstance(name, str), "a name that is no text")
+        _require(isinstance(name, str), "a name that is not a text")
         _require(name not in found, f"{name} twice")
         _plain(name)
         found[name] = value

@@ -17,8 +17,8 @@ class CA2FL(Method):
     """FedBuff whose step stands for all clients: a client that is not in the buffer counts with the last update it
     sent.
 
-    The server's memory holds that update, h_i, of every client (zero until it answered), and its state their mean over
-    all registered clients, so a step and a checkpoint cost as much as the buffer and not as the federation.
+    The server keeps this update h_i of every client (zero before its first answer) in its memory, and the mean of all
+    h_i in its state. So the cost of a step and of a checkpoint depends on the buffer, not on the number of clients.
     """
 
     paper: ClassVar[str] = "CA2FL (Wang et al. 2024)"

@@ -24,8 +24,8 @@ class Dare(Method):
     """Entries of the two adapters' layer updates are dropped at random and the rest rescaled to compensate; the sum of
     both is added, times `scaling` (with task arithmetic, as in the paper).
 
-    Deviation: the result is no longer of low rank, so the nearest adapter of twice the rank is exported; `lost` in the
-    recipe says how much is cut off (`test_what_a_product_loses`).
+    Deviation: the result has no low rank, so the nearest adapter of twice the rank is exported; `lost` in the recipe
+    says how much is cut off (`test_what_a_product_loses`).
     """
 
     paper: ClassVar[str] = "DARE (Yu et al. 2024)"

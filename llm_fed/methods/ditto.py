@@ -18,8 +18,8 @@ class Ditto(Method):
     """FedAvg for a global model, and a personal model at each client, which never leaves it and is pulled towards the
     global one by lambda / 2 ||v - w||^2 in its loss.
 
-    A client takes twice the steps of FedAvg.
-    Deviation: its two models see batches of their own; in the published code both see the same (`test_ditto_by_hand`).
+    A client takes twice as many steps as with FedAvg.
+    Deviation: the two models train on different batches; in the published code, on the same (`test_ditto_by_hand`).
     """
 
     paper: ClassVar[str] = "Ditto (Li et al. 2021)"

@@ -25,11 +25,11 @@ class FD(Method):
     """Each client keeps its model and sends its mean logits per class; it learns from the labels, and from the mean
     logits of the other clients that have the class.
 
-    The distance is the divergence of the predictions from the softmax of those logits: the paper's cross-entropy but
-    for a constant. The server keeps the newest logits of every client that ever answered; a class that no other client
-    has adds nothing.
-    Deviation: the logits are those of the trained model on all training examples, in evaluation mode, where the paper
-    averages what the model said while it trained (`test_fd_sends_the_mean_logits_of_the_trained_model`).
+    The distance is the KL divergence of the predictions from the softmax of those logits, which is the paper's
+    cross-entropy up to a constant. The server keeps the latest logits of every client. A class that no other client has
+    adds nothing.
+    Deviation: the logits are those of the trained model on all training examples, in evaluation mode; the paper
+    averages the logits seen during training (`test_fd_sends_the_mean_logits_of_the_trained_model`).
     """
 
     paper: ClassVar[str] = "FD (Jeong et al. 2018)"

@@ -17,9 +17,9 @@ from llm_fed.state import stack
 class FedALT(Method):
     """A client's own adapter, which is never averaged, is combined with the frozen mean of the other clients' adapters.
 
-    A mixer (router) of the client weighs the two for each token. The server keeps the newest adapter of every client
-    that ever answered; those of the others' that a client is sent are their sum without its own.
-    An image model's head is the client's own, too: averaging would touch what it learned beside its own adapter.
+    A router (mixer) at the client weighs the two for each token. The server keeps the latest adapter of every client,
+    and sends each client the mean over the others.
+    An image model's head also stays at the client, since averaging would change what it learned with its own adapter.
     """
 
     paper: ClassVar[str] = "FedALT (Bian et al. 2026)"

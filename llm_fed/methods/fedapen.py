@@ -27,11 +27,11 @@ class FedAPEN(Method):
     """Each client's own model and a small one shared by all predict together: their logits are added with the weights
     lambda and 1 - lambda, which a client learns on a held-out part of its training examples.
 
-    Learning for adaptability: lambda, from where it was, for the models as they are; the small one has just been
-    averaged. Learning for ensemble: both models learn from the labels, from each other, and from the labels through
-    their sum, in which the other one is a constant.
-    A client with a single example trains on it and leaves lambda as it is.
-    Deviation: the published code averages without weights, here n_k / n as in FedAvg
+    Learning for adaptability: the client trains lambda, starting from its last value, with both models frozen; the
+    small one has just been averaged. Learning for ensemble: both models learn from the labels, from each other, and
+    from the labels through their weighted sum, in which the other model is a constant. A client with a single example
+    trains on it and does not change lambda.
+    Deviation: the published code averages without weights; here they are n_k / n as in FedAvg
     (`test_the_mean_is_weighed_by_numbers_of_examples`).
     """
 

@@ -18,8 +18,8 @@ class FedBN(Method):
     """FedAvg of everything but the BatchNorm layers (Algorithm 1): their weights, biases and running statistics stay
     with their client. One that was never asked has fresh ones.
 
-    Deviation: the mean is weighted by numbers of examples, as in FedAvg; the published code's is not, and it takes for
-    BatchNorm what has `bn` in its name, here it is what has running statistics (`test_two_rounds_by_hand`,
+    Deviation: the mean is weighted by numbers of examples, as in FedAvg; in the published code it is not. BatchNorm is
+    whatever has running statistics, in the published code whatever has `bn` in its name (`test_two_rounds_by_hand`,
     `test_what_travels_has_no_batchnorm`).
     """
 

@@ -18,8 +18,8 @@ from llm_fed.state import State
 class FedBuff(Method):
     """One adapter for all, which moves by the mean of every `buffer` updates, however stale they are.
 
-    Numbers of examples do not count. What is in the buffer survives the round as its sum; with another rule than the
-    mean (`server.aggregation`), which needs each update, as a list.
+    Updates are not weighted by numbers of examples. The buffer is kept across rounds as a sum, or, with a robust rule
+    (`server.aggregation`), which needs each update, as a list.
     Deviation: staleness is counted in rounds of virtual time, not in server steps, so that it means the same for every
     method (`test_fedbuff_weighs_late_updates_down`).
     """

@@ -19,7 +19,8 @@ class FedDF(Method):
     """The mean of the models that arrived, weighted by numbers of examples, and then distilled from all of them: its
     predictions on the server's examples, without their labels, approach the models' mean logits.
 
-    Clients upload the model itself. The examples may be of any domain. A round with no arrival changes nothing.
+    Clients upload the model itself. The server's examples may be of any domain. A round without uploads changes
+    nothing.
     """
 
     paper: ClassVar[str] = "FedDF (Lin et al. 2020)"
@@ -30,7 +31,9 @@ class FedDF(Method):
 
     def init(self, server: Site) -> Message:
         if not server.train:
-            raise UserError("feddf distils on the server's own examples, and it has none; set task.server.examples")
+            raise UserError(
+                "feddf distils on the server's own examples, but the server has none; set task.server.examples"
+            )
         return server.initial()
 
     async def client_update(self, client: Site, message: Message) -> Message:

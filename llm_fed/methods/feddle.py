@@ -22,14 +22,14 @@ from llm_fed.state import State
 class Feddle(Method):
     """One model for all, moved along the clients' last updates by coefficients that are learned on the server's data.
 
-    The last updates, however late, are the anchors of an atlas; each round the server searches one coefficient for
-    each anchor on its data, from where FedBuff would stand (the fallback), and may well find negative ones. With data
-    of another domain an image model is judged under a head of its own for their labels (Eq. 8, 9), and coefficients are
-    held near the fallback. A language model's head speaks the same vocabulary in every domain, so it is kept.
-    With another rule than the mean (`server.aggregation`) the fallback is the robust mean of the same updates, which
-    need not be a combination of anchors: the search begins with the model there and all coefficients at zero.
+    The last updates, however late, are the anchors of an atlas. In each round the server searches one coefficient per
+    anchor on its data, starting where FedBuff would end (the fallback); coefficients may be negative. If the data are
+    of another domain, an image model is evaluated with a new head for their labels (Eq. 8, 9), and the coefficients are
+    held near the fallback. A language model keeps its head, as the vocabulary is the same in every domain. With a
+    robust rule (`server.aggregation`) the fallback is the robust mean of the same updates, which need not be a
+    combination of anchors: the search starts with the model there and all coefficients at zero.
     Deviation: the paper leaves open what the fallback averages; see `fallback_over`.
-    Running statistics (BatchNorm) take no part in the search: they move by the mean of the arrivals.
+    Running statistics (BatchNorm) take no part in the search: they move by the mean of the uploads that arrived.
     """
 
     paper: ClassVar[str] = "Feddle (Zhu et al. 2025)"
@@ -56,8 +56,8 @@ class Feddle(Method):
                 "or method.search_epochs=0"
             )
         if server.step.aggregation != "mean" and not self.fallback_start:
-            raise UserError("method.fallback_start=false searches from no step at all, so that no mean is taken; set "
-                            "server.aggregation=mean")  # fmt: skip
+            raise UserError("method.fallback_start=false takes no mean of the updates, so server.aggregation has no "
+                            "effect; set server.aggregation=mean")  # fmt: skip
         model = server.initial()
         head = server.new_head(model) if server.data.foreign and server.data.num_labels else None
         return {"model": model, "anchors": [], "importance": [], "head": head, "search": {}}

@@ -22,12 +22,13 @@ LOCAL, EVENLY = r"\.local\.", (0.5, 0.5)
 
 @dataclass(frozen=True)
 class FedDPA(Method):
-    """A global adapter for all and a local one per client, mixed for each prompt: (1 - alpha) global + alpha local.
+    """A global adapter for all clients and a local one per client are mixed for each prompt: (1 - alpha) global + alpha
+    local.
 
-    alpha(x) is the mean cosine between the base's last hidden state at the prompt's end and those of a few of the
-    client's training prompts, times `mix_scale`, clipped to [0, 1]; of a picture x, what the base's head reads.
-    An image model's head belongs to the global adapter, with which it is trained and shared: there is one, and local
-    training starts from what the others know of the classes.
+    alpha(x) is the mean cosine between the base's last hidden state at the end of the prompt and those of a few of the
+    client's training prompts, times `mix_scale`, clipped to [0, 1]. For a picture x, it is the input of the base's
+    head. An image model has a single head, which is trained and shared with the global adapter, so local training
+    starts from what all clients have learned about the classes.
     Deviation: the local adapter is trained from the first round on; in the published code from the second.
     Deviation: the published code multiplies the global adapter by alpha, takes the hidden state with the local
     adapter on, and in its default setting sets alpha after generating; the paper's rule is followed

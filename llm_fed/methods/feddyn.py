@@ -20,7 +20,7 @@ class FedDyn(Method):
     where g_k is the gradient at the end of its previous training. In the limit clients and server then agree on one
     stationary point.
 
-    All clients weigh the same. An answer that never arrives leaves the server's h behind the mean of the g_k.
+    All clients have equal weights. If an answer never arrives, the server's h is no longer the mean of the g_k.
     Deviation: alpha is the same for all clients; the published code divides it by the client's share of the examples
     (`test_feddyn_by_hand`).
     """

@@ -25,11 +25,11 @@ class FedEM(Method):
     """d global models, mixed with weights of the client's own; all are sent to every client, and each is averaged
     separately.
 
-    Whole models: expectation-maximisation (Algorithm 1). A client's mixture weights pi stay with it and weigh the
-    models' probabilities; one that was never asked weighs them evenly.
-    Adapters: d on each layer, weighed for each token by the client's own router, and all trained together.
-    An image model has one head, read by whatever the routers mix, so it is trained and averaged with the adapters.
-    Deviation: that form replaces EM over mixture weights per example by routers, as the FedMerge paper does.
+    Whole models: expectation-maximisation (Algorithm 1). A client's mixture weights pi stay at the client and weigh the
+    models' probabilities; they are uniform for a client that never took part.
+    Adapters: each layer has d of them, weighted for each token by the client's own router, and all are trained
+    together. An image model has one head for the mixture, so it is trained and averaged with the adapters.
+    Deviation: for adapters, routers replace EM over mixture weights per example, as in the FedMerge paper.
     """
 
     paper: ClassVar[str] = "FedEM (Marfoq et al. 2021)"

@@ -23,10 +23,10 @@ class FedExLoRA(Method):
     """FedIT with an exact average: A and B are averaged, and the difference between the mean of the products and the
     product of the means is added to the base of all clients.
 
-    The residual has at most the rank (K - 1) r for K clients, and travels as its factors where these are smaller than
-    the layer. A client exports one adapter that adds both. An image model's head is averaged.
+    The residual has rank (K - 1) r at most for K clients, and is sent as its factors if these are smaller than the
+    layer. A client exports one adapter that includes the residuals. An image model's head is averaged.
 
-    Deviation: means are weighed by n_k / n as in FedIT, where the authors' code weighs all alike
+    Deviation: means are weighted by n_k / n as in FedIT; in the authors' code all clients have equal weights
     (`test_fedex_adds_what_the_product_of_the_means_lacks`).
     """
 

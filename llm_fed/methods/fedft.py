@@ -51,7 +51,7 @@ class FedFT(Method):
 
 @dataclass(frozen=True)
 class Center(Method):
-    """No federation: the server trains on its own examples; clients are only sent the result."""
+    """No federation: the server trains on its own examples, and clients only receive the result."""
 
     paper: ClassVar[str] = "centralised training (baseline of Zhu et al. 2025)"
     one_model: ClassVar[bool] = True

@@ -19,9 +19,9 @@ class FedIT(Method):
     """One adapter for all: every client trains it, and the server averages the results, weighted by numbers of
     examples.
 
-    The server adds the weighted mean of the updates, which is the weighted mean of the trained adapters: all start
-    equal. Where answers are late, `wait` says for which of them a step waits; without delays every variant is the same
-    (`first_n` with the default `wait_for`).
+    The server adds the weighted mean of the updates, which equals the weighted mean of the trained adapters, since all
+    start from the same one. If answers are late, `wait` says which of them a step waits for; without delays all
+    variants are the same (`first_n` with the default `wait_for`).
     """
 
     paper: ClassVar[str] = "FedIT (Zhang et al. 2024), FedAvg (McMahan et al. 2017)"
@@ -59,10 +59,10 @@ class FedIT(Method):
 
 @dataclass(frozen=True)
 class FedLoRA(Method):
-    """FedIT, and after the last round each client fine-tunes the result on its own data.
+    """FedIT, after whose last round each client fine-tunes the result on its own data.
 
-    The FedMerge paper calls this FedAvg+, and FedLoRA on adapters. The FedLoRA of Yi et al. (2023) is another method,
-    for clients whose models differ, and is not built.
+    The FedMerge paper calls this FedAvg+, or FedLoRA for adapters. The FedLoRA of Yi et al. (2023) is another method,
+    for clients with different models, and is not available here.
     """
 
     paper: ClassVar[str] = "FedLoRA, or FedAvg+, in the sense of Chen et al. 2026"

@@ -30,12 +30,12 @@ class FedKD(Method):
     decompositions.
 
     The share of a matrix's energy that is kept rises linearly over the rounds. The server takes the same truncated step
-    as its clients; a client that misses a step is sent the whole small model. The own model classifies.
-    Deviation: features have no learned projection between the models, so there must be as many in both.
-    Deviation: in the published code gradients also reach the teachers and the divisor, whose own growth would lower the
-    loss; here both are constants, and the divisor is at least 0.01, as the step would be unbounded on examples learned
-    by heart (`test_fedkd_divides_by_a_constant_that_is_not_too_small`).
-    Deviation: the mean of updates is weighed by n_k / n as in FedAvg, where the published code weighs all alike
+    as its clients; a client that missed a step receives the whole small model. The client's own model classifies.
+    Deviation: there is no learned projection between the models' features, so both must have equally many.
+    Deviation: in the published code gradients also flow into the teachers and the divisor, so its growth would lower
+    the loss; here both are constants, and the divisor is at least 0.01, as steps would be unbounded on memorised
+    examples (`test_fedkd_divides_by_a_constant_that_is_not_too_small`).
+    Deviation: the mean of updates is weighted by n_k / n as in FedAvg; in the published code all have equal weights
     (`test_the_mean_is_weighed_by_numbers_of_examples`).
     """
 
@@ -78,8 +78,8 @@ class FedKD(Method):
         own, small = answer.parts["own"], answer.parts["small"]
         if own.features.shape != small.features.shape:
             raise UserError(
-                f"fedkd compares the {own.features.shape[1]} features of a client's own model with the "
-                f"{small.features.shape[1]} of the small one; choose base.name and base.clients with as many"
+                f"fedkd needs equally many features, but a client's own model has {own.features.shape[1]} and the "
+                f"small one {small.features.shape[1]}; choose other models in base.name and base.clients"
             )
         known = nn.functional.cross_entropy(own.logits, labels) + nn.functional.cross_entropy(small.logits, labels)
         taught = _distance(own, small) + _distance(small, own)

@@ -249,7 +249,7 @@ def refuse_krum(server: Site) -> None:
     """Raises: UserError."""
     if server.step.aggregation == "krum":
         raise UserError(
-            "server.aggregation=krum keeps one update, by which all models of the soup would move alike; use "
+            "server.aggregation=krum keeps one update, so all models of the soup would move the same way; use "
             "multi-krum, or another rule"
         )
 

@@ -18,8 +18,8 @@ class FedMoE(Method):
     """Each client's own model and a small extractor shared by all, whose features a gate weighs for each image (Eq.
     3-6, `models.joined`).
 
-    Cross-entropy trains all three at once (Eq. 7, 8). Only the small extractor travels: `base.name` without its head,
-    averaged with weights n_k / n (Eq. 9). The gate's running statistics stay where the gate is.
+    Cross-entropy trains all three together (Eq. 7, 8). Only the small extractor is sent: `base.name` without its head,
+    averaged with weights n_k / n (Eq. 9). The gate's running statistics stay at the client with the gate.
     """
 
     paper: ClassVar[str] = "FedMoE (Yi et al. 2024)"

@@ -31,8 +31,8 @@ _LEAST = 0.001  # of the probability of a partition; what is less counts as no g
 class FedPool(Method):
     """FedAvg within groups of clients; the server infers the groups and their number from the clients' updates.
 
-    A message is as large as FedAvg's, and clients do what FedAvg's do. The server keeps two rows for each client that
-    answered. Up to six clients it is FedAvg: so few cosines do not tell groups apart.
+    Messages have the size of FedAvg's, and clients do the same work. The server keeps two rows per client that
+    answered. With up to six clients it is FedAvg, as so few cosines cannot tell groups apart.
     """
 
     paper: ClassVar[str] = "FedPool (this project)"

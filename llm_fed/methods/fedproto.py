@@ -28,15 +28,16 @@ class FedProto(Method):
     """Each client keeps its model and sends its mean features per class (prototypes); it learns from the labels, and
     its features are pulled towards the mean prototype of their class over the clients.
 
-    A class of which nothing arrives keeps its prototype; without one it adds nothing.
+    A class without new uploads keeps its prototype; a class without a prototype adds nothing to the loss.
     Deviation: images are classified by the client's own head; the paper takes the class of the nearest prototype
     (`classifier: prototypes`).
-    Deviation: of the squared distance the mean over the H features is taken, as in the published code; as a sum, which
-    Eq. 7 may mean as well, it is that of `regularization: H` (`test_fedproto_is_a_plain_loop`).
-    Deviation: prototypes are weighed by their numbers of examples as in Eq. 6, but without its further division by the
-    number of clients, which would shrink them; the published code weighs none (`test_fedproto_weighs_by_examples`).
-    Deviation: features are those of the trained model, in evaluation mode; the published code averages what it saw in
-    the last epoch's batches (`test_fedproto_sends_the_mean_features_of_the_trained_model`).
+    Deviation: the squared distance is the mean over the H features, as in the published code; the sum, which Eq. 7 may
+    mean as well, is `regularization: H` (`test_fedproto_is_a_plain_loop`).
+    Deviation: prototypes are weighted by their numbers of examples as in Eq. 6, but without its further division by the
+    number of clients, which would shrink them; in the published code they have equal weights
+    (`test_fedproto_weighs_by_examples`).
+    Deviation: features are those of the trained model, in evaluation mode; the published code averages those of the
+    last epoch's batches (`test_fedproto_sends_the_mean_features_of_the_trained_model`).
     """
 
     paper: ClassVar[str] = "FedProto (Tan et al. 2022)"

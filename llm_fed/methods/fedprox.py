@@ -18,8 +18,8 @@ class FedProx(Method):
     """FedAvg with a proximal term: a client's loss has mu / 2 * ||theta - theta_t||^2 added (Eq. 2), which keeps it
     near the model that it was sent. Every client trains for as many steps as `local` says.
 
-    Deviation: clients are drawn evenly and weighted by numbers of examples, where the paper draws them by size and
-    weights them evenly (`test_fedprox_by_hand`).
+    Deviation: clients are sampled uniformly and weighted by numbers of examples; the paper samples them by size and
+    weights them equally (`test_fedprox_by_hand`).
     """
 
     paper: ClassVar[str] = "FedProx (Li et al. 2020)"

@@ -22,8 +22,8 @@ class FedRotLoRA(Method):
     rotation R, and each client takes the R that brings its factors closest to those it was sent, so that less is lost
     in the mean.
 
-    In even rounds R aligns A, in odd ones B; in the first nobody turns, as B is zero in what was sent. What is sent,
-    and its size, are as in FedIT. Formulas as in the authors' code (`rotation_alignment_tools.py`).
+    In even rounds R aligns A, in odd rounds B; in the first round nothing is rotated, as B is zero. What is sent, and
+    its size, are as in FedIT. The formulas are those of the authors' code (`rotation_alignment_tools.py`).
     """
 
     paper: ClassVar[str] = "FedRot-LoRA (Zhang et al. 2026)"

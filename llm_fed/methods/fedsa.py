@@ -12,7 +12,7 @@ from llm_fed.method import Method
 class FedSA(Method):
     """A and B are trained; A is averaged, while B and an image model's head stay with their client.
 
-    The paper speaks of B alone; that the head stays is in the authors' configuration (`local_param`).
+    The paper only mentions B; that the head stays is in the authors' configuration (`local_param`).
     """
 
     paper: ClassVar[str] = "FedSA-LoRA (Guo et al. 2025)"

@@ -22,8 +22,8 @@ class FedSVD(Method):
     factors by the singular value decomposition of B A: A becomes its right singular vectors, which are orthonormal, and
     B becomes U S.
 
-    Clients are sent both factors. An image model's head is trained and averaged like B.
-    A late answer was trained beside another A, so it counts no more.
+    Clients receive both factors. An image model's head is trained and averaged like B.
+    A late answer was trained with another A, so it is dropped.
     """
 
     paper: ClassVar[str] = "FedSVD (Lee et al. 2025)"

@@ -13,7 +13,7 @@ class FFA(Method):
     """A is drawn once, frozen, and the same for all clients; B is trained and averaged, so that B A is averaged
     exactly.
 
-    A never travels: each client draws it from the run's seed. An image model's head is trained and averaged like B.
+    A is never sent: each client draws it from the run's seed. An image model's head is trained and averaged like B.
     """
 
     paper: ClassVar[str] = "FFA-LoRA (Sun et al. 2024)"

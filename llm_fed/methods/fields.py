@@ -38,10 +38,10 @@ def check(where: str, found: Any) -> None:
         what = f"the class {found.__name__}" if isinstance(found, type) else f"{found!r:.60}"
         raise UserError(f"{where} is {what}; it must be a class that derives from llm_fed.method.Method")
     if _at(path_of(found)) is not found:  # by this name a checkpoint's run and the ranks of a launch find it again
-        raise UserError(f"{where} is not found as {path_of(found)}; define the class at the top of its module")
+        raise UserError(f"{where} is not found as {path_of(found)}; define the class at the top level of its module")
     if "__dataclass_params__" not in vars(found):  # Method's own would be inherited
         raise UserError(
-            f"{where}: {found.__name__} is no dataclass of its own, so that its settings are not seen; write "
+            f"{where}: {found.__name__} is not a dataclass itself, so its settings are not read; write "
             "@dataclass(frozen=True) above it"
         )
     for name, hint in fields_of(found).items():

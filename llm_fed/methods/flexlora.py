@@ -18,8 +18,8 @@ class FlexLoRA(Method):
     """The server averages the clients' full products `s B A` in each layer, and each client is sent the singular value
     decomposition of the mean, truncated to its rank: `B = U S / s`, `A = V`, as in the authors' code.
 
-    The server keeps of the mean as many components as the largest client has, which is all that it sends. An image
-    model's head is averaged entry by entry.
+    The server keeps as many components of the mean as the largest rank of a client. An image model's head is averaged
+    entry by entry.
     """
 
     paper: ClassVar[str] = "FlexLoRA (Bai et al. 2024)"

@@ -23,8 +23,8 @@ class FLoRA(Method):
     """In each round every client trains a fresh adapter of its rank; the server stacks them, so that their product is
     the exact mean of the clients' products, and each client adds the stack to its base before the next round.
 
-    The stack, and what a client is sent, has the sum of the cohort's ranks. A client that has missed a stack is sent
-    the sum of all. An image model's head is averaged. What is exported adds all stacks, as one adapter.
+    The rank of the stack that is sent is the sum of the cohort's ranks. A client that missed a stack receives the sum
+    of all. An image model's head is averaged. The exported adapter contains all stacks.
     """
 
     paper: ClassVar[str] = "FLoRA (Wang et al. 2024)"

@@ -21,7 +21,7 @@ class FML(Method):
     """Each client's own model and a small one shared by all learn from the labels and from each other (mutual
     distillation); the small one is averaged, and the client's own one predicts.
 
-    Deviation: the published code averages without weights, here n_k / n as in FedAvg
+    Deviation: the published code averages without weights; here they are n_k / n as in FedAvg
     (`test_the_mean_is_weighed_by_numbers_of_examples`).
     """
 

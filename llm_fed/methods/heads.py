@@ -38,8 +38,8 @@ def check_head(client: Site, state: State, shape: Sequence[int]) -> None:
     """
     if head_shape(state) != tuple(shape):
         raise UserError(
-            f"the model of client {client.id} has {head_shape(state)[1]} features before its head, base.name has "
-            f"{shape[1]}, which must be as many; choose base.name and base.clients accordingly"
+            f"the model of client {client.id} has {head_shape(state)[1]} features before its head, but base.name has "
+            f"{shape[1]}; choose base.name and base.clients with equal numbers"
         )
 
 

@@ -27,14 +27,14 @@ class HetLoRA(Method):
     """The server's adapter has the largest rank; each client trains as many of its first components as its own rank,
     and the server pads the results with zeros and averages the factors, with more weight on larger products.
 
-    Rank self-pruning: a client's loss has `pruning * ||B[:, decay r:]|| ||A[decay r:]||` added, and where this norm is
-    smaller after training than before it, the client's rank becomes `decay r`, rounded down, from then on; its scaling
-    stays.
-    An image model's head is the mean weighted by numbers of examples.
+    Rank self-pruning: a client's loss has the term `pruning * ||B[:, decay r:]|| ||A[decay r:]||`. If this norm is
+    smaller after training than before, the client's rank becomes `decay r`, rounded down, from then on; its scaling
+    does not change.
+    An image model's head is averaged, weighted by numbers of examples.
 
-    The authors published no code, and the paper could not be had in full: padding, truncation and weights are as its
-    summaries say, and when a client prunes itself is as in others' reimplementations. lambda and gamma are those with
-    which the authors of FlexLoRA compared it.
+    The authors published no code, and the full paper was not available: padding, truncation and weights follow its
+    summaries, and the moment of pruning follows other reimplementations. lambda and gamma are those with which the
+    authors of FlexLoRA compared it.
 
     Deviation: the paper has no scaling alpha / r. Here clients' factors are averaged in the server's
     (`merge.factors`), so that a product means the same at every client

@@ -20,7 +20,7 @@ class HFCL(Method):
     """The server trains on its own examples as one more client, whose update is never late; `first_n` does not count
     it.
 
-    In the paper the server holds the data of clients that cannot train; here it has data of its own.
+    In the paper the server holds the data of clients that cannot train; here it has its own data.
     """
 
     paper: ClassVar[str] = "HFCL (Elbir et al. 2021)"

@@ -22,7 +22,8 @@ from llm_fed.state import State
 class IFCA(Method):
     """d models at the server; each client is sent all and trains the one with the lowest loss on its own training data.
 
-    Each model moves by the mean of the updates of the clients that chose it; one that nobody chose stays.
+    Each model moves by the mean of the updates of the clients that chose it; a model that no client chose does not
+    move.
     Deviation: fresh LoRA adapters (B = 0) all have the same loss, so in the first `warmup_rounds` the server assigns
     them at random and evenly, as the published code does for FEMNIST (`test_ifca_warm_up_spreads_the_clients`). Whole
     models, which differ from the start, need no such rounds: set 0.

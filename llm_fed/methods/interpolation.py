@@ -48,9 +48,9 @@ class Mean(Method):
 
 @dataclass(frozen=True)
 class Grid(Method):
-    """Like `mean`, with the weight of 0, 0.1, ..., 1 that scores best on the client's validation examples.
+    """Like `mean`, with the weight out of 0, 0.1, ..., 1 that scores best on the client's validation examples.
 
-    What POTARA's closed form is compared with (App. E); it costs eleven evaluations per client.
+    The POTARA paper compares its closed form with it (App. E). It costs eleven evaluations per client.
     """
 
     paper: ClassVar[str] = "Grid search over mixing weights (Zou et al. 2026, App. E)"

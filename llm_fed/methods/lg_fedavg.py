@@ -19,8 +19,8 @@ class LGFedAvg(Method):
     """The layers that all clients' models have in common, here the head, are averaged; the layers below, in which the
     models may differ, stay with their client. Both are trained together.
 
-    Deviation: the published code starts from a model that federated averaging trained before, here all start fresh,
-    since unlike models have no such start; it averages without weights, here n_k / n as in FedAvg
+    Deviation: the published code starts from a model trained by federated averaging; here all models start untrained,
+    since different models have no common start. It averages without weights; here they are n_k / n as in FedAvg
     (`test_the_mean_is_weighed_by_numbers_of_examples`).
     """
 

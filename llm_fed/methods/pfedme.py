@@ -18,8 +18,9 @@ class PFedMe(Method):
     """A global model w with a personal model theta near it at each client: a client finds theta, moves w towards it,
     and sends w.
 
-    `local.lr` is the rate of theta's steps. A round takes `local_rounds * inner_steps` steps, whatever `local.steps`.
-    Deviation: each of the inner steps takes a batch of its own; in the published code all of a local round see one
+    `local.lr` is the learning rate of theta. A round takes `local_rounds * inner_steps` steps, whatever `local.steps`
+    is.
+    Deviation: each inner step takes its own batch; in the published code all steps of a local round share one
     (`test_pfedme_by_hand`).
     """
 
@@ -39,8 +40,8 @@ class PFedMe(Method):
             )
         if self.outer_lr * self.strength > 1:
             raise UserError(
-                f"method.outer_lr * method.strength is {self.outer_lr * self.strength:g}, beyond 1 at which w becomes "
-                "theta; lower one of them"
+                f"method.outer_lr * method.strength is {self.outer_lr * self.strength:g}; it must be at most 1 (where "
+                "w becomes theta), so lower one of them"
             )
         return server.initial()
 

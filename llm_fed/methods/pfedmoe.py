@@ -16,9 +16,9 @@ class PFedMoE(Method):
     """A global and a local expert, combined by the client's own gate; the global expert is averaged, the rest stays
     with the client.
 
-    Whole models: the experts are extractors of one architecture, weighed for each image; their features are read by
-    the local model's head, as in FedMoE. Adapters: the experts stand on each layer, weighed for each token by a router.
-    Everything is trained together; an image model's head stays with its client, as the paper's prediction header does.
+    Whole models: the experts are extractors of the same architecture, weighted for each image, and the local model's
+    head reads their features, as in FedMoE. Adapters: each layer has both experts, weighted for each token by a router.
+    Everything is trained together. An image model's head stays at the client, like the paper's prediction header.
     """
 
     paper: ClassVar[str] = "pFedMoE (Yi et al. 2024)"

@@ -31,8 +31,8 @@ class Potara(Method):
     """One FedIT adapter and one local adapter, merged at each client with a weight in closed form.
 
     Deviation: the inverse Fisher information is damped (`merge.potara.variances`, `test_damping_bounds_the_trace`).
-    Deviation: an image model's head, which App. B does not speak of, stays out of the traces: it would rule them
-    (docs/results/potara.md). `head` says what becomes of it.
+    Deviation: an image model's head, which App. B does not mention, is left out of the traces, as it would dominate
+    them (docs/results/potara.md). `head` says how it is merged.
     Deviation: `fisher: empirical` takes the data's labels, where Eq. 19 takes the model's, so that one pass gives
     Eq. 19 and Eq. 54-57; `sampled` draws them, token by token given the data's prefix (docs/results/log/potara.md).
     """
@@ -58,7 +58,9 @@ class Potara(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.per_factor and self.space == "delta":
-            raise UserError("method.per_factor=true mixes A and B apart, which method.space=delta cannot; choose one")
+            raise UserError(
+                "method.per_factor=true mixes A and B separately, which method.space=delta cannot; choose one"
+            )
 
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
@@ -78,7 +80,7 @@ class Potara(Method):
         if (self.fisher, self.fisher_data) == ("empirical", "train") and found.losses[1] < OVERFITTED:
             recipe["note"] = (
                 f"the local adapter's loss on the {len(examples)} examples is {found.losses[1]:.2g} nats per target: "
-                "it knows them by heart, its gradients nearly vanish, and POTARA takes it for very uncertain; try "
+                "it has memorised them, so its gradients nearly vanish and POTARA treats it as very uncertain; try "
                 "method.fisher_data=held-out"
             )
         weight = recipe["lambda_fed"]

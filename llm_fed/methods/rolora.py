@@ -20,10 +20,10 @@ class RoLoRA(Method):
     """A and B are trained and averaged in alternating rounds while the other is frozen, so that B A is averaged
     exactly.
 
-    B comes first, as with B at zero A has no gradient. Clients send what they trained, half of an adapter.
+    B is first, since A has no gradient while B is zero. Clients send the factor that they trained, half of an adapter.
     An image model's head is trained and averaged in every round.
     A late answer moves the factor that it trained.
-    Deviation: clients are sent both factors, as one that was not asked in the last round lacks the other.
+    Deviation: clients receive both factors, as a client that did not take part in the last round lacks the other.
     """
 
     paper: ClassVar[str] = "RoLoRA (Chen et al. 2025)"

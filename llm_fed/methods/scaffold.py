@@ -26,10 +26,10 @@ class Scaffold(Method):
     def init(self, server: Site) -> Message:
         model, local = server.initial(), server.local
         if local.optimizer != "sgd" or local.momentum or not local.lr_end:
-            raise UserError("scaffold reads mean gradients from how far plain SGD goes; set local.optimizer=sgd, "
-                            "local.momentum=0 and local.lr_end above 0")  # fmt: skip
+            raise UserError("scaffold computes mean gradients from the distance that plain SGD moves; set "
+                            "local.optimizer=sgd, local.momentum=0 and local.lr_end above 0")  # fmt: skip
         if local.decay != "constant" or local.warmup_steps:
-            raise UserError("scaffold reads mean gradients from how far steps of one length go; set "
+            raise UserError("scaffold computes mean gradients from steps of one learning rate; set "
                             "local.decay=constant and local.warmup_steps=0")  # fmt: skip
         return {"model": model, "control": 0 * model.pick(tuple(model))}
 

@@ -13,6 +13,8 @@ def need_examples(server: Site, method: str) -> None:
         UserError: it has no example of its own, or those of another task.
     """
     if not server.train:
-        raise UserError(f"{method} trains on the server's own examples, and it has none; set task.server.examples")
+        raise UserError(
+            f"{method} trains on the server's own examples, but the server has none; set task.server.examples"
+        )
     if server.data.foreign:
         raise UserError(f"{method} needs server examples of the clients' own task; leave task.server.name out")

@@ -23,10 +23,10 @@ class Ties(Method):
     """The largest entries of both adapters' layer updates are kept; where their signs differ, the sign of the larger
     sum wins, and the mean of the entries with that sign is added, times `scaling`.
 
-    Deviation: the largest entries of each layer are kept, where the paper trims all layers together, which needs every
-    dense difference at once (`test_ties_by_hand`).
-    Deviation: the result is no longer of low rank, so the nearest adapter of twice the rank is exported; `lost` in the
-    recipe says how much is cut off (`test_what_a_product_loses`).
+    Deviation: the largest entries of each layer are kept; the paper trims all layers together, which needs all dense
+    differences at once (`test_ties_by_hand`).
+    Deviation: the result has no low rank, so the nearest adapter of twice the rank is exported; `lost` in the recipe
+    says how much is cut off (`test_what_a_product_loses`).
     """
 
     paper: ClassVar[str] = "TIES-Merging (Yadav et al. 2023)"

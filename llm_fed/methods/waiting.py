@@ -1,9 +1,10 @@
-"""For which answers the step of federated averaging waits where they may be late. No method: what several share.
+"""Which answers a step of federated averaging waits for when they may be late. Shared by several methods.
 
-- none: a step on whatever arrives in a round.
-- deadline: on what arrives in the round that asked for it; what comes later is dropped.
-- first_n: on the first answers to the current model, one per client, however many rounds they take; the others are
-  dropped. The server's state then holds, beside the model, the round since which it is sent and what was counted.
+- none: each round takes a step on whatever arrives in it.
+- deadline: a step only takes answers that arrive in the round that asked for them; later ones are dropped.
+- first_n: a step takes the first answers to the current model, one per client, however many rounds they take; the
+  others are dropped. The server's state then holds, beside the model, the round in which it was first sent and the
+  answers.
 """
 
 from __future__ import annotations

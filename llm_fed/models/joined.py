@@ -89,7 +89,7 @@ class Joined(nn.Module):
         if added and len(set(widths.values())) > 1:
             raise UserError(
                 f"the extractors give {' and '.join(f'{width} ({name})' for name, width in widths.items())} features, "
-                "which cannot be added; choose base.name and base.clients with as many"
+                "which cannot be added; choose base.name and base.clients with equal numbers"
             )
         for name, model in models.items():
             if added and name != self.names[0]:

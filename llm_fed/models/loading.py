@@ -91,7 +91,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
     if config.quantization is not None:
         lookup("base.quantization", config.quantization, QUANTIZATIONS)
     if config.device_map and device == "cpu":
-        raise UserError("base.device_map=auto divides a base over GPUs, but it is to run on the CPU; leave it out")
+        raise UserError("base.device_map=auto splits the base over GPUs, but this run is on the CPU; leave it out")
     folder_or_id = check_name(config.name)
     # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -143,11 +143,11 @@ def check_name(name: str, also: Iterable[str] = ()) -> str:
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(f"base.name={name!r} is no model folder: it has no config.json (see save_pretrained)")
+            raise UserError(f"base.name={name!r} is not a model folder: it has no config.json (see save_pretrained)")
         return str(folder)
     if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
         known = "".join(f", {other}" for other in also)
-        raise UserError(f"base.name={name!r} is no folder; give one{known}, or a Hub id such as Qwen/Qwen3-0.6B")
+        raise UserError(f"base.name={name!r} is not a folder; give one{known}, or a Hub id such as Qwen/Qwen3-0.6B")
     return name
 
 
@@ -157,7 +157,7 @@ def explain(name: str, error: Exception, kind: str) -> str:
     if Path(name).expanduser().is_dir():
         return f"base.name={name!r}: this folder cannot be loaded as {kind}: {reason}"
     return (
-        f"base.name={name!r} is no folder here, and the Hub did not give it: {reason} "
+        f"base.name={name!r} is not a folder here, and it could not be loaded from the Hub: {reason} "
         "Offline, give the folder of a downloaded model; for a gated model, run `hf auth login`."
     )
 

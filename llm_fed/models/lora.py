@@ -67,7 +67,7 @@ class Lora:
 
     def beside(self, own: str, shared: str, answer: str) -> NoReturn:
         """Raises UserError: only whole models stand side by side."""
-        raise UserError("this method gives clients a second model beside their own, which is whole; set adapter=null")
+        raise UserError("this method gives each client a second, whole model; set adapter=null")
 
     def only(self, expert: str) -> Lora:
         """One of the experts alone, under its name and without a gate."""
@@ -99,16 +99,15 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
         found = [name for name, module in linear.items() if module is not head and name not in structure.whole]
         if mixture := next((name for name in modules if name.endswith(".experts")), None):
             raise UserError(
-                f"adapter.target_modules=all-linear would adapt the mixture of experts {mixture} in stock PEFT, too, "
-                "which is not built here; give the layers of the attention, e.g. "
-                "adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
+                f"adapter.target_modules=all-linear would include the mixture of experts {mixture}, which is not "
+                "supported; name the attention layers, e.g. adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
             )
     elif isinstance(chosen, str):
         try:
             found = _matching(chosen, modules)
         except (re.error, RecursionError, OverflowError) as error:
             raise UserError(
-                f"adapter.target_modules={one_line(chosen)!r} is no regular expression: {one_line(str(error))}"
+                f"adapter.target_modules={one_line(chosen)!r} is not a valid regular expression: {one_line(str(error))}"
             ) from error
     else:
         endings = tuple("." + ending for ending in chosen)
@@ -127,9 +126,9 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
             )
         if any(f"{part}.experts" in modules for part in _parts(name)):
             raise UserError(
-                f"adapter.target_modules={chosen!r} matches {name}, which belongs to a mixture of experts; these read "
-                "only the tokens that are routed to them, so that they cannot tell whose adapter is meant. Adapt the "
-                "attention alone, e.g. adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
+                f"adapter.target_modules={chosen!r} matches {name}, which belongs to a mixture of experts. Experts get "
+                "tokens without knowing which client they belong to, so they cannot be adapted; name the attention "
+                "layers, e.g. adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
             )
         if name in structure.whole:
             raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
@@ -156,8 +155,8 @@ def _matching(pattern: str, names: Iterable[str]) -> list[str]:
         return [name for name in names if bounded.fullmatch(name, timeout=max(until - time.monotonic(), 1e-3))]
     except TimeoutError as error:
         raise UserError(
-            f"adapter.target_modules={one_line(pattern)!r} has not ended after {_LONGEST:g} s on the names of the "
-            "model's layers; give a simpler regular expression, or a list of names"
+            f"adapter.target_modules={one_line(pattern)!r} took longer than {_LONGEST:g} s to match the names "
+            "of the model's layers; give a simpler regular expression, or a list of names"
         ) from error
     except regex.error:  # a few expressions mean nothing to it and something to `re`
         return [name for name in names if compiled.fullmatch(name)]
@@ -181,8 +180,8 @@ def check_names(model: nn.Module, adapter: AdapterConfig | None) -> None:
     if absent := [name for name in adapter.target_modules if not any(each.endswith(f".{name}") for each in modules)]:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
         raise UserError(
-            f"adapter.target_modules names {' and '.join(map(repr, absent))}, which no layer of {type(model).__name__} "
-            f"is called; {_closest_layers(absent, linear)}"
+            f"adapter.target_modules names {' and '.join(map(repr, absent))}, but no layer of {type(model).__name__} "
+            f"has this name; {_closest_layers(absent, linear)}"
         )
 
 

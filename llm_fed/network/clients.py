@@ -109,8 +109,8 @@ class RemoteClients:
         same = configured <= len(before) if isinstance(configured, int) else {*configured} == {*before}
         if before and not same:
             self._say(
-                f"this run began with {', '.join(before)} and goes on with them, whatever network.clients says now; "
-                "fresh=true begins anew"
+                f"this run began with {', '.join(before)} and continues with them, whatever network.clients says now; "
+                "fresh=true starts again"
             )
         told = -1
         while True:
@@ -124,7 +124,7 @@ class RemoteClients:
             if told != len(there):
                 told = len(there)
                 missing = "" if isinstance(wanted, int) else f": {', '.join(n for n in wanted if n not in there)}"
-                self._say(f"{len(there)} of {number} clients are there; waiting for the others{missing}")
+                self._say(f"{len(there)} of {number} clients are connected; waiting for the others{missing}")
             time.sleep(_PAUSE)
 
     @property

@@ -64,8 +64,8 @@ class Reply:
             if isinstance(recipe, dict) and len(json.dumps(recipe, allow_nan=False)) <= _LONGEST:
                 return _printable(recipe)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"its recipe is none: {type(error).__name__}") from error
-        raise ValueError("its recipe is none, or too long")
+            raise ValueError(f"its recipe is malformed: {type(error).__name__}") from error
+        raise ValueError("its recipe is malformed, or too long")
 
     def number(self, key: str, least: float, most: float) -> float | None:
         """The number in this place, from `least` to `most`; None where there is none."""

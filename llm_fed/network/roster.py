@@ -92,7 +92,7 @@ class Roster:
         for name in among:
             if (weight := self.weight(name, among)) < self.examples[name]:
                 self._say(
-                    f"{name} says that it has {self.examples[name]:,} examples; they count as {weight:,}, "
+                    f"{name} claims {self.examples[name]:,} examples; they count as {weight:,}, "
                     f"{self._settings.weight_bound:g} times the median (network.weight_bound)"
                 )
 

@@ -160,7 +160,7 @@ def _finish(
     """What is done once at the end: at every client, and here."""
     round = round or progress.round
     record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
-    with signs.part("finishing at the clients"):
+    with signs.part("final step at the clients"):
         summary, replies = clients.finish(sent, given, name, spent_in(run))
     if built.scored:
         messages = messages_for(built.method, progress.state, built.scored, built.config.transport.down)
@@ -182,7 +182,7 @@ def _finish(
             else:
                 run.log({**recipe, "kind": "merge", "client": client, "rounds": facts["needs"]})
     if len(unfinished) == len(replies):
-        raise RunError("no client finished; the same command tries again")
+        raise RunError("no client finished; give the same command again to retry")
     if summary:
         record |= summary.as_json()
         run.log(record)

@@ -97,7 +97,7 @@ def _remove_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise UserError(f"{path} is no socket, where that of a worker should lie; move it away")
+        raise UserError(f"{path} is not a socket, but a worker's socket belongs there; move it away")
     path.unlink()
 
 

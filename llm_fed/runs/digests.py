@@ -83,7 +83,10 @@ class Digests:
         self._last = {}
         length = self._path.stat().st_size if self._path.exists() else 0
         if length < mark:
-            raise RunError(f"{self._path} has {length} bytes but the checkpoint saw {mark}: it was cut. Give --fresh.")
+            raise RunError(
+                f"{self._path} has {length} bytes, but {mark} when the checkpoint was written: it was truncated. Start "
+                "again with --fresh."
+            )
         if not length:
             return
         os.truncate(self._path, mark)

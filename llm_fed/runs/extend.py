@@ -71,8 +71,8 @@ def check(folder: Path, changes: Changes) -> None:
     other = [f"{key}: {changes[key][0]!r} -> {changes[key][1]!r}" for key in SCORED_BY if key in changes]
     if other and (folder / "summary.json").exists() and not reopens(changes):
         raise UserError(
-            f"{folder} is complete, so nothing would be trained or selected with {'; '.join(other)}. `llm-fed eval "
-            f"{folder}` scores its adapters anew and leaves the run alone; with more rounds the run goes on so."
+            f"{folder} is complete, so this change has no effect: {'; '.join(other)}. `llm-fed eval {folder}` scores "
+            "its adapters again and does not change the run; with more rounds, the run continues with the change."
         )
 
 
@@ -85,19 +85,19 @@ def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str
     found, done = [], rounds_done(folder)
     if before.rounds != now.rounds:
         had = f"this run had {before.rounds} rounds" + ("" if done >= before.rounds else f", of which {done} are done,")
-        found.append(f"{had} and goes on to {now.rounds}")
+        found.append(f"{had} and continues to {now.rounds}")
         found += _unlike(before, now, done, method)
         if now.eval.of_last is not None and now.eval.of_last == before.eval.of_last:
             found.append(
-                f"eval.of_last={now.eval.of_last} counts back from round {now.rounds} now; if the best round of those "
-                "that still count has no checkpoint, the run goes back to an earlier one and trains from there again"
+                f"eval.of_last={now.eval.of_last} now counts back from round {now.rounds}; if the best round that "
+                "still counts has no checkpoint, the run goes back to an earlier one and trains again from there"
             )
     old, new = search(before), search(now)
     changed = [f"{key}: {old[key]!r} -> {new[key]!r}" for key in SCORED_BY if old[key] != new[key]]
     if changed:
         found.append(
-            f"scores are made in another way now ({'; '.join(changed)}): the search for the best round starts anew, "
-            "and earlier scores stay in metrics.jsonl alone"
+            f"the way of scoring has changed ({'; '.join(changed)}): the search for the best round starts again, and "
+            "earlier scores only stay in metrics.jsonl"
         )
     return found
 
@@ -110,13 +110,13 @@ def _unlike(before: Config, now: Config, done: int, method: Method) -> list[str]
     if now.local.lr != now.local.lr_end and 0 < done < now.rounds:
         old, new = lr(before, done), lr(now, done + 1)
         found.append(
-            f"local.lr_end={now.local.lr_end:g} is reached in round {now.rounds} now: the learning rate goes "
+            f"local.lr_end={now.local.lr_end:g} is now reached in round {now.rounds}: the learning rate goes "
             f"{'up' if new > old else 'down'} from {old:.3g} in round {done} to {new:.3g} in round {done + 1}. A run "
             f"of {now.rounds} rounds from the start would have had other rates until here, so its results would differ"
         )
     if method.by_rounds and 0 < done < now.rounds:
         found.append(
-            f"what {now.method['name']} does in a round depends on how many there are: until here it did it for "
-            f"{before.rounds}, so the results of a run of {now.rounds} rounds from the start would differ"
+            f"what {now.method['name']} does in a round depends on the number of rounds, which was {before.rounds} so "
+            f"far; the results of a run of {now.rounds} rounds from the start would differ"
         )
     return found

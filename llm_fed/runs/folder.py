@@ -109,8 +109,8 @@ class Run:
         names = {path.name for path in self.folder.iterdir()} - {".lock", ".config.yaml.partial"}
         if names - {"checkpoints"} and not {"config.yaml", "checkpoints"} <= names:
             raise UserError(
-                f"{self.folder} is no run folder: it holds {min(names - {'checkpoints'})} but not both of config.yaml "
-                "and checkpoints; give another --out"
+                f"{self.folder} is not a run folder: it holds {min(names - {'checkpoints'})} but not both of "
+                "config.yaml and checkpoints; give another --out"
             )
         if not self._fresh and (self.folder / "config.yaml").exists():
             self.saved = saved_config(self.folder)
@@ -367,7 +367,7 @@ def rounded(value: float) -> float:
 def read_config(folder: Path) -> Config:
     """The configuration that a run folder holds."""
     if not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} is no run folder: it has no config.yaml; give the --out of a llm-fed run")
+        raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
     return from_dict(saved_config(folder))
 
 
@@ -409,7 +409,7 @@ def exported(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
     if found and not missing:
         return {client: found[client] for client in clients or found}
     if (folder / "network.json").is_file():
-        raise UserError(f"{folder} is of a federation over a network, whose clients keep their personal adapters")
+        raise UserError(f"{folder} is a run over a network, so its personal adapters are on the clients' machines")
     whose = f"{', '.join(missing[:5])}{', ...' if missing[5:] else ''}" if missing else "anybody"
     asked = read_config(folder).export.clients
     if asked == "all":

@@ -25,7 +25,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
-                raise ValueError("it holds no JSON object")
+                raise ValueError("it is not a JSON object")
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}, is damaged: {error}; put the file back as it was, or start again with "
@@ -54,7 +54,10 @@ def check_beginning(path: Path, mark: int, expected: str | None) -> int:
     """
     length = path.stat().st_size if path.exists() else 0
     if length < mark:
-        raise RunError(f"{path} has {length} bytes but the checkpoint saw {mark}: it was cut. Give --fresh.")
+        raise RunError(
+            f"{path} has {length} bytes, but {mark} when the checkpoint was written: it was truncated. Start again "
+            "with --fresh."
+        )
     if expected is not None and digest(path, mark) != expected:
         raise RunError(
             f"{path} is damaged: its first {mark} bytes are not what they were at the checkpoint. "

@@ -183,7 +183,7 @@ class Reporter:
             self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
 
     def _round(self, record: Mapping[str, Any]) -> None:
-        loss = f"loss {record['loss']:.4f}" if "loss" in record else "nobody trained"
+        loss = f"loss {record['loss']:.4f}" if "loss" in record else "no client trained"
         counted = ("failed", "refused", "dropped_out")
         missing = "".join(f", {record[key]} {key.replace('_', ' ')}" for key in counted if record.get(key))
         if self._progress is None:
@@ -191,7 +191,7 @@ class Reporter:
             left = self.pace.left()
             self._estimated = self._estimated or bool(left)
             self.note(
-                f"round {record['round']}/{self._rounds}: {loss}, {megabytes:.1f} MB moved{self._spent}{missing}"
+                f"round {record['round']}/{self._rounds}: {loss}, {megabytes:.1f} MB transferred{self._spent}{missing}"
                 + (f", {left}" if left else "")
             )
         self._missing = missing

@@ -67,7 +67,8 @@ def _noticing(rank: int) -> Iterator[None]:
     except RuntimeError as error:
         reason = re.sub(r"^\[\S+\] ", "", str(error).strip().splitlines()[-1]).split(". ")[0][:200]
         raise RunError(
-            f"rank {rank} of this launch has gone ({reason}); the same command continues from the last checkpoint"
+            f"rank {rank} of this launch has gone ({reason}); give the same command again to continue from the last "
+            "checkpoint"
         ) from error
 
 
@@ -151,5 +152,7 @@ def choose_device(asked: str) -> str:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    print("llm-fed: told to end: a process of this launch has failed, or somebody stopped it", file=sys.stderr)
+    print(
+        "llm-fed: terminated, because another process of this launch failed or the launch was stopped", file=sys.stderr
+    )
     raise KeyboardInterrupt

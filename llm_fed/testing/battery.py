@@ -276,8 +276,8 @@ def examine(
     method = methods.build(dict(settings))
     if method.needs:
         raise UserError(
-            f"{settings['name']} starts from runs of {' and '.join(method.needs)} and has no rounds of its own, which "
-            "the battery does not try"
+            f"{settings['name']} merges runs of {' and '.join(method.needs)} and has no rounds of its own, so the "
+            "battery cannot test it"
         )
     results = []
     for setup in (ADAPTERS.training(local), MODELS.training(local)):
@@ -287,7 +287,7 @@ def examine(
         say(f"{setup.words}:")
         results.append(all([*_tried(settings, setup, slack, say)]))
     if not results:
-        raise UserError(f"{settings['name']} trains none of the models that the battery has")
+        raise UserError(f"{settings['name']} can train none of the battery's models")
     return all(results)
 
 

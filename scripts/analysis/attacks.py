@@ -159,12 +159,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["fedit", "fedmerge"])
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES[:-1]), help="fedmerge refuses krum")
-    parser.add_argument("--shares", nargs="+", type=float, default=[0.25], help="of the twelve clients, who lie")
+    parser.add_argument(
+        "--rules", nargs="+", choices=RULES, default=list(RULES[:-1]), help="aggregation rules (fedmerge refuses krum)"
+    )
+    parser.add_argument("--shares", nargs="+", type=float, default=[0.25], help="shares of lying clients")
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=Path("runs/analysis/attacks.jsonl"))
-    parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--table", action="store_true", help="print the table of finished runs")
     asked = parser.parse_args()
     with plain_errors(parser):
         lines = read_records(asked.out)

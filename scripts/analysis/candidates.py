@@ -144,7 +144,7 @@ JUDGES: dict[str, Judge] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=int, default=2000, help="per shape and number of draws")
+    parser.add_argument("--tables", type=int, default=2000, help="simulated tables per shape and draws")
     parser.add_argument("--draws", type=int, nargs="+", default=[3, 5, 10, 30])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["normal", "skewed", "unequal variances"])
     parser.add_argument("--out", type=Path, default=Path("runs/analysis/candidates.csv"))

@@ -70,7 +70,7 @@ def cosines(built: build.Experiment, state: dict[str, Any], examples: int) -> li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--examples", type=int, default=1000, help="at most so many of each domain")
+    parser.add_argument("--examples", type=int, default=1000, help="most examples of each domain")
     given = parser.parse_args()
     with plain_errors(parser):
         built = build.prepare(read_config(given.run), Reporter(Console(quiet=True)))

@@ -30,7 +30,7 @@ def told_apart(runs: Sequence[Path]) -> dict[str, Path]:
     for names in (methods, [run.resolve().name for run in runs], list(map(str, runs))):
         if len(set(names)) == len(runs):
             return dict(zip(names, runs, strict=True))
-    raise UserError(f"{', '.join(map(str, runs))}: a run is there twice; give each once")
+    raise UserError(f"{', '.join(map(str, runs))}: a run is given twice; give each once")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def tested(run: Path, limit: int | None = None) -> tuple[dict[str, Scored], tupl
         id: site.data.queries["test"][:limit] for id, site in built.scored.items() if site.data.queries.get("test")
     }
     if not pictures:
-        raise UserError(f"{run}: nobody has test pictures, so there is nothing to show")
+        raise UserError(f"{run}: no client has test pictures, so there is nothing to show")
     outcomes = built.runtime.run({id: built.scored[id].answers(states[id], own) for id, own in pictures.items()})
     found = {}
     for id, outcome in outcomes.items():

@@ -41,7 +41,7 @@ BASE = ASSETS / "tiny-base"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--clients", default=",".join(synthetic.GROUPS), help="who is left out: a,b,c (default: all)")
+    parser.add_argument("--clients", default=",".join(synthetic.GROUPS), help="clients to leave out, e.g. a,b,c")
     arguments = parser.parse_args()
     with plain_errors(parser):
         rows = {client: scores(arguments.out, client) for client in arguments.clients.split(",")}

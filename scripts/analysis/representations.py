@@ -36,7 +36,9 @@ def features(found: Mapping[str, Scored]) -> np.ndarray:
     """
     widths = {client: own.answer.features.shape[1] for client, own in found.items()}
     if len(set(widths.values())) > 1:
-        raise UserError(f"the clients' models have {sorted(set(widths.values()))} features, which do not go together")
+        raise UserError(
+            f"the clients' models have {sorted(set(widths.values()))} features; one embedding needs equal numbers"
+        )
     return torch.cat([own.answer.features for own in found.values()]).numpy()
 
 
@@ -77,7 +79,7 @@ def draw(path: Path, places: np.ndarray, owners: np.ndarray, classes: np.ndarray
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--examples", type=int, default=100, help="at most so many test pictures of each client")
+    parser.add_argument("--examples", type=int, default=100, help="most test pictures per client")
     given = parser.parse_args()
     with plain_errors(parser):
         found, labels = tested(given.run, given.examples)

@@ -65,7 +65,7 @@ async def losses(built: build.Experiment, state: dict[str, Any], epochs: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--epochs", type=int, default=40, help="of the longer search")
+    parser.add_argument("--epochs", type=int, default=40, help="epochs of the longer search")
     given = parser.parse_args()
     with plain_errors(parser):
         built = build.prepare(read_config(given.run), Reporter(Console(quiet=True)))

@@ -131,7 +131,7 @@ def table(found: Mapping[str, Outcome], target: float) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    parser.add_argument("--target", type=float, required=True, help="mean score, 0-100")
+    parser.add_argument("--target", type=float, required=True, help="mean score to reach, 0-100")
     given = parser.parse_args()
     with plain_errors(parser):
         found = {name: search(run, given.target) for name, run in told_apart(given.runs).items()}

@@ -76,10 +76,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
     parser.add_argument("words", nargs="*", default=[])
-    parser.add_argument("--alphas", type=float, nargs="+", default=[0.1, 0.3, 10.0], help="of the Dirichlet partition")
+    parser.add_argument("--alphas", type=float, nargs="+", default=[0.1, 0.3, 10.0], help="Dirichlet concentrations")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--clients", type=int, help="estimate the true update on so many clients (default: all)")
+    parser.add_argument("--clients", type=int, help="clients to estimate the true update from (default: all)")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_intermixed_args()
     cosines, between, curves, by_distance = [], [], {}, {}

@@ -78,11 +78,11 @@ def impatient(count: int, draws: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=int, default=10_000, help="per shape and number of draws")
+    parser.add_argument("--tables", type=int, default=10_000, help="simulated tables per shape and draws")
     parser.add_argument("--draws", type=int, nargs="+", default=[3, 5, 10, 30])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--out", type=Path, default=Path("runs/analysis/verdict.csv"))
-    parser.add_argument("--impatient", type=int, metavar="DRAWS", help="only: false claims of who looks at each draw")
+    parser.add_argument("--impatient", type=int, metavar="DRAWS", help="only simulate stopping at the first claim")
     asked = parser.parse_args()
     if asked.impatient:
         print(f"{impatient(asked.tables, asked.impatient):.1%} of {asked.tables} tables have a claim at some look")

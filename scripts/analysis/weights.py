@@ -164,7 +164,7 @@ def numbers(words: str) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--rounds", type=numbers, help="of merging weights, e.g. 1,5,20")
+    parser.add_argument("--rounds", type=numbers, help="rounds of merging weights to show, e.g. 1,5,20")
     given = parser.parse_args()
     run = given.run
     with plain_errors(parser):

@@ -77,10 +77,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--cohort", type=int, default=50, help="clients that answer in a round")
-    parser.add_argument("--parameters", type=int, default=47_818, help="P of one update, float32")
-    parser.add_argument("--buffer", type=int, default=10, help="M")
-    parser.add_argument("--passes", type=int, default=2, help="answers of each client")
-    parser.add_argument("--share", type=float, default=0.1, help="limit, as a share of all clients' rows")
+    parser.add_argument("--parameters", type=int, default=47_818, help="P, the parameters of one update (float32)")
+    parser.add_argument("--buffer", type=int, default=10, help="updates per server step")
+    parser.add_argument("--passes", type=int, default=2, help="how often each client answers")
+    parser.add_argument("--share", type=float, default=0.1, help="RAM limit, as a share of all clients' rows")
     given = parser.parse_args()
 
     rows = given.clients * given.parameters * 4

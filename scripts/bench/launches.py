@@ -113,8 +113,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 100])
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--clip", type=float, help="of the gradient's norm")
-    parser.add_argument("--json", action="store_true", help="print the numbers alone")
+    parser.add_argument("--clip", type=float, help="largest gradient norm (default: no clipping)")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     args = parser.parse_args()
     rows = [row(args, clients) for clients in args.clients]
     if args.json:

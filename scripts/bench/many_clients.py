@@ -172,16 +172,16 @@ def plot(lines: list[dict[str, Any]], path: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the data, the base and what is measured")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the data, the base and the results")
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--methods", nargs="+", default=["fedit"], choices=methods.METHODS, metavar="METHOD")
     parser.add_argument("--form", choices=FORMS, default="jsonl")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only-rounds", action="store_true", help="end before anybody is scored")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings")
-    parser.add_argument("--show", action="store_true", help="print what is measured, and run nothing")
-    parser.add_argument("--plot", type=Path, help="picture of what is measured of the first of the methods")
-    parser.add_argument("--here", action="store_true", help="one run, in this process; print its line")
+    parser.add_argument("--only-rounds", action="store_true", help="stop before any client is scored")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="more settings of the runs")
+    parser.add_argument("--show", action="store_true", help="print the results, and run nothing")
+    parser.add_argument("--plot", type=Path, help="draw the results of the first method into this file")
+    parser.add_argument("--here", action="store_true", help="do one run in this process, and print its result")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     results = given.out / "measured.jsonl"

@@ -34,7 +34,7 @@ EMPTY = "a message that does nothing"
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", default="1,4,16", help="per node")
+    parser.add_argument("--clients", default="1,4,16", help="clients per node, one variant for each number")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--sittings", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=3)

@@ -41,7 +41,7 @@ Measured = dict[int, dict[str, Any]]  # by rank
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
-    parser.add_argument("settings", nargs="*", help="key=value words")
+    parser.add_argument("settings", nargs="*", help="key=value settings that override the file")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)

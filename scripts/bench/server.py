@@ -20,9 +20,9 @@ from llm_fed.state import Layout, State, unstack
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=88, help="m, all of them answer")
-    parser.add_argument("--models", type=int, default=12, help="d")
-    parser.add_argument("--parameters", type=int, default=3_200_000, help="P of one adapter")
+    parser.add_argument("--clients", type=int, default=88, help="m; all of them answer")
+    parser.add_argument("--models", type=int, default=12, help="d, the server's models")
+    parser.add_argument("--parameters", type=int, default=3_200_000, help="P, the parameters of one adapter")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--repeats", type=int, default=7)
     given = parser.parse_args()

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--budgets", type=int, nargs="*", default=[], help="tokens per micro-batch, beside the default")
+    parser.add_argument("--budgets", type=int, nargs="*", default=[], help="more token budgets per micro-batch to time")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     names = ("q_proj", "v_proj")

@@ -168,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="a folder; files in it are never overwritten")
     parser.add_argument("--host", required=True, help="DNS name or IP address at which nodes reach the SuperLink")
-    parser.add_argument("--nodes", default="", help="names of SuperNodes, separated by commas: a key pair each")
+    parser.add_argument("--nodes", default="", help="names of SuperNodes to make key pairs for, e.g. anna,ben")
     parser.add_argument("--days", type=int, default=365, help="how long the certificates are valid (365)")
     given = parser.parse_args()
     nodes = [node for node in given.nodes.split(",") if node]

@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sizes", default="1000,1000000,30000000", help="bytes of a message, each way")
+    parser.add_argument("--sizes", default="1000,1000000,30000000", help="message sizes in bytes, each way")
     given = parser.parse_args()
     names = [f"node{number}" for number in range(given.nodes)]
     print("| bytes each way | s per round, median | lowest | highest | bytes down beside them | bytes up beside them |")

@@ -176,7 +176,7 @@ def test_a_run_that_was_continued_elsewhere_is_not_expected_to_be_equal_to_the_l
     said = checksum.checked(json.loads(path.read_text()))
     path.write_text(json.dumps(checksum.added({**said, "continued": [{"torch": "another"}]})))
     found = audit_runs.audited(folder, config)
-    assert not found.findings and any("was continued in another one" in line for line in found.unchecked)
+    assert not found.findings and any("was continued in another environment" in line for line in found.unchecked)
     assert list(found.drift) == ["run 0-2", "run 2-3"]
 
 
@@ -205,7 +205,7 @@ def test_a_run_of_an_older_version(runs, tmp_path):
     audit_runs.train("fedit", longer, folder)
     found = audit_runs.audited(folder, longer)
     assert not found.findings and "rounds 4, 5, trained again" in found.checked
-    assert any("rounds 1 to 3, which are from before" in line for line in found.unchecked)
+    assert any("rounds 1 to 3, which an earlier version trained" in line for line in found.unchecked)
 
 
 def test_the_command(llm_fed, finished, tmp_path):
@@ -219,7 +219,7 @@ def test_the_command(llm_fed, finished, tmp_path):
     assert said.code == 1 and (finding["round"], finding["kind"]) == (1, "chain")
     llm_fed("audit", finished, "--rounds", "9").assert_refused("--rounds 9", "digests of rounds 1 to 3")
     llm_fed("audit", finished, "--rounds", "9", "--all").assert_refused("one of --rounds, --sample and --all")
-    llm_fed("audit", finished, "--rounds", "x").assert_refused("--rounds x is no list of rounds")
+    llm_fed("audit", finished, "--rounds", "x").assert_refused("--rounds x is not a list of rounds")
     (folder / digests.FILE).unlink()
     said = llm_fed("audit", folder)
     assert said.code == 1 and "digests.jsonl was there when this checkpoint was written" in said.out

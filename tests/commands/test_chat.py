@@ -60,7 +60,7 @@ def test_clients_and_the_base_answer_for_themselves(small, finished, capsys):
     ]
     expected.append(bare.generate(["w20 w21"])[0])
     assert said.out.split("\n")[:3] == expected and len(set(expected)) > 1
-    assert "ada's adapter on" in said.err and "each prompt stands for itself" in said.err
+    assert "ada's adapter on" in said.err and "each prompt is answered on its own" in said.err
 
 
 def test_the_first_client_begins_and_commands_say_what_there_is(finished, capsys):
@@ -71,7 +71,7 @@ def test_the_first_client_begins_and_commands_say_what_there_is(finished, capsys
     said = capsys.readouterr()
     assert chat.client == names[0] and said.out == ""
     assert said.err.startswith(f"{names[0]}'s adapter on ") and ", ".join(names) in said.err
-    assert "/client='nobody' is unknown" in said.err and "/sing is no command." in said.err
+    assert "/client='nobody' is unknown" in said.err and "/sing is not a command." in said.err
     assert said.err.count("/reset") == 3  # at the beginning, after what is no command, and when asked for
     with pytest.raises(UserError, match="--client='nobody' is unknown"):
         chatting.of_run(finished, "nobody")
@@ -103,7 +103,7 @@ def test_an_answer_that_is_broken_off_is_forgotten(conversing, monkeypatch, caps
     with monkeypatch.context() as patch:
         patch.setattr(Personal, "reply", broken)
         chatting.talk(chat, script("w20"), shows_help=False)
-    assert chat.said == [] and "broken off" in capsys.readouterr().err
+    assert chat.said == [] and "stopped and discarded" in capsys.readouterr().err
     chatting.talk(chat, script("w21"), shows_help=False)  # the adapters are free for the next answer
     assert [message["role"] for message in chat.said] == ["user", "assistant"]
 
@@ -156,11 +156,11 @@ def test_the_command(small, finished, llm_fed, monkeypatch):
 
 
 def test_refusals(finished, llm_fed, tmp_path):
-    llm_fed("chat").assert_refused("give either a run folder, or --base")
-    llm_fed("chat", finished, "--base", "b").assert_refused("give either a run folder, or --base")
-    llm_fed("chat", finished, "--template", "chat").assert_refused("chat is for --base")
-    llm_fed("chat", "--base", "b", "--client", "ada").assert_refused("--client ada is for a run")
-    llm_fed("chat", tmp_path).assert_refused("is no run folder")
+    llm_fed("chat").assert_refused("give either a run folder or --base")
+    llm_fed("chat", finished, "--base", "b").assert_refused("give either a run folder or --base")
+    llm_fed("chat", finished, "--template", "chat").assert_refused("--template only work with --base")
+    llm_fed("chat", "--base", "b", "--client", "ada").assert_refused("--client ada only works with a run folder")
+    llm_fed("chat", tmp_path).assert_refused("is not a run folder")
     llm_fed("chat", finished, "--client", "nobody").assert_refused("--client='nobody' is unknown")
-    llm_fed("chat", "--base", "./nowhere").assert_refused("'./nowhere' is no folder")
+    llm_fed("chat", "--base", "./nowhere").assert_refused("'./nowhere' is not a folder")
     llm_fed("chat", "--base", "b", "--template", "sonnet").assert_refused("--template='sonnet' is unknown")

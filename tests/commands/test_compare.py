@@ -193,7 +193,7 @@ def test_a_run_that_fails_does_not_lose_the_others(small, tmp_path, trained, llm
         ({"a": ["local.lrr=1"]}, [], ["row 'a'", "the closest is 'lr'"]),
         ({"a": ["adapter.target_modules=[q_porj]"]}, [], ["row 'a'", "matches no layer", "q_proj"]),
         ({"a": ["method=potara", "method.fed_round=3"]}, [], ["row 'a'", "round 3 of fedit", "rounds=2"]),
-        ({"a": ["eval.metric=rouge1"], "b": ["eval.metric=exact_match"]}, [], ["one metric", "a by rouge1"]),
+        ({"a": ["eval.metric=rouge1"], "b": ["eval.metric=exact_match"]}, [], ["the same metric", "a by rouge1"]),
         ({"a": []}, ["--methods", "fedite"], ["no row or method 'fedite' (the closest is 'fedit')"]),
         ({"a": []}, ["--seeds", "0,x"], ["--seeds", "whole numbers"]),
         ({"a": []}, ["method=local"], ["method=local", "--methods"]),
@@ -239,7 +239,7 @@ def test_more_rounds_extend_a_row_s_run(small, tmp_path, llm_fed, trained):
     assert json.loads((out / "a-seed0/summary.json").read_text())["rounds"] == 2
     rows = {"b": ["method=local", "rounds=2"], "a": ["method=local", "rounds=3"]}
     config = write(small, tmp_path / "c.yaml", rows, seeds=[0])
-    llm_fed("compare", config, "--out", out).assert_refused("two different runs would use", "a-seed0", "--out")
+    llm_fed("compare", config, "--out", out).assert_refused("two different runs would share", "a-seed0", "--out")
     assert json.loads((out / "a-seed0/summary.json").read_text())["rounds"] == 2
 
 

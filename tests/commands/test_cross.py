@@ -45,6 +45,6 @@ def test_a_limit_and_a_terminal(run, llm_fed):
 
 
 def test_what_it_does_not_take(run, tmp_path, llm_fed):
-    llm_fed("eval", "--base", tmp_path, "--cross").assert_refused("--cross is for a run folder")
-    with pytest.raises(UserError, match="--cross compares clients, but 1 has test examples"):
+    llm_fed("eval", "--base", tmp_path, "--cross").assert_refused("needs a run folder")
+    with pytest.raises(UserError, match="--cross needs at least two clients with test examples, but the run has 1"):
         cross_scores(run, settings=["task.clients=1"])

@@ -30,12 +30,12 @@ def test_a_llama_in_numbers(tmp_path):
     model = tiny.build("llama")
     found = said(folder(tmp_path / "base", model, eos_token="</s>"))
     count = sum(p.numel() for p in model.parameters())
-    assert found["family"] == "llama (LlamaForCausalLM), compared with stock PEFT on a small model"
+    assert found["family"] == "llama (LlamaForCausalLM), tested against stock PEFT on a small model"
     assert found["size"].startswith(f"{count:,} parameters; weights of {4 * count / 1000:.1f} kB in float32")
     assert found["context"] == "64 tokens"
     assert found["adapters on q_proj and v_proj"] == "4 layers (q_proj, v_proj), 1,344 parameters at rank 8"
     assert found["adapters on all-linear"].startswith("14 layers (down_proj, gate_proj")
-    assert "task.template=chat is not possible" in found["chat template"] and "'</s>'" in found["end of an answer"]
+    assert "task.template=chat is not possible" in found["chat template"] and "'</s>'" in found["end-of-answer tokens"]
 
 
 def test_what_a_mixture_and_another_family_lack(tmp_path):
@@ -45,9 +45,9 @@ def test_what_a_mixture_and_another_family_lack(tmp_path):
     assert (
         "no: " in found["adapters on all-linear"] and "[q_proj,k_proj,v_proj,o_proj]" in found["adapters on all-linear"]
     )
-    assert found["context"].endswith("sees 4")
+    assert found["context"].endswith("sees 4 of them")
     other = said(folder(tmp_path / "gpt2", tiny.build("gpt2"), eos_token="</s>"))
-    assert "not compared with stock PEFT yet" in other["family"]
+    assert "not tested against stock PEFT yet" in other["family"]
     assert "no: " in other["adapters on q_proj and v_proj"] and "c_attn" in other["adapters on q_proj and v_proj"]
 
 
@@ -77,4 +77,4 @@ def test_no_weight_is_read(tmp_path, llm_fed):
 
 
 def test_no_base(tmp_path, llm_fed):
-    llm_fed("doctor", "--base", tmp_path / "none").assert_refused("is no folder", "Qwen/Qwen3-0.6B")
+    llm_fed("doctor", "--base", tmp_path / "none").assert_refused("is not a folder", "Qwen/Qwen3-0.6B")

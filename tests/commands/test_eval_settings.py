@@ -57,7 +57,7 @@ def test_settings_alone_stand_where_a_run_would(llm_fed, small, finished, tmp_pa
     ],
 )  # fmt: skip
 def test_what_only_training_needs_is_refused_with_a_reason(finished, word):
-    with pytest.raises(UserError, match="has a meaning only where a run trains.*task\\.\\*"):
+    with pytest.raises(UserError, match="only affects training.*task\\.\\*"):
         lay_over(read_config(finished), [word], "the run folder")
 
 
@@ -66,7 +66,9 @@ def test_mistakes_in_settings(llm_fed, small, finished):
     llm_fed("eval", finished, "task.template=chta").assert_refused("task.template", "'chat'")
     llm_fed("eval", finished, "task.template=chat").assert_refused("no chat template")
     llm_fed("eval", finished, "limit").assert_refused("got 'limit'", "task.template=chat")
-    llm_fed("eval", finished, "--template", "chat").assert_refused("--template is for --base", "task.template=chat")
+    llm_fed("eval", finished, "--template", "chat").assert_refused(
+        "--template only works with --base", "task.template=chat"
+    )
     one = ("eval", "--base", small.base, "--data", small.data / "ada/test.jsonl")
     llm_fed(*one, "task.clients=2").assert_refused("task.clients", "--task NAME")
     llm_fed(*one[:3]).assert_refused("--task NAME or --data FILE")
@@ -74,7 +76,7 @@ def test_mistakes_in_settings(llm_fed, small, finished):
 
 def test_what_moves_examples_between_the_splits_is_said(llm_fed, finished):
     said = llm_fed("eval", finished, "task.validation=0.2", "--json")
-    assert said.code == 0 and "task.validation decides which examples are held out" in said.err
+    assert said.code == 0 and "task.validation changes which examples are held out" in said.err
     assert "held out" not in llm_fed("eval", finished, "eval.limit=1", "--json").err
 
 
@@ -89,10 +91,10 @@ def test_the_bare_base(llm_fed, small, finished, tmp_path):
     for where in (("--data", small.data / "ada/train.jsonl"), ("--task", "files", "--data", small.data)):
         words = ("eval", "--base", small.base, *where, "eval.max_new_tokens=3", "--json")
         said = llm_fed(*words, "--template", "plain")
-        assert "does not say" not in said.err
+        assert "does not name" not in said.err
         assert scores(said) == scores(llm_fed(*words, "--adapter", tmp_path / "out/ada"))
     said = llm_fed("eval", "--base", small.base, "--data", small.data / "ada/test.jsonl")
-    assert said.code == 0 and "the template alpaca-short is used" in said.err
+    assert said.code == 0 and "so alpaca-short is used" in said.err
 
 
 def test_a_bare_image_base_is_refused(tmp_path):
@@ -112,7 +114,7 @@ def test_merge_takes_settings(llm_fed, small, finished, tmp_path):
     (found,) = json.loads(said.out)["clients"].values()
     assert found["samples"] == 2
     for word, part in (
-        ("rounds=3", "only where a run trains"), ("base.name=x", "--base NAME"), ("method.name=mean", "first word"),
+        ("rounds=3", "only affects training"), ("base.name=x", "--base NAME"), ("method.name=mean", "first word"),
         ("method.sampels=2", "'samples'"),
     ):  # fmt: skip
         llm_fed(*words, *columns, word, "--out", tmp_path / "c").assert_refused(part)

@@ -102,8 +102,8 @@ def test_the_command(runs, tmp_path, llm_fed):
 
 
 def test_mistakes(runs, tmp_path, llm_fed):
-    llm_fed("compare", "--runs", *runs[:4]).assert_refused("differ in nothing but seeds")
+    llm_fed("compare", "--runs", *runs[:4]).assert_refused("differ only in their seeds")
     llm_fed("compare", "--runs", *runs, "--draws", "3").assert_refused("--runs", "--draws")
-    llm_fed("compare", "--runs", runs[0], tmp_path / "none").assert_refused("is no run folder")
+    llm_fed("compare", "--runs", runs[0], tmp_path / "none").assert_refused("is not a run folder")
     again = write(tmp_path, 0, {"name": "fedit"}, 50)
-    llm_fed("compare", "--runs", *runs, again).assert_refused("are the same run, with the same seeds")
+    llm_fed("compare", "--runs", *runs, again).assert_refused("have the same settings and the same seeds")

@@ -31,7 +31,7 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert said.code == 0, said.err
     assert "5: east, north, south, up and down, west" in said.out
     assert "prompt = question, answer = reply" in said.out and "Latin 100 %" in said.out
-    assert "29 per client for training; 15 for validation and 40 for the test" in said.out
+    assert "29 per client for training; 15 for validation and 40 for testing" in said.out
     config = configfile.load("my data.yaml")
     assert (config.task.path, config.base.name) == ("my data", str(small.base))
     assert config.method == {"name": "fedmerge", "num_models": 4} and config.eval.base
@@ -39,7 +39,7 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert "llm-fed" in said.out and "run 'my data.yaml' --out 'runs/my data'" in said.out
     ran = llm_fed("run", "my data.yaml", "rounds=1", "local.steps=1", "--out", "runs/my data")
     assert ran.code == 0 and "exact_match" in ran.out
-    llm_fed("init", "my data", "--base", small.base).assert_refused("my data.yaml exists already", "--force")
+    llm_fed("init", "my data", "--base", small.base).assert_refused("my data.yaml already exists", "--force")
     assert llm_fed("init", "my data", "--base", small.base, "--force", "--method", "fedit").code == 0
     assert configfile.load("my data.yaml").method == {"name": "fedit"}
 
@@ -63,12 +63,12 @@ def test_what_is_there_twice(small, llm_fed, tmp_path):
     write(tmp_path / "d/b/train.jsonl", [*rows(20, "prompt", "output"), other])
     write(tmp_path / "d/b/test.jsonl", [{"prompt": "w40 w41", "output": "w1"}])
     said = llm_fed("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
-    assert "1 training examples that are there twice at one client" in said.out
-    assert "1 test prompts that the same client trains on" in said.out
-    assert "1 test prompts that another client trains on" in said.out
+    assert "1 training examples occur twice at the same client" in said.out
+    assert "1 test prompts also occur in the same client's training examples" in said.out
+    assert "1 test prompts also occur in another client's training examples" in said.out
     plain = tmp_path / "plain"
     write(plain / "a.jsonl", rows(20, "prompt", "output"))
-    assert "look here" not in llm_fed("init", plain, "--base", small.base, "--out", tmp_path / "p.yaml").out
+    assert "warning" not in llm_fed("init", plain, "--base", small.base, "--out", tmp_path / "p.yaml").out
 
 
 def test_one_file_with_a_client_column_or_without(small, llm_fed, tmp_path):
@@ -81,15 +81,15 @@ def test_one_file_with_a_client_column_or_without(small, llm_fed, tmp_path):
     assert said.out.startswith("clients    4: ")
     assert configfile.load(tmp_path / "c.yaml").task.partition.clients == 4
     write(path, rows(60, "text", "label"))
-    llm_fed(*asked).assert_refused("no column looks like the client", "--client COLUMN, or --clients N")
-    llm_fed(*asked, "--client", "txt").assert_refused("'txt' is no column (the closest is 'text')")
+    llm_fed(*asked).assert_refused("no column names the clients", "--client COLUMN, or --clients N")
+    llm_fed(*asked, "--client", "txt").assert_refused("'txt' is not a column (the closest is 'text')")
 
 
 def test_columns_that_nobody_could_guess(small, llm_fed, tmp_path):
     write(tmp_path / "d/a.jsonl", rows(30, "x1", "x2"))
     asked = ("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
     llm_fed(*asked).assert_refused(
-        "no column looks like the prompt among x1, x2", "--prompt COLUMN and --answer COLUMN"
+        "none of the columns x1, x2 looks like the prompt", "--prompt COLUMN and --answer COLUMN"
     )
     assert llm_fed(*asked, "--prompt", "x1", "--answer", "x2").code == 0
     answers = iter(["x2", "x1", str(small.base)])
@@ -112,10 +112,10 @@ def test_a_base_that_cannot_be_read_here(llm_fed, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write(tmp_path / "d/a.jsonl", rows(30, "prompt", "output"))
     said = llm_fed("init", tmp_path / "d", "--base", "someone/something", "--out", tmp_path / "c.yaml")
-    assert said.code == 0 and "someone/something cannot be read here" in said.out
+    assert said.code == 0 and "someone/something cannot be loaded here" in said.out
     text = (tmp_path / "c.yaml").read_text()
-    assert "max_length" not in text and "for an instruction-tuned base write chat" in text
-    llm_fed("init", tmp_path / "d", "--base", "./nowhere", "--out", tmp_path / "e.yaml").assert_refused("is no folder")
+    assert "max_length" not in text and "use chat for an instruction-tuned base" in text
+    llm_fed("init", tmp_path / "d", "--base", "./nowhere", "--out", tmp_path / "e.yaml").assert_refused("not a folder")
     assert not (tmp_path / "e.yaml").exists()
 
 

@@ -165,16 +165,16 @@ def test_what_the_columns_are_called_is_the_runs(local, small, tmp_path, llm_fed
 
 def test_mistakes_are_said_in_a_line(local, finished, small, tmp_path, llm_fed):
     data, out = file_of(small, "ada"), tmp_path / "new"
-    llm_fed("join", tmp_path / "none", "--data", data, "--out", out).assert_refused("is no run folder")
+    llm_fed("join", tmp_path / "none", "--data", data, "--out", out).assert_refused("is not a run folder")
     llm_fed("join", local, "--data", tmp_path / "none", "--out", out).assert_refused("there is no such file")
-    llm_fed("join", local, "--data", data, "--out", out, "rounds=3").assert_refused("rounds has a meaning only")
+    llm_fed("join", local, "--data", data, "--out", out, "rounds=3").assert_refused("rounds only affects training")
     llm_fed("join", local, "--data", data, "--out", out, f"base.name={tmp_path}/base").assert_refused("/base")
     long = tmp_path / "long.jsonl"
     long.write_text(json.dumps({"instruction": "w20 " * 50, "output": "w4"}) + "\n")
     llm_fed("join", local, "--data", long, "--out", out).assert_refused("none of its 1 training examples fits")
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    llm_fed("join", local, "--data", data, "--out", out).assert_refused("is there already", "--out")
+    llm_fed("join", local, "--data", data, "--out", out).assert_refused("already exists", "--out")
 
 
 def test_runs_without_a_pool_are_refused(finished, local, small, tmp_path):

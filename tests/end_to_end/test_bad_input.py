@@ -42,7 +42,7 @@ from llm_fed.site import Site
         ("task.max_length=4", ["client ada", "task.max_length=4", "raise it"]),
         ("eval.metric=rogue1", ["eval.metric", "rogue1", "rouge1"]),
         ("eval.metric=option_accuracy", ["client ada", "option_accuracy", "task.columns.options"]),
-        ("base.name=./nowhere", ["base.name='./nowhere'", "no folder"]),
+        ("base.name=./nowhere", ["base.name='./nowhere'", "not a folder"]),
         ("base.dtype=float99", ["base.dtype", "float99", "float16"]),
         ("track.with=[weights]", ["track.with", "weights"]),
         ("local.steps", ["'local.steps'", "local.lr=1e-4"]),
@@ -266,7 +266,7 @@ def test_wrong_words_for_eval(llm_fed, finished, words, parts):
 def test_eval_and_export_of_what_is_no_finished_run(small, llm_fed, finished, tmp_path):
     for command in (["eval"], ["export"]):
         out = [tmp_path / "out"] if command == ["export"] else []
-        llm_fed(*command, tmp_path / "nowhere", *out).assert_refused("nowhere", "no run folder")
+        llm_fed(*command, tmp_path / "nowhere", *out).assert_refused("nowhere", "not a run folder")
         shutil.copytree(finished, tmp_path / command[0])
         (tmp_path / command[0] / "summary.json").unlink()
         llm_fed(*command, tmp_path / command[0], *out).assert_refused("is not finished", "continue it")

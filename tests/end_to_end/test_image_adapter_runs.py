@@ -262,7 +262,7 @@ def test_a_comparison_counts_the_head_apart(files, tmp_path, monkeypatch):
     "changes, said",
     [
         ({"adapter": None}, "fedit trains, sends or merges parts of LoRA adapters, but adapter is null"),
-        ({"task": {"server": {"examples": 6, "test": True}}}, "gives each client a model of its own"),
+        ({"task": {"server": {"examples": 6, "test": True}}}, "gives each client a personal one"),
         (
             {"method": {"name": "hfcl", "private_head": True}},
             "private_head is a setting of fedit, .*; hfcl takes",
@@ -345,8 +345,8 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
     kept = {name: value for name, value in load_file(bare / "adapter_model.safetensors").items() if "lora" in name}
     save_file(kept, bare / "adapter_model.safetensors")
     data = Data("images", files / "own.npz")
-    refused(r"bare has no head of its own \(classifier\)", fed, str(bare), data=data)
-    refused(r"has a head \(classifier\), as those of image models have: give --task", str(bare), local)
+    refused(r"bare has no classification head \(classifier\)", fed, str(bare), data=data)
+    refused(r"has a classification head \(classifier\), so it is for an image model; give --task", str(bare), local)
 
 
 def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):
@@ -355,7 +355,7 @@ def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):
     found = evaluate_adapter(str(files / "vit"), folder, Data("images", files / "own.npz"))
     shares = json.loads((parents / "fedit/summary.json").read_text())["scores"]["clients"]
     assert found.metric == "accuracy" and found.clients == {"all": pytest.approx(sum(shares.values()) / 3)}
-    with pytest.raises(UserError, match="as those of image models have: give --task"):
+    with pytest.raises(UserError, match="it is for an image model; give --task"):
         evaluate_adapter(str(files / "vit"), folder, Data(path=files / "own.npz"))
 
 

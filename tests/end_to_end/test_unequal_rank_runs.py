@@ -102,17 +102,21 @@ def test_a_list_goes_by_the_clients_order(small):
         ("hetlora", {"adapter": {"rank": []}}, r"adapter.rank has 0 ranks"),
         ("hetlora", {"adapter": {"rank": [1, 2, 0]}}, r"adapter.rank is 0; it must be at least 1"),
         ("hetlora", {"adapter": {"rank": [1, 2, "x"]}}, r"adapter.rank is .*; it takes"),
-        ("hetlora", {"adapter": {"rank": RANKS, "start": "runs/x"}}, r"adapter.start gives all clients one adapter"),
+        (
+            "hetlora",
+            {"adapter": {"rank": RANKS, "start": "runs/x"}},
+            r"adapter.start gives all clients the same adapter",
+        ),
         (
             "fedit",
             {},
-            r"fedit needs the same at all of them; give one number, or choose local, hetlora, flexlora, flora",
+            r"fedit needs the same rank at all of them; give one number, or choose local, hetlora, flexlora, flora",
         ),
-        ("fedex-lora", {"adapter": {"rank": RANKS}}, r"fedex-lora needs the same at all of them"),
-        ("flora", {"server": {"aggregation": "median"}}, r"flora is none of them"),
-        ("flora", {"privacy": {"clip": 1.0, "where": "client"}}, r"hold dict, which would travel without noise"),
-        ("hetlora", {"server": {"aggregation": "median"}}, r"hetlora is none of them"),
-        ("hetlora", {"privacy": {"clip": 1.0, "where": "client"}}, r"hold dict, which would travel without noise"),
+        ("fedex-lora", {"adapter": {"rank": RANKS}}, r"fedex-lora needs the same rank at all of them"),
+        ("flora", {"server": {"aggregation": "median"}}, r"averages the clients' updates, and flora does not"),
+        ("flora", {"privacy": {"clip": 1.0, "where": "client"}}, r"hold dict, which would be sent without noise"),
+        ("hetlora", {"server": {"aggregation": "median"}}, r"averages the clients' updates, and hetlora does not"),
+        ("hetlora", {"privacy": {"clip": 1.0, "where": "client"}}, r"hold dict, which would be sent without noise"),
     ],
 )
 def test_mistakes_are_named(small, tmp_path, method, changes, message):

@@ -193,8 +193,8 @@ def test_methods_of_adapters_need_adapters(data, tmp_path):
 @pytest.mark.parametrize(
     "changes, parts",
     [
-        ({"base": {"name": "cmn"}}, ["base.name='cmn' is no folder here", "Built here: cnn, cnn-1"]),
-        ({"base": {"name": "./cnn"}}, ["base.name='./cnn' is no folder; give one, cnn, cnn-1"]),
+        ({"base": {"name": "cmn"}}, ["base.name='cmn' is not a folder here", "Built here: cnn, cnn-1"]),
+        ({"base": {"name": "./cnn"}}, ["base.name='./cnn' is not a folder; give one, cnn, cnn-1"]),
         ({"base": {"quantization": "int8"}}, ["base.quantization", "language models"]),
         ({"base": {"dtype": "float16"}}, ["base.dtype=float16", "bfloat16"]),
         ({"base": {"activation_checkpointing": True}}, ["base.activation_checkpointing", "language models"]),

@@ -233,7 +233,7 @@ def test_bad_settings_are_named(changes, message):
         (("proj",), "matches no layer"),  # a name's last parts are whole words
         ("q_proj", "matches no layer"),  # a string is a full regular expression, as in PEFT
         (("self_attn",), "matches model.layers.0.self_attn, a LlamaAttention; only linear layers"),
-        ("(", "is no regular expression"),
+        ("(", "is not a valid regular expression"),
     ],
 )
 def test_bad_targets_are_named(names, message):

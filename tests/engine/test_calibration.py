@@ -42,7 +42,8 @@ def test_overhead_and_budget_from_lines():
     assert found.seconds == pytest.approx((0.010, 20e-6)) and found.bytes == pytest.approx((5e6, 4000))
     assert device.ran == [size for size in SIZES for _ in range(4)]  # each once more than is timed
     assert found.in_words() == (
-        "at most 5,500 tokens in a micro-batch, and one more costs as much as 500 tokens (10 ms, and 20 us per token)"
+        "at most 5,500 tokens per micro-batch; a micro-batch has the overhead of 500 tokens "
+        "(10 ms, and 20 us per token)"
     )
 
 

@@ -173,7 +173,9 @@ def test_a_head_without_a_bias_in_half_precision(base):
 
 def test_only_linear_layers_are_trained_whole(base):
     structure = replace(LORA, whole=("vit.layernorm",))
-    with pytest.raises(UserError, match="vit.layernorm is a LayerNorm; beside adapters only linear layers train whole"):
+    with pytest.raises(
+        UserError, match="vit.layernorm is a LayerNorm; only linear layers can be trained whole beside adapters"
+    ):
         AdapterBank(base.model, structure, 1)
 
 

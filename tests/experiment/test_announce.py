@@ -45,17 +45,17 @@ def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path, without_reports):
     assert said.code == 0, said.err
     found = dict(line.split(None, 1) for line in said.err.splitlines() if line[:1].islower())
     assert found["method"].startswith("fedit: FedIT (Zhang et al. 2024)") and found["method"].endswith(", 2 rounds")
-    assert found["clients"] == "3, 2 of them asked in each round"
+    assert found["clients"] == "3, 2 of them sampled in each round"
     assert found["examples"] == (
-        "18 for training (6 per client), 6 for validation (2 per client), 9 for the test (3 per client); "
-        "too long and left out: 1 training"
+        "18 for training (6 per client), 6 for validation (2 per client), 9 for testing (3 per client); "
+        "left out because too long: 1 training"
     )
     assert found["base"] == f"{small.base}, 10,800 parameters, float32, on cpu"
     assert found["training"] == (
         "a LoRA adapter of rank 2 on q_proj, v_proj: 336 parameters per client, all of which are sent"
     )
-    assert found["each"] == "round 2 steps of 2 examples, learning rate 0.05, falling to 0.02 in the last"
-    assert found["scores"] == "rouge1 on the clients' validation examples after every round; the best of them is tested"
+    assert found["each"] == "round 2 steps of 2 examples, learning rate 0.05, decaying to 0.02 in the last"
+    assert found["scores"] == "rouge1 on the clients' validation examples after every round; the best round is tested"
     before_rounds = said.err.index("scores ")
     assert said.err.index("method ") < before_rounds < said.err.index("round 1/2: loss")
 
@@ -69,7 +69,7 @@ def test_the_plan_of_whole_image_models_that_differ(tmp_path):
     assert rows["training"].endswith("of which 47,428 are sent")
     assert rows["base"] == "cnn (shared), 47,428 parameters, float32, on cpu"
     # 36 pictures for three clients, a fifth of them held out: 9 or 10 each, hence 2 batches of 8.
-    assert rows["each round"] == "1 epoch, 2 steps of 8 examples, learning rate 0.003, falling to 0.001 in the last"
+    assert rows["each round"] == "1 epoch, 2 steps of 8 examples, learning rate 0.003, decaying to 0.001 in the last"
     assert plan.costs.activations > 0 and plan.costs.base > 4 * 47_428
 
 
@@ -125,7 +125,7 @@ def test_whether_bytes_depend_on_what_is_learned_is_said(tmp_path):
     """FedKD keeps as many singular values as the update needs."""
     tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), method={"name": "fedkd"})
     plan = planned(tree, tmp_path / "run")
-    assert not plan.costs.exact and "answers with about" in plan.cost_rows()["messages"]
+    assert not plan.costs.exact and "sends about" in plan.cost_rows()["messages"]
 
 
 def test_what_is_sent_after_round_1_is_counted_where_it_differs(small, tmp_path, without_reports):
@@ -149,7 +149,7 @@ def test_a_dry_run_leaves_nothing(small, llm_fed, tmp_path, monkeypatch):
         "run", "method", "clients", "examples", "base", "training", "each round", "scores", "messages", "memory",
         "fits", "disk", "free",
     ]  # fmt: skip
-    assert "runs/c-fedit-seed0 would be begun" in said.out and "round 1" not in said.err
+    assert "runs/c-fedit-seed0 would be a new run" in said.out and "round 1" not in said.err
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
     llm_fed("run", config, "--dry-run", "adapter.target_modules=[nothing]").assert_refused("matches no layer")
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
@@ -167,8 +167,8 @@ def test_a_dry_run_says_where_a_run_goes_on(small, llm_fed, tmp_path, monkeypatc
         assert llm_fed("run", config, "--out", tmp_path / "run").code == 130
     before = listing(tmp_path / "run")
     said = llm_fed("run", config, "--out", tmp_path / "run", "--dry-run")
-    assert said.code == 0 and "would be continued at round 3 of 3" in said.out
-    assert "would be begun" in llm_fed("run", config, "--out", tmp_path / "run", "--dry-run", "--fresh").out
+    assert said.code == 0 and "would continue at round 3 of 3" in said.out
+    assert "would be a new run" in llm_fed("run", config, "--out", tmp_path / "run", "--dry-run", "--fresh").out
     other = llm_fed("run", config, "local.steps=1", "--out", tmp_path / "run", "--dry-run")
     other.assert_refused("another configuration")
     assert listing(tmp_path / "run") == before
@@ -226,7 +226,7 @@ def test_a_server_over_a_network_says_what_it_knows(small):
     built = build.prepare(config, Reporter(Console(quiet=True)), task=nobodys)
     built.server.clients, built.server.cohort = ("ada", "bob"), 2
     rows = announce.run_plan(built, names=("ada", "bob")).rows()
-    assert (rows["clients"], rows["examples"]) == ("2, all of them asked in each round", "known to the clients alone")
+    assert (rows["clients"], rows["examples"]) == ("2, all of them sampled in each round", "only known to the clients")
     assert rows["training"].endswith("336 parameters per client, all of which are sent")
     assert rows["each round"].startswith("2 epochs in steps of 2 examples")
-    assert rows["scores"].endswith("validation examples after every round; the best of them is tested")
+    assert rows["scores"].endswith("validation examples after every round; the best round is tested")

@@ -23,15 +23,15 @@ def costs(**changes: Any) -> Costs:
 
 def test_memory_by_its_parts():
     assert costs().rows()["memory"] == (
-        "about 12.0 GB to train: base 6.0 GB, what clients train with gradients and optimizer state 2.0 GB (250.0 MB "
-        "per client), activations about 4.0 GB (250.0 kB for each token of a micro-batch); scoring is not counted "
-        "beyond 114.7 kB for each token of an answer"
+        "about 12.0 GB to train: base 6.0 GB, trained parameters with gradients and optimizer state 2.0 GB (250.0 MB "
+        "per client), activations about 4.0 GB (250.0 kB per token of a micro-batch); scoring is not included "
+        "except for 114.7 kB per generated token"
     )
 
 
 def test_what_no_formula_predicts_is_called_measured():
     said = costs(token=None, cache=None).rows()["memory"]
-    assert "(measured on two small passes, not predicted); scoring is not counted" in said and "answer" not in said
+    assert "(measured on two small passes); scoring is not included" in said and "generated" not in said
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_what_no_formula_predicts_is_called_measured():
     [
         (10.0, "yes, about 4.0 GB would be left"),
         (6.0, "yes, about 0 bytes would be left"),
-        (5.5, "only in smaller micro-batches, which a run tries by itself: 500.0 MB are missing"),
-        (2.5, "no, 500.0 MB are missing even with one example at a time"),
+        (5.5, "only with smaller micro-batches, which a run tries by itself: 500.0 MB too little"),
+        (2.5, "no, 500.0 MB too little even with one example at a time"),
     ],
 )
 def test_whether_it_fits_beside_the_base(free, said):
     """2 GB of adapters and 4 GB of activations, or 1 GB with single examples."""
-    missing = "" if said.startswith("yes") else "; less would be needed with base.quantization=nf4"
+    missing = "" if said.startswith("yes") else "; these settings need less: base.quantization=nf4"
     assert costs(memory_free=int(free * GB)).rows()["fits"] == said + missing
 
 

@@ -204,5 +204,5 @@ def test_a_library_call_takes_auto_too(small, finished):
 def test_the_doctor_measures_it_quickly():
     begun = time.monotonic()
     said = doctor._dtypes()
-    assert "times as long as float32; base.dtype=auto means float32 here" in said
+    assert "times as long as float32; base.dtype=auto chooses float32 here" in said
     assert time.monotonic() - begun < 10  # two seconds on an idle machine

@@ -37,10 +37,10 @@ def test_what_is_recorded_and_what_has_changed(small, tmp_path):
     found = checksum.checked(json.loads(file.read_text()))
     assert found["hardware"] and found["device"] == "cpu"
     assert {"llm_fed", "torch", "transformers", "peft", "python", "machine", "dtype"} <= found.keys()
-    assert "began elsewhere" not in go(small, tmp_path / "run", 2)
+    assert "another environment" not in go(small, tmp_path / "run", 2)
     file.write_text(json.dumps(found | {"hardware": "an abacus"}))
     for rounds in (3, 4):
-        assert f"began elsewhere (hardware an abacus -> {found['hardware']})" in go(small, tmp_path / "run", rounds)
+        assert f"another environment (hardware an abacus -> {found['hardware']})" in go(small, tmp_path / "run", rounds)
     assert checksum.checked(json.loads(file.read_text())) == found | {"hardware": "an abacus", "continued": [found]}
 
 
@@ -52,7 +52,7 @@ def test_a_run_of_an_earlier_version_goes_on(small, tmp_path):
     for key in ("hardware", "llm_fed", "transformers", "peft", "python", "checksum"):
         del found[key]
     file.write_text(json.dumps(found))
-    assert "began elsewhere" not in go(small, tmp_path / "run", 2)
+    assert "another environment" not in go(small, tmp_path / "run", 2)
 
 
 def test_the_time_of_day_is_where_equal_runs_may_differ(small, tmp_path):
@@ -74,11 +74,11 @@ def test_a_packing_that_was_measured_is_recorded_and_taken_over(small, tmp_path,
     monkeypatch.setattr(fit, "plan", fused)
     measured = iter([Calibration(40, 7, (1.0, 0.1), (0.0, 1.0))])
     monkeypatch.setattr(environment, "calibrate", lambda model, reserved: next(measured))
-    assert "packing, measured here: at most 40 tokens" in go(small, tmp_path / "run", 1)
+    assert "packing of micro-batches, measured here: at most 40 tokens" in go(small, tmp_path / "run", 1)
     found = checksum.checked(json.loads((tmp_path / "run/environment.json").read_text()))
     assert found["packing"] == {"budget": 40, "overhead": 7, "seconds": [1.0, 0.1], "bytes": [0.0, 1.0]}
     assert set(packed) == {(40, 7)}
-    assert "began elsewhere" not in go(small, tmp_path / "run", 2) and set(packed) == {(40, 7)}
+    assert "another environment" not in go(small, tmp_path / "run", 2) and set(packed) == {(40, 7)}
 
 
 def test_on_a_cpu_the_constants_stay(small, tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ def test_a_quarter_of_free_memory_is_the_limit(free, fits, reporter, said, monke
     monkeypatch.setattr(placement, "free_memory", lambda device: free)
     placed = placement.place(TASK, META, reporter)
     assert (placed is TASK) == (not fits)
-    expected = "would fill more than a quarter of the free memory of meta: they stay in the host's memory"
+    expected = "would fill over a quarter of the free memory of meta, so they stay in the host's memory"
     assert (expected in said.getvalue()) == (not fits)
 
 

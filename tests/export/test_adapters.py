@@ -216,7 +216,7 @@ def with_nan(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / peft_folders.CONFIG).unlink(), "is no adapter folder"),
+        (lambda folder: (folder / peft_folders.CONFIG).unlink(), "is not an adapter folder"),
         (lambda folder: (folder / peft_folders.WEIGHTS).unlink(), "only safetensors is read"),
         (pickled, "only safetensors is read"),
         (with_nan, "NaN"),
@@ -225,11 +225,11 @@ def with_nan(folder):
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
         (
             lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: data[:-7]),
-            "no configuration of a LoRA",
+            "not the configuration of a LoRA",
         ),
-        (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "no configuration of a LoRA"),
-        (lambda folder: edited(folder, r="three"), "no configuration of a LoRA"),
-        (lambda folder: edited(folder, r=0), "no configuration of a LoRA.*rank is 0"),
+        (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "not the configuration of a LoRA"),
+        (lambda folder: edited(folder, r="three"), "not the configuration of a LoRA"),
+        (lambda folder: edited(folder, r=0), "not the configuration of a LoRA.*rank is 0"),
         (
             lambda folder: edited(folder, target_modules=None),
             r"target_modules is \(\); it must be at least one module name",
@@ -244,7 +244,7 @@ def test_damaged_folders(tmp_path, damage, message):
     with pytest.raises(UserError, match=message) as caught:
         peft_folders.read(tmp_path / "a", base)
     assert str(tmp_path / "a") in str(caught.value)
-    with pytest.raises(UserError, match="is no adapter folder"):
+    with pytest.raises(UserError, match="is not an adapter folder"):
         peft_folders.read(tmp_path / "nowhere", base)
 
 

@@ -113,7 +113,7 @@ def test_an_interrupted_push_continues(step, hub, llm_fed, finished):
     said = llm_fed("push", finished, "ann")
     assert said.code == 1 and said.out == f"pushed    {hub.url}/{ADA}\n"
     assert said.err == (
-        f"llm-fed: {BOB} is not pushed, the Hub answers 413: no more today; the same command continues there\n"
+        f"llm-fed: {BOB} is not pushed, the Hub answers 413: no more today; give the same command again to continue\n"
     )
     hub.refuse = lambda request: None
     said = llm_fed("push", finished, "ann")
@@ -133,7 +133,7 @@ def test_the_connection_breaks(hub, llm_fed, finished, monkeypatch):
 
 def test_refusals_before_anything_is_sent(hub, llm_fed, finished, small, tmp_path, monkeypatch):
     llm_fed("push", finished, "ann", "--client", "bop").assert_refused("--client='bop'", "closest is 'bob'")
-    llm_fed("push", tmp_path, "ann").assert_refused("is no run folder")
+    llm_fed("push", tmp_path, "ann").assert_refused("is not a run folder")
     llm_fed("push", finished, "ann/me").assert_refused("ann/me/run-fedmerge-ada", "NAMESPACE")
     llm_fed("push", finished, "ann", "--prefix", "my run").assert_refused("my run", "--prefix")
     llm_fed("push", finished, "ann", "--prefix", "x" * 99).assert_refused("maximum length is 96", "--prefix")
@@ -142,7 +142,7 @@ def test_refusals_before_anything_is_sent(hub, llm_fed, finished, small, tmp_pat
     llm_fed("push", tmp_path / "half", "ann").assert_refused("is not finished", "llm-fed run")
     shutil.copytree(finished, tmp_path / "bare")
     (tmp_path / "bare/adapters/bob/README.md").unlink()
-    llm_fed("push", tmp_path / "bare", "ann").assert_refused("bob/README.md is no model card")
+    llm_fed("push", tmp_path / "bare", "ann").assert_refused("bob/README.md is not a valid model card")
     monkeypatch.delenv("HF_TOKEN")
     llm_fed("push", finished, "ann").assert_refused("no token for the Hub", "hf auth login")
     assert hub.requests == []
@@ -193,7 +193,7 @@ def test_the_licence_is_given_or_the_bases_own(hub, llm_fed, finished, small, tm
     assert front(hub, ADA)["license"] == "mit" and "license_link" not in front(hub, ADA)
     llm_fed(*words, "--license", "mine").assert_refused('"license" must be one of', code=1)
     (tmp_path / "base/README.md").write_text("---\n: [\n---\n")
-    llm_fed(*words).assert_refused("base/README.md is no model card")
+    llm_fed(*words).assert_refused("base/README.md is not a valid model card")
 
 
 def test_the_licence_of_a_base_on_the_hub(hub, llm_fed, finished, tmp_path):

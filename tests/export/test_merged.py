@@ -120,15 +120,15 @@ def test_what_cannot_be_folded_is_refused_before_anything_is_written(run, llm_fe
     based(run, quantization=None)
     ada = run / "adapters/ada"
     (ada / peft_folders.GATE).write_bytes(b"")
-    llm_fed(*words).assert_refused("ada is several adapters that a gate weighs", "leave out --merged")
+    llm_fed(*words).assert_refused("ada holds several adapters that a gate weighs", "leave out --merged")
     (ada / peft_folders.GATE).unlink()
     prompt = (ada / FILE).read_bytes()
     (ada / FILE).unlink()
-    llm_fed(*words).assert_refused("ada is no adapter of a language model", "leave out --merged")
+    llm_fed(*words).assert_refused("ada is not an adapter of a language model", "leave out --merged")
     (ada / FILE).write_bytes(prompt)
     assert not (tmp_path / "out").exists()
     (tmp_path / "out/cyd").mkdir(parents=True)
-    llm_fed(*words).assert_refused("out/cyd is there already", "another folder")
+    llm_fed(*words).assert_refused("out/cyd already exists", "another folder")
     assert not (tmp_path / "out/ada").exists()
 
 
@@ -140,7 +140,7 @@ def test_a_damaged_adapter_and_one_that_is_too_large(run, llm_fed, tmp_path):
     save_file(large, weights)
     based(run, dtype="float16")
     said = llm_fed("export", run, tmp_path / "out", "--merged")
-    assert said.code == 2 and "cyd cannot be folded into torch.float16 weights" in said.err
+    assert said.code == 2 and "cyd cannot be merged into torch.float16 weights" in said.err
     weights.write_bytes(weights.read_bytes()[:-9])
     said = llm_fed("export", run, tmp_path / "more", "--merged")
     assert said.code == 2 and "damaged or cut short" in said.err

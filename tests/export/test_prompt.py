@@ -183,9 +183,9 @@ def test_a_folder_that_does_not_say_is_warned_of(runs, small, base, tmp_path, ca
     assert assumed == load_client(runs["alpaca-short"] / "adapters/ada", str(base)).generate(prompts(small))
     client.generate(["w4"], template="alpaca-short")  # nothing to warn of
     evaluate_adapter(str(base), folder, Data(path=data))
-    assert "does not say how its prompts are put, so the template alpaca-short is used" in capsys.readouterr().err
+    assert "does not name its prompt template, so alpaca-short is used" in capsys.readouterr().err
     evaluate_adapter(str(base), folder, Data(path=data, template="plain"))
-    assert "does not say" not in capsys.readouterr().err
+    assert "does not name" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", TEMPLATES_HERE)
@@ -193,7 +193,7 @@ def test_eval_of_a_folder_scores_as_the_run(runs, small, base, name, capsys):
     given = evaluate_run(runs[name]).clients["ada"]
     data, folder = small.data / "ada/test.jsonl", runs[name] / "adapters/ada"
     seen: list[float] = [evaluate_adapter(str(base), folder, Data(path=data), metric="rouge1").mean]
-    assert seen == [given] and "does not say" not in capsys.readouterr().err
+    assert seen == [given] and "does not name" not in capsys.readouterr().err
     other = "plain" if name == "chat" else "chat"
     explicit = evaluate_adapter(str(base), folder, Data(path=data, template=other), metric="rouge1")
     word = evaluate_adapter(str(base), folder, Data(path=data), metric="rouge1", settings=[f"task.template={other}"])
@@ -212,7 +212,7 @@ def test_eval_of_a_folder_scores_as_the_run(runs, small, base, name, capsys):
         (lambda text: re.sub(r'"stop_token_ids": \[[^]]*\]', '"stop_token_ids": ["</s>"]', text), "stop_token_ids is"),
         (lambda text: re.sub(r'"text": "[^"]*"', '"text": 5', text), "is damaged"),
         (lambda text: text.replace('"alpaca-short"', "7"), "are texts"),
-        (lambda text: text.replace('"max_new_tokens": 5', '"max_new_tokens": 4'), "does not fit its checksum"),
+        (lambda text: text.replace('"max_new_tokens": 5', '"max_new_tokens": 4'), "does not match its checksum"),
     ],
 )
 def test_a_damaged_file_is_named(runs, base, tmp_path, damage, message):
@@ -262,10 +262,10 @@ def test_a_merge_of_folders_that_do_not_say(runs, llm_fed, tmp_path):
     silent = edited(chat, tmp_path / "silent")
     (silent / FILE).unlink()
     said = llm_fed(*merge_words(chat, silent, tmp_path / "one"))
-    assert said.code == 0 and f"{silent} does not say how its prompts are put, so the template chat" in said.err
+    assert said.code == 0 and f"{silent} does not name its prompt template, so chat" in said.err
     assert read_prompt(tmp_path / "one/merged") == read_prompt(chat)
     said = llm_fed(*merge_words(silent, silent, tmp_path / "none"))
-    assert said.code == 0 and "the template alpaca-short is used" in said.err
+    assert said.code == 0 and "so alpaca-short is used" in said.err
     assert read_prompt(tmp_path / "none/merged") is None  # nobody knows, so nothing is claimed
     assert "load_client" in (tmp_path / "none/merged/README.md").read_text()
 

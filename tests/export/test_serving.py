@@ -43,7 +43,7 @@ def test_layers_of_gpt2_have_numbers_too(tmp_path):
 def test_some_layers_only_are_not_for_lorax(tmp_path):
     """It takes the weights of a module from all layers or from none."""
     found = written(tmp_path / "a", Lora(8, 16.0, 0.0, r".*(\.1\..*q_proj|v_proj)"))
-    assert found.refused.keys() == {"LoRAX"} and found.refused["LoRAX"].startswith("q_proj is adapted on some layers")
+    assert found.refused.keys() == {"LoRAX"} and found.refused["LoRAX"].startswith("q_proj is adapted in some layers")
 
 
 @pytest.mark.parametrize(("rank", "option"), [(1, 1), (2, 8), (8, 8), (9, 16), (257, 320), (512, 512)])
@@ -55,12 +55,12 @@ def test_the_rank_that_vllm_is_to_be_given(tmp_path, rank, option):
 
 def test_a_rank_above_all_that_vllm_knows(tmp_path):
     found = written(tmp_path / "a", Lora(513, 16.0, 0.0, ("q_proj",)))
-    assert found.refused == {"vLLM": "its rank is 513, and vLLM's --max-lora-rank ends at 512"}
+    assert found.refused == {"vLLM": "its rank is 513, but vLLM's --max-lora-rank is at most 512"}
 
 
 def test_experts_are_for_nobody(tmp_path):
     found = written(tmp_path / "a", PLAIN.with_experts("global", "local", gate="router"))
-    assert found.refused.keys() == {"vLLM", "LoRAX"} and "2 adapters that a gate weighs" in found.refused["vLLM"]
+    assert found.refused.keys() == {"vLLM", "LoRAX"} and "2 adapters and a gate" in found.refused["vLLM"]
     assert servable(tmp_path / "a/global") == Servable("tiny", 8, {})  # each of them alone is one adapter
 
 
@@ -96,12 +96,12 @@ def test_clients_are_named_with_their_reasons():
     assert lines({"ada": good, "bob": large, "cyd": good}) == [
         "vLLM can serve ada, cyd on b/base with --enable-lora --max-lora-rank 8; see docs/serving.md",
         "vLLM cannot serve bob: too large",
-        "LoRAX can serve all 3",
+        "LoRAX can serve all 3 adapters",
     ]
     unlike = lines({"ada": good, "bob": Servable("b/base", 9, {})})
-    assert unlike[0] == "vLLM can serve all 2 on b/base with --enable-lora --max-lora-rank 16; see docs/serving.md"
+    assert unlike[0].startswith("vLLM can serve all 2 adapters on b/base with --enable-lora --max-lora-rank 16; see ")
     assert lines({"ada": good})[1] == "LoRAX can serve ada"
-    assert lines({"ada": large, "bob": large})[0] == "vLLM can serve none of the 2: too large"
+    assert lines({"ada": large, "bob": large})[0] == "vLLM can serve none of the 2 adapters: too large"
     for count, who in ((8, "0, 1, 2, 3, 4 and 3 more"), (6, "0, 1, 2, 3, 4 and 1 more"), (5, "0, 1, 2, 3, 4")):
         many = lines({str(number): large for number in range(count)} | {"ada": good})
         assert many[0] == f"vLLM cannot serve {who}: too large"
@@ -111,8 +111,8 @@ def test_export_says_it_beside_its_results(llm_fed, finished, tmp_path):
     said = llm_fed("export", finished, tmp_path / "out")
     assert said.out.split() == [str(tmp_path / "out" / client) for client in ("ada", "bob", "cyd")]
     assert said.err.splitlines() == [
-        "vLLM can serve all 3 on base with --enable-lora --max-lora-rank 8; see docs/serving.md",
-        "LoRAX can serve all 3",
+        "vLLM can serve all 3 adapters on base with --enable-lora --max-lora-rank 8; see docs/serving.md",
+        "LoRAX can serve all 3 adapters",
     ]
 
 

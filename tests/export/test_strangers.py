@@ -54,13 +54,13 @@ def refused(folder: Path, base: Any) -> str:
     ("changes", "what"),
     [
         ({"target_modules": r"(([a-z0-9_.]+)+)+[A-Z]"}, "matches no layer"),
-        ({"target_modules": r"(\w|[a-z_.]|[a-z]|\.)*(?<=(.))(?!\2)\2x?"}, "has not ended after"),
-        ({"target_modules": "(" * 3000}, "no regular expression"),
+        ({"target_modules": r"(\w|[a-z_.]|[a-z]|\.)*(?<=(.))(?!\2)\2x?"}, "took longer than"),
+        ({"target_modules": "(" * 3000}, "not a valid regular expression"),
         ({"lora_alpha": 1e300}, "times the rank"),
         ({"lora_alpha": float("nan")}, "lora_alpha|alpha"),
-        ({"lora_alpha": 10**400}, "no configuration of a LoRA adapter"),
+        ({"lora_alpha": 10**400}, "not the configuration of a LoRA adapter"),
         ({"r": 0}, "rank"),
-        ({"r": "2\n\x1b[31m"}, "no configuration of a LoRA adapter"),
+        ({"r": "2\n\x1b[31m"}, "not the configuration of a LoRA adapter"),
     ],
 )
 def test_settings(adapter, base, changes, what, monkeypatch):
@@ -121,7 +121,7 @@ def test_links_are_not_handed_out(finished, tmp_path, llm_fed, command):
     (tmp_path / "secret").write_text("precious")
     (tmp_path / "run/adapters/bob/notes").symlink_to(tmp_path / "secret")
     to = tmp_path / "out" if command == "export" else "anna"
-    llm_fed(command, tmp_path / "run", to).assert_refused("bob/notes is a link", "delete the link")
+    llm_fed(command, tmp_path / "run", to).assert_refused("bob/notes is a symbolic link", "replace the link")
     assert not (tmp_path / "out").exists()
 
 
@@ -149,7 +149,7 @@ def test_settings_of_another_kind(adapter, base, what):
 
 def test_a_head_that_is_a_number_is_named(adapter):
     settings(adapter, modules_to_save=5)
-    with pytest.raises(UserError, match=r"has a head \(5\)"):
+    with pytest.raises(UserError, match=r"has a classification head \(5\)"):
         peft_folders.check_text(adapter)
 
 

@@ -92,7 +92,7 @@ def test_a_liar_moves_the_mean_of_every_method_and_none_of_its_robust_means(name
     assert averages(methods.build(settings))
     assert moved(settings, "mean", 1e6) > 1e3
     if rule == "krum" and "fedmerge" in name:
-        with pytest.raises(UserError, match="all models of the soup would move alike"):
+        with pytest.raises(UserError, match="all models of the soup would move the same way"):
             moved(settings, rule, 1e6)
         return
     honest = moved(settings, rule, 1.0)
@@ -137,9 +137,12 @@ def remembered(name: str, rule: str, lie: float) -> float:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": {"name": "scaffold"}}, "moves by a mean of updates; scaffold is none of them: set it to mean"),
-        ({"method": {"name": "potara"}}, "potara is none of them"),
-        ({"method": {"name": "fedit"}, "privacy": {"clip": 1.0}}, "privacy.where=server shows the server their noisy"),
+        (
+            {"method": {"name": "scaffold"}},
+            "averages the clients' updates, and scaffold does not; set server.aggregation=mean",
+        ),
+        ({"method": {"name": "potara"}}, "updates, and potara does not"),
+        ({"method": {"name": "fedit"}, "privacy": {"clip": 1.0}}, "with privacy.where=server only their noisy"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, message):
@@ -162,7 +165,7 @@ def test_so_are_a_buffer_few_answers_and_a_search_that_take_no_mean():
         FedBuff(buffer=4).init(server_of("median"))
     with pytest.raises(UserError, match=r"and there are 4 that are waited for; set method\.wait_for"):
         FedIT(wait="first_n", wait_for=4).init(server_of("median"))
-    with pytest.raises(UserError, match="searches from no step at all"):
+    with pytest.raises(UserError, match="takes no mean of the updates"):
         Feddle(search_epochs=0, fallback_start=False).init(server_of("median"))
 
 

@@ -114,7 +114,7 @@ def test_what_looks_at_examples_without_noise_is_refused(verb):
     [
         ({"method": {"name": "ifca"}}, "clients of ifca also use them"),
         ({"method": {"name": "feddpa"}}, "clients of feddpa also use them"),
-        ({"method": {"name": "potara"}}, "potara starts from finished runs"),
+        ({"method": {"name": "potara"}}, "potara merges finished runs"),
         ({"adapter": None}, "adapter is null"),
         ({"base": {"dtype": "float16"}}, "bfloat16 or float32"),
     ],
@@ -214,7 +214,7 @@ def test_a_run_from_start_to_report(small, tmp_path, monkeypatch):
     spent = epsilon(PrivacyConfig(clip=0.5, noise=2.0), 2 / 6, 26)
     assert summary["privacy"] == {"epsilon": pytest.approx(spent, rel=1e-5), "delta": 1e-5, "unit": "example"}
     before = epsilon(PrivacyConfig(clip=0.5, noise=2.0), 2 / 6, 6)
-    assert f"MB moved, epsilon {before:.3g}" in said.getvalue() and before < spent
+    assert f"MB transferred, epsilon {before:.3g}" in said.getvalue() and before < spent
     card = (tmp_path / "run/adapters/ada/README.md").read_text()
     assert f"epsilon = {spent:.3g} at delta = 1e-05 for the training examples of ada, and at most {spent:.3g}" in card
     assert "clip 0.5, noise multiplier 2, added in every optimizer step" in card

@@ -124,7 +124,7 @@ def test_one_changed_letter_of_a_manifest_is_damage(tmp_path, letter):
     go(tmp_path, Local(), rounds=2, config=toy.config(rounds=2, checkpoint={"keep": 2}))
     manifest = tmp_path / "checkpoints/round-0002/manifest.json"
     manifest.write_text(manifest.read_text().replace(letter, letter[:-1] + "x", 1))
-    with pytest.warns(CheckpointWarning, match="manifest.json: it does not fit its checksum"):
+    with pytest.warns(CheckpointWarning, match="manifest.json: it does not match its checksum"):
         found = Checkpoints(tmp_path / "checkpoints").latest()
     assert found is not None and found.round == 1
 

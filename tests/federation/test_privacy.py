@@ -283,7 +283,7 @@ def test_a_private_run_from_start_to_report(small, tmp_path, name, where, own):
     logged = [line for line in lines if line["kind"] == "privacy"]
     assert len(logged) == 4 and logged[-1]["epsilon"] == pytest.approx(spent, rel=1e-5)
     assert summary["privacy"] == {"epsilon": logged[-1]["epsilon"], "delta": 1e-5, "where": where}
-    assert f"MB moved, epsilon {spent:.3g}" in said.getvalue()
+    assert f"MB transferred, epsilon {spent:.3g}" in said.getvalue()
     card = (tmp_path / "run/adapters/ada/README.md").read_text()
     added = "the server to the sum" if where == "server" else "each client to its uploads"
     assert f"epsilon = {spent:.3g} at delta = 1e-05, clip 0.5, noise multiplier 4, added by {added}" in card
@@ -309,12 +309,12 @@ def test_a_statement_says_where_the_noise_is_added():
 @pytest.mark.parametrize(
     "settings, word",
     [
-        ({"method": {"name": "fedmerge"}}, "fedmerge is none of them: use privacy.where=client"),
-        ({"method": {"name": "fedit", "wait": "first_n"}}, "fedit is none"),
-        ({"method": {"name": "center"}}, "center is none"),
+        ({"method": {"name": "fedmerge"}}, "fedmerge is not one; set privacy.where=client"),
+        ({"method": {"name": "fedit", "wait": "first_n"}}, "fedit is not one"),
+        ({"method": {"name": "center"}}, "center is not one"),
         ({"delay": {"sigma": 1.0}}, "delay.sigma=0 and delay.drop_out=0"),
         ({"delay": {"drop_out": 0.1}}, "delay.sigma=0 and delay.drop_out=0"),
-        ({"method": {"name": "potara"}}, "potara starts from finished runs"),
+        ({"method": {"name": "potara"}}, "potara merges finished runs"),
     ],
 )
 def test_what_the_server_cannot_protect_is_refused(settings, word):

@@ -269,7 +269,7 @@ def mean_update(federation: Federation, round: int, x: State) -> torch.Tensor:
         (FedDyn(), {"proximal": 0.1}, "of strength method.alpha; leave local.proximal out"),
         (Ditto(), {"proximal": 0.1}, "of strength method.strength; leave local.proximal out"),
         (PFedMe(), {"proximal": 0.1}, "of strength method.strength; leave local.proximal out"),
-        (Scaffold(), {"optimizer": "adamw"}, "scaffold reads mean gradients .* set local.optimizer=sgd"),
+        (Scaffold(), {"optimizer": "adamw"}, "scaffold computes mean gradients .* set local.optimizer=sgd"),
         (Scaffold(), {"momentum": 0.9}, "local.momentum=0"),
         (Scaffold(), {"lr_end": 0.0}, "local.lr_end above 0"),
         (Scaffold(), {"decay": "cosine"}, "local.decay=constant"),
@@ -288,10 +288,12 @@ def test_an_engine_says_what_it_cannot_do():
     """In the place of a bare KeyError, or of a loss that is silently another."""
     pictures, text = of_pictures(), of_text()
     site, start = pictures.clients["a"], pictures.clients["a"].initial()
-    with pytest.raises(UserError, match="asks for Generate, which whole image models cannot give .they give Answers"):
+    with pytest.raises(
+        UserError, match="needs Generate, which whole image models do not support .they support Answers"
+    ):
         drive({"a": site.generate(start, [[1]])}, pictures.engine.execute)
     site, start = text.clients["a"], text.clients["a"].initial()
-    with pytest.raises(UserError, match="a function for whole image models alone"):
+    with pytest.raises(UserError, match="loss=FUNCTION. needs whole image models"):
         drive({"a": site.fit(start, loss=lambda answer, labels, places: 0)}, text.engine.execute)
 
 

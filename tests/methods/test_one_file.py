@@ -18,7 +18,7 @@ OF_METHODS = {kind.__module__ for kind in methods.METHODS.values()}
 def test_what_a_method_has_is_said_at_its_beginning():
     """The steps in the order of a run, then the declarations that are functions, then the reports."""
     functions = [name for name, thing in vars(Method).items() if callable(thing) and not name.startswith("_")]
-    said = re.findall(r"`(\w+)`", method.__doc__.split("State goes in")[0])
+    said = re.findall(r"`(\w+)`", method.__doc__.split("Each step takes")[0])
     assert said == functions
 
 

@@ -167,7 +167,7 @@ def test_an_overfitted_local_adapter_is_noted(small, parents, tmp_path, monkeypa
     """With the threshold raised above the losses here, which are those of the local run."""
     monkeypatch.setattr(potara, "OVERFITTED", 10.0)
     found = recipes(merged(small, tmp_path, parents, "potara"))["ada"]
-    assert 0 < found["losses"][1] < found["losses"][0] and "knows them by heart" in found["note"]
+    assert 0 < found["losses"][1] < found["losses"][0] and "memorised them" in found["note"]
     assert "ada: the local adapter's loss on the 6 examples" in capsys.readouterr().err
     for number, settings in enumerate(({"fisher": "sampled"}, {"fisher_data": "held-out"})):
         assert "note" not in recipes(merged(small, tmp_path, parents, "potara", str(number), **settings))["ada"]

@@ -163,11 +163,11 @@ def test_damaged_folders(tmp_path, damage, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "./no/such/folder"}, "'./no/such/folder' is no folder; give one"),
-        ({"name": ""}, "is no folder; give one"),
+        ({"name": "./no/such/folder"}, "'./no/such/folder' is not a folder; give one"),
+        ({"name": ""}, "is not a folder; give one"),
         ({"dtype": "bfloat61"}, "base.dtype='bfloat61'.*bfloat16"),
         ({"quantization": "nf5"}, "base.quantization='nf5'.*nf4"),
-        ({"device_map": "auto"}, "base.device_map=auto divides a base over GPUs, but it is to run on the CPU"),
+        ({"device_map": "auto"}, "base.device_map=auto splits the base over GPUs, but this run is on the CPU"),
     ],
 )
 def test_wrong_settings(tmp_path, settings, message):
@@ -193,5 +193,5 @@ def test_layers_that_accelerate_keeps_elsewhere_train_alike(tmp_path):
 def test_hub_out_of_reach(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="'someone/some-model' is no folder here.*connect.*Offline, give"):
+    with pytest.raises(UserError, match="'someone/some-model' is not a folder here.*connect.*Offline, give"):
         load("someone/some-model")

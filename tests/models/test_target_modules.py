@@ -39,7 +39,7 @@ def test_every_ending_of_a_layers_name_is_right_and_with_two_letters_swapped_wro
             wrong = right.replace("proj", "porj")
             with pytest.raises(UserError) as caught:
                 check_names(model, AdapterConfig(target_modules=("q_proj", wrong)))
-            assert f"names {wrong!r}, which" in str(caught.value)
+            assert f"names {wrong!r}, but" in str(caught.value)
             assert right in str(caught.value).partition("linear layers named ")[2].split(", ")
 
 

@@ -120,7 +120,7 @@ def test_a_run_goes_on_with_the_clients_that_it_began_with(small, tmp_path, clie
     remote.gather(base["base"], list(CLIENTS))
     assert list(remote.names) == list(CLIENTS)
     notice = (
-        "this run began with ada, bob, cyd and goes on with them, whatever network.clients says now; fresh=true begins "
-        "anew"
+        "this run began with ada, bob, cyd and continues with them, whatever network.clients says now; fresh=true "
+        "starts again"
     )
     assert said == [notice] * told

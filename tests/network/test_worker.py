@@ -172,6 +172,6 @@ def test_what_lies_at_a_sockets_place_is_looked_at_before_it_is_trusted(tmp_path
     place = worker.address(tmp_path / "home")
     place.write_text("precious")
     (tmp_path / "home").mkdir()
-    with pytest.raises(UserError, match="is no socket"):
+    with pytest.raises(UserError, match="is not a socket"):
         worker.serve(tmp_path / "home")
     assert place.read_text() == "precious"

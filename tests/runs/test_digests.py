@@ -113,7 +113,7 @@ def test_files_that_somebody_changed(tmp_path):
     path = tmp_path / "run" / digests.FILE
     data = path.read_bytes()
     path.write_bytes(data[:-1000])
-    with pytest.raises(RunError, match="it was cut. Give --fresh"):
+    with pytest.raises(RunError, match="it was truncated. Start again with --fresh"):
         go(tmp_path / "run")
     path.write_bytes(b"x" + data)
     with pytest.raises(RunError, match="is damaged: .*--fresh"):

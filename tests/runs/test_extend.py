@@ -145,7 +145,7 @@ def test_an_extended_run_equals_the_longer_one(small, tmp_path, case):
         (json.loads((tmp_path / "short/summary.json").read_text())["round"], "test")
     ]
     said = train(small, tmp_path / "short", LONG, **settings)
-    assert f"this run had {SHORT} rounds and goes on to {LONG}" in said
+    assert f"this run had {SHORT} rounds and continues to {LONG}" in said
     assert not any("learning rate" in note for note in said)
     assert results(tmp_path / "short") == results(tmp_path / "long")
     assert checkpoint(tmp_path / "short") == checkpoint(tmp_path / "long")
@@ -169,7 +169,7 @@ def test_an_unfinished_run_is_extended_or_cut_short(small, tmp_path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             train(small, tmp_path / "run", 6, **settings)
     said = train(small, tmp_path / "run", 4, **settings)
-    assert "this run had 6 rounds, of which 3 are done, and goes on to 4" in said
+    assert "this run had 6 rounds, of which 3 are done, and continues to 4" in said
     for rounds in (4, 7):
         train(small, tmp_path / "run", rounds, **settings)
         train(small, tmp_path / str(rounds), rounds, **settings)
@@ -260,7 +260,7 @@ def test_with_a_falling_rate_it_says_what_the_rate_does(small, tmp_path):
     falling = {"lr": 0.05, "lr_end": 0.01}
     train(small, tmp_path / "run", 3, local=falling)
     (said,) = (note for note in train(small, tmp_path / "run", 5, local=falling) if "learning rate" in note)
-    assert "local.lr_end=0.01 is reached in round 5 now: the learning rate goes up from 0.01 in round 3 to 0.02" in said
+    assert "local.lr_end=0.01 is now reached in round 5: the learning rate goes up from 0.01 in round 3 to 0.02" in said
     rates = [x["lr"] for x in read_records(tmp_path / "run/metrics.jsonl") if x["kind"] == "round"]
     assert rates == pytest.approx([0.05, 0.03, 0.01, 0.02, 0.01])
 
@@ -295,7 +295,7 @@ def test_scores_of_another_kind_start_the_search_anew(small, tmp_path, changed, 
     assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 2
     _scores(monkeypatch, {3: 5.0, 4: 8.0, 5: 7.0})
     said = train(small, tmp_path / "run", 5, eval=first | changed)
-    assert any("the search for the best round starts anew" in note for note in said)
+    assert any("the search for the best round starts again" in note for note in said)
     assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 4
     lines = read_records(tmp_path / "run/metrics.jsonl")
     (anew,) = (place for place, line in enumerate(lines) if line["kind"] == "search anew")

@@ -41,7 +41,7 @@ def test_a_changed_configuration_is_found_where_it_decides_how_results_are_read(
         run.begin()
     path = tmp_path / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 1", 1))
-    with pytest.raises(UserError, match="does not fit the checksum in its last line"):
+    with pytest.raises(UserError, match="does not match the checksum in its last line"):
         saved_config(tmp_path)
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")  # as older versions wrote it
     assert saved_config(tmp_path)["seed"] == 1
@@ -61,7 +61,7 @@ def test_what_is_remembered_is_read_as_it_was_written(tmp_path):
         assert run.recall("summary.json") == {"scores": 1}
         path = tmp_path / "summary.json"
         path.write_text(path.read_text().replace('"scores": 1', '"scores": 2'))
-        with pytest.raises(RunError, match="summary.json is damaged: it does not fit its checksum"):
+        with pytest.raises(RunError, match="summary.json is damaged: it does not match its checksum"):
             run.recall("summary.json")
         path.write_text('{"scores": 2}')  # of an older version
         assert run.recall("summary.json") == {"scores": 2}

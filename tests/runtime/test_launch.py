@@ -91,7 +91,7 @@ def test_a_killed_worker_ends_the_launch_with_a_message(alone, tmp_path):
     launch = Launch(tmp_path, words, {1: Kill("llm_fed.runtime.accelerate:perform", 3)})
     assert launch.ended() == [1, -signal.SIGKILL]
     assert "llm-fed: rank 1 of this launch has gone (" in launch.said(0).splitlines()[-1]
-    assert "the same command continues" in launch.said(0) and "Traceback" not in launch.said(0)
+    assert "give the same command again to continue" in launch.said(0) and "Traceback" not in launch.said(0)
     launch = Launch(tmp_path, words)
     assert launch.ended() == [0, 0]
     assert_same(whole, tmp_path / "run")
@@ -101,7 +101,7 @@ def test_a_killed_worker_ends_the_launch_with_a_message(alone, tmp_path):
     ("words", "code", "text"),
     [
         (["local.lrr=1"], 2, "llm-fed: unknown key local.lrr"),
-        (["base.name=./nowhere"], 2, "llm-fed: base.name='./nowhere' is no folder"),
+        (["base.name=./nowhere"], 2, "llm-fed: base.name='./nowhere' is not a folder"),
         (["base.device_map=auto"], 2, "llm-fed: base.device_map"),
     ],
 )
@@ -126,8 +126,10 @@ def test_all_are_told_to_end_while_rank_0_waits_for_the_other(alone, tmp_path, e
     for process in launch.processes:
         os.kill(process.pid, ending)
     assert launch.ended() == [130, code] and launch.said(1) == ""
-    assert launch.said(0).endswith("llm-fed: interrupted; the same command continues from the last checkpoint\n")
-    assert ("told to end" in launch.said(0)) == (ending == signal.SIGTERM)
+    assert launch.said(0).endswith(
+        "llm-fed: interrupted; give the same command again to continue from the last checkpoint\n"
+    )
+    assert ("terminated, because" in launch.said(0)) == (ending == signal.SIGTERM)
 
 
 def test_commands_that_train_nothing(tmp_path):

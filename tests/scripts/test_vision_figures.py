@@ -147,7 +147,7 @@ def test_one_run_alone_and_many_clients_are_drawn(finished, analysis, figures, m
 def test_only_runs_on_the_same_data_are_compared(finished, tmp_path, refused):
     one, other = (scored(finished, tmp_path, f"seed {seed}", [1, 2, 3], seed=seed) for seed in (0, 1))
     refused("differ in seed, task or clients", "clients", one, other)
-    refused("a run is there twice", "clients", one, one)
+    refused("a run is given twice", "clients", one, one)
     (one / "summary.json").write_text('{"scores": {"kind": "score"}}')
     refused("has no test scores", "clients", one)
 
@@ -230,7 +230,7 @@ def test_only_ids_that_name_a_cluster_do():
 
 def test_a_run_without_weights_is_refused(finished, tmp_path, refused):
     refused("weighs nothing", "weights", finished("standalone"))
-    refused("is no run folder", "weights", tmp_path)
+    refused("is not a run folder", "weights", tmp_path)
 
 
 # Targets

@@ -37,7 +37,7 @@ from llm_fed.state import State
 
 SECONDS, GIB = 5, 2**30
 CONTENT = {"ask": "1-1", "examples": 6, "loss": 1.5, "steps": 2}
-RECIPE = {"lambda_fed": 0.4, "a": 1.0, "b": 2.0, "c": 0.0, "sweep": {"0.001": 0.4}, "note": "it knows them by heart"}
+RECIPE = {"lambda_fed": 0.4, "a": 1.0, "b": 2.0, "c": 0.0, "sweep": {"0.001": 0.4}, "note": "it has memorised them"}
 CLAIMS = {"error": "", "failed": "", "score": 50.0, "clients": {"ada": 6}, "recipe": RECIPE}
 
 

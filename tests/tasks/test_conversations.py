@@ -66,7 +66,7 @@ def test_a_model_learns_to_stop_where_the_template_writes_no_end():
 
 def test_what_cannot_be_trained_on_is_refused():
     turns = turns_of(TALK, "here", "messages")
-    with pytest.raises(UserError, match="writes turn 3 otherwise once more follow"):
+    with pytest.raises(UserError, match="renders turn 3 differently when more turns follow"):
         encode_conversation(turns, byte_tokenizer(chat_template=FORGETS), template="chat")
     with pytest.raises(UserError, match="the data are conversations, .* choose an instruction-tuned base"):
         encode_conversation(turns, byte_tokenizer(), template="alpaca-short")
@@ -84,11 +84,11 @@ def test_what_cannot_be_trained_on_is_refused():
         ([{"role": "user"}], "message 1 .* needs a role .* and a text"),
         ([{"role": "narrator", "content": "x"}], "message 1 .* needs a role"),
         ([["user", "x"]], "message 1 .* needs a role"),
-        (TALK[:2], "ends without a turn of the assistant"),
-        (TALK[:1], "ends without a turn of the assistant"),
-        (TALK[2:], "a turn of the assistant where one of the user belongs"),
-        ([*TALK[:3], TALK[2]], "a turn of the assistant where one of the user belongs"),
-        ([TALK[1], TALK[0], TALK[2]], "a turn of the system where one of the assistant belongs"),
+        (TALK[:2], "does not end with a message of the assistant"),
+        (TALK[:1], "does not end with a message of the assistant"),
+        (TALK[2:], "a message of the assistant where one of the user belongs"),
+        ([*TALK[:3], TALK[2]], "a message of the assistant where one of the user belongs"),
+        ([TALK[1], TALK[0], TALK[2]], "a message of the system where one of the assistant belongs"),
     ],
 )
 def test_bad_conversations_are_named_with_file_and_line(tmp_path, value, said):

@@ -37,7 +37,7 @@ def workbook(path):
         ("a.jsonl", b"PAR1\x15\x04", ["Parquet", ".parquet"]),
         ("a.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", ["old Excel workbook"]),
         ("a.csv", json.dumps(ROW), ["holds JSON", ".jsonl"]),
-        ("a.jsonl", CSV, ["no JSON", ".csv"]),
+        ("a.jsonl", CSV, ["not JSON", ".csv"]),
         ("a.json", json.dumps(ROW, indent=2), ["several lines", "jq -c"]),
         ("a.jsonl", json.dumps(ROW, indent=2) + "\n" + json.dumps(ROW, indent=2), ["several lines", "jq -c"]),
         ("a.json", json.dumps({"data": [ROW]}, indent=2), ["its rows in 'data'", "jq"]),

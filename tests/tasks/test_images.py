@@ -285,7 +285,7 @@ def test_isic2019_columns(parquet):
 
 
 def test_a_wrong_column_or_label_is_refused(parquet):
-    with pytest.raises(UserError, match="the label='label' is no column .the closest is 'labels'"):
+    with pytest.raises(UserError, match="the label='label' is not a column .the closest is 'labels'"):
         load("isic2019", parquet(train=table(4, labels=(datasets.Value("int64"), [0] * 4))))
     broken = table(4, label=(datasets.Value("int64"), [0, 1, None, 2]), center=(datasets.Value("int64"), [0] * 4))
     with pytest.raises(UserError, match="'label' does not hold a class number in each row"):

@@ -83,13 +83,13 @@ def test_train_and_test_files_with_a_client_column(tmp_path):
 
 def test_one_file_without_client_column_needs_a_partition(tmp_path):
     path = write(tmp_path / "all.jsonl", records(20, kind="x") + records(20, kind="y"))
-    with pytest.raises(UserError, match="no column says whose a row is; set task.columns.client=COLUMN"):
+    with pytest.raises(UserError, match="no column names the client of a row; set task.columns.client=COLUMN"):
         load(path)
     parts = load(path, partition=PartitionConfig(kind="iid", clients=4)).clients
     assert {len(c.train) + len(c.validation) + len(c.test) for c in parts.values()} == {10}
     parts = load(path, partition=PartitionConfig(kind="dirichlet", clients=2, label="kind", alpha=1.0)).clients
     assert {e.group for c in parts.values() for e in c.train} == {"x", "y"}
-    with pytest.raises(UserError, match="line 1: task.partition.label='kin' is no column .the closest is 'kind'"):
+    with pytest.raises(UserError, match="line 1: task.partition.label='kin' is not a column .the closest is 'kind'"):
         load(path, partition=PartitionConfig(kind="dirichlet", clients=2, label="kin"))
 
 
@@ -186,7 +186,7 @@ def test_unknown_column_names_the_closest(tmp_path):
     write(tmp_path / "a" / "train.jsonl", records(2))
     write(tmp_path / "a" / "test.jsonl", records(2))
     with pytest.raises(
-        UserError, match=r"columns.prompt='instructon' is no column .the closest is 'instruction'.*output"
+        UserError, match=r"columns.prompt='instructon' is not a column .the closest is 'instruction'.*output"
     ):
         load(tmp_path, columns=ColumnsConfig(prompt="instructon"))
 
@@ -199,7 +199,7 @@ def test_missing_and_ambiguous_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="holds no client folder and no file of examples"):
         load(tmp_path)
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(UserError, match="notes.txt is of no kind that can be read; those are .jsonl"):
+    with pytest.raises(UserError, match="notes.txt cannot be read; supported are .jsonl"):
         load(tmp_path / "notes.txt")
     write(tmp_path / "a" / "train.jsonl", records(2))
     (tmp_path / "b").mkdir()
@@ -313,7 +313,7 @@ def test_flan_folder_strips_the_prefix_and_keeps_the_order(tmp_path):
     write(tmp_path / "client3_wic" / "test.jsonl", records(1))
     with pytest.raises(UserError, match="two folders for the client 'wic'"):
         load(tmp_path, name="flan")
-    with pytest.raises(UserError, match="is no folder; without task.path, flan comes from the Hub"):
+    with pytest.raises(UserError, match="is not a folder; without task.path, flan comes from the Hub"):
         load(tmp_path / "client9_snli/train.jsonl", name="flan")
 
 

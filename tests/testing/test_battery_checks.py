@@ -214,7 +214,7 @@ def test_clients_train_as_a_method_asks_for(here, monkeypatch):
         (["own:Own", "local.lr=0"], 2, ["local.lr is 0.0; it must be above 0"]),
         (["own:Own", "local.optimiser=sgd"], 2, ["unknown key local.optimiser (the closest is 'optimizer')"]),
         (["own:Onw"], 2, ["has no 'Onw' (the closest is 'Own')"]),
-        (["potara"], 2, ["potara starts from runs of fedit and local and has no rounds of its own"]),
+        (["potara"], 2, ["potara merges runs of fedit and local and has no rounds of its own"]),
     ],
 )
 def test_mistakes_of_a_user(here, capsys, words, code, parts):
