@@ -14,6 +14,7 @@ from rich.table import Table
 from typer.core import TyperArgument
 
 from llm_fed import cli, methods
+from llm_fed.cli import printing
 from llm_fed.commands import compare, quickstart
 from llm_fed.errors import UserError, closest, did_you_mean, printable
 from llm_fed.eval.tables import Table as Comparison
@@ -49,9 +50,9 @@ def test_help_keeps_brackets(llm_fed, monkeypatch):
 
 
 def test_names_in_brackets_are_text(capfd):
-    cli._print_scores({"[fedit]": {"metric": "rouge1", "clients": dict.fromkeys(NAMES, 1.0)} | dict.fromkeys(
+    printing.print_scores({"[fedit]": {"metric": "rouge1", "clients": dict.fromkeys(NAMES, 1.0)} | dict.fromkeys(
         ("mean", "std", "worst_half"), 1.0)})  # fmt: skip
-    cli.out.print("adapters are in runs/[a]/:cat:")
+    printing.out.print("adapters are in runs/[a]/:cat:")
     Reporter().note("[north]: loss :cat: [/]")
     shown = capfd.readouterr()
     for name in [*NAMES, "[fedit]", "runs/[a]/:cat:"]:
@@ -64,7 +65,7 @@ def test_every_console_of_the_package_takes_brackets_as_text(capfd):
     table = Table("client")
     for name in NAMES:
         table.add_row(name)
-    for console in (cli.out, Reporter().console):
+    for console in (printing.out, Reporter().console):
         assert isinstance(console, Console)
         console.print(table)
         shown = capfd.readouterr()

@@ -1,0 +1,144 @@
+"""Commands on a finished run: eval, audit and chat."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_fed.cli.printing import Json, print_cross, print_scores
+from llm_fed.cli.program import app
+from llm_fed.errors import UserError
+
+
+@app.command("eval", rich_help_panel="Use a finished run")
+def evaluate(
+    run_dir: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value settings that override the run's, e.g. eval.max_new_tokens=64."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="The split to score on: test or validation.")] = "test",
+    base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="With --base: the task to score on (`llm-fed tasks` lists them).")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With --base: a file of examples, or the local data of --task.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="The metric (default: that of the run or the task).")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="With --base: the prompt template (default: the one saved with the adapter).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="With --base: its dtype: float32, bfloat16, float16 or auto.")] = "float32",
+    limit: Annotated[int | None, typer.Option(help="Score at most this many examples per client.")] = None,
+    cross: Annotated[
+        bool, typer.Option("--cross", help="Score each client's adapter on every client's examples, for the report.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Score the personal adapters of a run, or a base model with or without an adapter. Scores are 0-100."""
+    from llm_fed import configfile
+
+    words = settings or []
+    if run_dir is not None and "=" in str(run_dir) and not run_dir.exists():  # no folder, but the first setting
+        run_dir, words = None, [str(run_dir), *words]
+    if (run_dir is None) == (base is None):
+        raise UserError("give either a run folder or --base (with or without --adapter); see llm-fed eval --help")
+    if cross and run_dir is None:
+        raise UserError("--cross compares the adapters of a run's clients, so it needs a run folder and not --base")
+    configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
+    # What follows takes seconds, so mistakes are named first.
+    from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    if run_dir is not None:
+        alone = {"--adapter": adapter, "--task": task, "--data": data, "--template": template}
+        if given := [option for option, value in alone.items() if value is not None]:
+            raise UserError(f"{given[0]} only works with --base; override a run's own by settings such as "
+                            "task.path=FOLDER or task.template=chat")  # fmt: skip
+        if cross:
+            from llm_fed.commands.cross import cross_scores
+
+            print_cross(
+                run_dir, cross_scores(run_dir, split=split, metric=metric, limit=limit, settings=words), as_json
+            )
+            return
+        summary = evaluate_run(run_dir, split=split, metric=metric, limit=limit, settings=words)
+    else:
+        summary = evaluate_adapter(
+            str(base), adapter, Data(task, data, template, dtype), split=split, metric=metric, limit=limit,
+            settings=words,
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps(summary.as_json()))
+    else:
+        print_scores({summary.metric: summary.as_json()})
+
+
+@app.command(rich_help_panel="Use a finished run")
+def audit(
+    run_dir: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
+    rounds: Annotated[str | None, typer.Option(help="The rounds to train again, e.g. 1,5.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=0, help="Train this many rounds again, drawn with the run's seed (default: 3).")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Train all rounds again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a run against its recorded digests, and reproduce some of its rounds. The exit code is 1 if anything
+    differs."""
+    from llm_fed.commands.audit import show
+
+    if not show(run_dir, rounds, sample, every, as_json):
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel="Use a finished run")
+def chat(
+    run_dir: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
+    client: Annotated[str | None, typer.Option(help="Start with this client's adapter (default: the first).")] = None,
+    base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="With --base: the prompt template (default: the one saved with the adapter).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="With --base: its dtype: float32, bfloat16, float16 or auto.")] = "float32",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer, in tokens (default: the value saved with the adapter).")
+    ] = None,
+) -> None:
+    """Chat with the personal adapters of a run, or with a base model. Decoding is greedy. Type /client NAME, /base,
+    /reset or /quit. If standard input is not a terminal, each line is one prompt."""
+    if (run_dir is None) == (base is None):
+        raise UserError("give either a run folder or --base (with or without --adapter); see llm-fed chat --help")
+    if run_dir is not None and (given := adapter or template):
+        raise UserError(
+            f"{given}: --adapter and --template only work with --base; leave them out, as a run brings its own"
+        )
+    if base is not None and client is not None:
+        raise UserError(f"--client {client} only works with a run folder; with --base, give --adapter DIR")
+    # What follows takes seconds, so mistakes are named first.
+    from llm_fed.commands import chat as chatting
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    if run_dir is not None:
+        opened = chatting.of_run(run_dir, client, max_new_tokens)
+    else:
+        opened = chatting.of_base(str(base), adapter, template, dtype, max_new_tokens)
+    someone = sys.stdin.isatty()
+    if someone:
+        with suppress(ImportError):  # arrow keys and history, where Python has it
+            import readline  # noqa: F401
+    chatting.talk(opened, input if someone else lambda _: input(), shows_help=someone)

@@ -1,0 +1,117 @@
+"""Commands for the start: init, methods, runs, tasks and doctor."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_fed.cli.printing import Json, out, print_list, program_name
+from llm_fed.cli.program import app
+from llm_fed.errors import RunError, UserError
+
+
+@app.command(rich_help_panel="Get started and look things up")
+def init(
+    data: Annotated[str, typer.Argument(help="A folder with a file or a folder per client, or one file for all.")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="The configuration to write (default: the name of DATA with .yaml).")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="The base model, a Hub id or a folder.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The column that holds the prompt.")] = None,
+    input_column: Annotated[
+        str | None, typer.Option("--input", help="The column that holds the input, which is put after the prompt.")
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="The column that holds the answer.")] = None,
+    client: Annotated[str | None, typer.Option(help="With one file: the column that names each row's client.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="With one file: split the rows at random among this many clients.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The method (default: fedmerge; `llm-fed methods` lists all).")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, and accept what the data suggests.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing configuration.")] = False,
+) -> None:
+    """Inspect your data and write a commented configuration for it. You are asked what the data does not tell."""
+    from llm_fed.commands import init as starting
+
+    path = out_file or Path(f"{Path(data).resolve().name.partition('.')[0]}.yaml")
+    if path.exists() and not force:
+        raise UserError(f"{path} already exists; give another --out, or --force to overwrite it")
+    columns = {"prompt": prompt, "input": input_column, "answer": answer, "client": client}
+    given = starting.Given(data, base, {role: name for role, name in columns.items() if name}, clients, method)
+
+    def ask(question: str, usual: str) -> str:
+        return str(typer.prompt(question, default=usual, err=True))
+
+    found = starting.draft(given, None if yes or not sys.stdin.isatty() else ask)
+    starting.write(path, found.text, force=force)
+    for what, words in found.findings.items():
+        out.print(f"{what:<11}{words}")
+    for warning in found.warnings:
+        out.print(f"{'warning':<11}{warning}")
+    run_dir = shlex.quote(str(Path("runs") / path.stem))
+    program, config = program_name(), shlex.quote(str(path))
+    out.print(
+        f"wrote {path}. Next:\n"
+        f"  {program} run {config} --dry-run  # show the plan and the memory it needs\n"
+        f"  {program} run {config} --out {run_dir}\n"
+        f"  {program} chat {run_dir}"
+    )
+
+
+@app.command(rich_help_panel="Get started and look things up")
+def methods(as_json: Json = False) -> None:
+    """List the methods with their papers and settings."""
+    from llm_fed.commands.methods import rows
+
+    print_list(rows(), as_json)
+
+
+@app.command(rich_help_panel="Get started and look things up")
+def runs(as_json: Json = False) -> None:
+    """List the configurations and launch files that llm_fed ships. Use one by its name: llm-fed run flan.yaml."""
+    from llm_fed import shipped
+
+    print_list(shipped.rows(), as_json)
+
+
+@app.command(rich_help_panel="Get started and look things up")
+def tasks(as_json: Json = False) -> None:
+    """List the tasks with their metrics and sources."""
+    from llm_fed.tasks import describe
+
+    print_list(describe(), as_json)
+
+
+@app.command(rich_help_panel="Get started and look things up")
+def doctor(
+    base: Annotated[
+        str | None, typer.Option(help="Instead, show what llm_fed can do with this base: a folder or a Hub id.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show this machine's hardware and packages, and test a fused training step, a 4-bit layer and the metrics."""
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    if base is None:
+        from llm_fed.commands.doctor import examine
+
+        findings = examine()
+    else:
+        from llm_fed.commands.bases import known_of
+
+        findings = known_of(base)
+    if as_json:
+        print(json.dumps(findings))
+    else:
+        for finding in findings:
+            out.print(f"{'ok  ' if finding['ok'] else 'FAIL'} {finding['what']}: {finding['found']}")
+    if not all(finding["ok"] for finding in findings):
+        raise RunError("some checks failed; see the lines marked FAIL")

@@ -1,0 +1,88 @@
+"""What commands share in what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+# A [bracket] or a :word: in what is printed is text: the name of a client, a value, a path.
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def beside_base(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The scores of runs on the same data by name, after those of the base alone where that was scored."""
+    base = [("base", result["base"]) for result in results.values() if "base" in result][:1]
+    return dict(base) | {name: result["scores"] for name, result in results.items()}
+
+
+def program_name() -> str:
+    """How to call this program from here: by its name, or where it is not on the path by its file."""
+    beside = Path(sys.executable).with_name("llm-fed")
+    return "llm-fed" if shutil.which("llm-fed") or not beside.exists() else shlex.quote(os.path.relpath(beside))
+
+
+def count_of(pictures: list[Path]) -> str:
+    return f"{len(pictures)} picture{'' if len(pictures) == 1 else 's'}"
+
+
+def print_scores(scores: dict[str, dict[str, Any]]) -> None:
+    """A row per client and a column per method (or metric)."""
+    scores = {name: score for name, score in scores.items() if "clients" in score}
+    if not scores:
+        out.print("There are no scores, because no client has test examples.")
+        return
+    metric = next(iter(scores.values()))["metric"]
+    table = Table(title=f"{metric} (0-100)", title_justify="left")
+    table.add_column("client")
+    for name in scores:
+        table.add_column(name, justify="right")
+    for client in next(iter(scores.values()))["clients"]:
+        table.add_row(client, *(f"{score['clients'][client]:.1f}" for score in scores.values()))
+    if len(next(iter(scores.values()))["clients"]) == 1:
+        out.print(table)
+        return
+    table.add_section()
+    for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
+        table.add_row(label, *(f"{score[key]:.1f}" for score in scores.values()))
+    out.print(table)
+
+
+def print_cross(folder: Path, found: dict[str, Any], as_json: bool) -> None:
+    """A row per client's model and a column per client, of few clients; where all of them are in any case."""
+    if as_json:
+        print(json.dumps(found))
+        return
+    if len(found["clients"]) <= 8:  # more are too wide for a terminal
+        table = Table(title=f"{found['metric']} (0-100)", title_justify="left")
+        for name in ("model of", *found["clients"]):
+            table.add_column(name, justify="left" if name == "model of" else "right")
+        for client, row in zip(found["clients"], found["scores"], strict=True):
+            table.add_row(client, *(f"{score:.1f}" for score in row))
+        out.print(table)
+    out.print(f"the whole table is in {folder / 'cross.json'} and {folder / 'report.html'}")
+
+
+def print_list(entries: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(entries))
+        return
+    for entry in entries:
+        out.print(entry["name"], style="bold")
+        ranges = entry.get("ranges", {})
+        for key, value in entry.items():
+            if key == "settings" and value:
+                out.print("  settings:")
+                for name, default in value.items():
+                    out.print(f"    {name}={default}" + (f" ({ranges[name]})" if name in ranges else ""))
+            elif key not in ("name", "ranges") and value not in ([], {}, None, ""):
+                out.print(f"  {key}: {', '.join(value) if isinstance(value, list) else value}")

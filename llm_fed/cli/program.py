@@ -1,0 +1,121 @@
+"""The program: its commands are registered here, and errors end it with one or two lines and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from llm_fed.errors import RunError, UserError, printable
+
+
+class _Commands(TyperGroup):
+    """The commands, with all of their help: to rich a [bracket] would be a style, and typer 0.20 loses the words about
+    arguments with click 8.5."""
+
+    def __init__(self, *, commands: Any = None, **settings: Any):
+        for command in (commands or {}).values():
+            command.help = escape(" ".join((command.help or "").split()))
+            hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+            for parameter in command.params:
+                about = getattr(hints.get(parameter.name), "__metadata__", ())
+                parameter.help = escape(getattr(parameter, "help", None) or (about[0].help if about else None) or "")
+        super().__init__(commands=commands, **settings)
+
+
+app = typer.Typer(
+    name="llm-fed",
+    cls=_Commands,
+    help="Federated LoRA fine-tuning with personal models by merging.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# What is no fault of the program, wherever it comes up: a full or read-only disk, missing rights, a name too long.
+_OF_THE_DISK = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG,
+)  # fmt: skip
+
+UsageError: Any = typer.BadParameter.__base__  # click's, or the one that later versions of typer have of their own
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command. Exit code 0: done; 2: a mistake in what was given; 1: a failure; 130: interrupted.
+
+    Of several processes under `accelerate launch`, rank 0 runs it; the others work for it and say nothing.
+    """
+    with _other_ranks():
+        _command(arguments)
+
+
+@contextmanager
+def _other_ranks() -> Iterator[None]:
+    """At rank 0 of a launch: the others, until it is done. At the others: all that they do, and the end."""
+    if "LOCAL_RANK" not in os.environ:  # no launcher; what follows takes seconds to import
+        yield
+        return
+    from llm_fed.experiment.run import serve
+    from llm_fed.runtime.launch import connect, other_ranks
+
+    channel = connect()
+    if channel and channel.rank:
+        try:
+            serve()
+        except (KeyboardInterrupt, RunError) as error:  # rank 0 says what there is to say
+            raise SystemExit(1) from error
+        raise SystemExit(0)
+    with other_ranks() or nullcontext():
+        yield
+
+
+def _command(arguments: list[str] | None) -> None:
+    try:
+        code = app(arguments, prog_name="llm-fed", standalone_mode=False)
+    except UsageError as error:
+        if text := error.format_message():  # without any word, the help has been shown
+            _stop(f"{text}\nSee {error.ctx.command_path if error.ctx else 'llm-fed'} --help", 2)
+        code = 2
+    except UserError as error:
+        _stop(error, 2)
+    except RunError as error:
+        _stop(error, 1)
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        where = error.filename or "a file"
+        _stop(f"cannot use {where}: {error.strerror}; fix that or give another path, then repeat the command", 1)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:  # typer turns Ctrl-C into this exit code
+        _stop("interrupted; give the same command again to continue from the last checkpoint", 130)
+    raise SystemExit(code or 0)
+
+
+def _stop(message: object, code: int) -> None:
+    print(f"llm-fed: {printable(str(message))}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"llm-fed {importlib.metadata.version('llm-fed')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Federated LoRA fine-tuning with personal models by merging."""

@@ -1,0 +1,102 @@
+"""Commands that hand adapters and federations on: export, push and flower."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_fed.cli.printing import out
+from llm_fed.cli.program import app
+from llm_fed.errors import printable
+from llm_fed.plugins import short
+
+
+@app.command(rich_help_panel="Share and deploy")
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out_dir: Annotated[Path, typer.Argument(help="The folder for the copies, with one folder per client.")],
+    client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
+    merged: Annotated[
+        bool,
+        typer.Option("--merged", help="Write whole models, with the adapter merged into the base: no PEFT needed."),
+    ] = False,
+) -> None:
+    """Copy the personal adapters of a run as PEFT folders, and tell on standard error which of them vLLM and LoRAX can
+    serve."""
+    from llm_fed.commands import evaluate as runs
+    from llm_fed.export import serving
+
+    if merged:
+        from llm_fed.experiment.run import quiet
+        from llm_fed.export import merged as whole
+
+        quiet()
+        plan = whole.plan(run_dir, out_dir, client or [])
+        print(printable(plan.said), file=sys.stderr)
+        for folder in plan.write():
+            out.print(str(folder))
+        return
+    folders = runs.export(run_dir, out_dir, client or [])
+    for folder in folders:
+        out.print(str(folder))
+    for line in serving.lines({folder.name: serving.servable(folder) for folder in folders}):
+        print(printable(line), file=sys.stderr)
+
+
+@app.command(rich_help_panel="Share and deploy")
+def push(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    namespace: Annotated[str, typer.Argument(help="Your user name on the Hub, or an organisation's name.")],
+    client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make the repositories private.")] = False,
+    license: Annotated[
+        str | None, typer.Option(help="The adapters' licence, as the Hub's id (default: that of the base, or other).")
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="The repositories are named NAMESPACE/PREFIX-<client> (default: the run folder's name)."),
+    ] = None,
+    one_repository: Annotated[
+        bool, typer.Option("--one-repository", help="Use one repository, NAMESPACE/PREFIX, with a folder per client.")
+    ] = False,
+) -> None:
+    """Push the personal adapters of a run to the Hub, one PEFT repository per client. A repeated push commits only
+    what changed."""
+    from llm_fed.experiment.run import quiet
+    from llm_fed.export import hub
+
+    quiet()
+    hub.quiet()
+    for pushed in hub.push(
+        run_dir, namespace, clients=client or [], private=private, license=license, prefix=prefix,
+        one_repository=one_repository,
+    ):  # fmt: skip
+        out.print(f"{'pushed   ' if pushed.changed else 'unchanged'} {pushed.url}")
+
+
+@app.command(rich_help_panel="Share and deploy")
+def flower(
+    config: Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="key=value settings that override the file, e.g. network.clients=8.")
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="The folder of the app (default: apps/<config>-<method>).")
+    ] = None,
+) -> None:
+    """Write a Flower app that runs the federation with its clients on other machines. Each machine needs Flower: in a
+    clone, pip install -e '.[flower]'."""
+    from llm_fed import configfile
+    from llm_fed.commands import section
+
+    loaded = configfile.load(config, settings or [])
+    section.check(loaded, data=False)
+    from llm_fed.network import flower_app  # with torch, so mistakes are named first
+
+    name = f"{config.stem}-{short(str(loaded.method['name']))}"
+    folder = out_dir or Path("apps") / name
+    note = flower_app.write(folder, loaded, name)
+    out.print(f"wrote {folder}. Next: flwr run {folder} SUPERLINK --stream{note}")

@@ -1,0 +1,167 @@
+"""Commands that train: run, quickstart and compare."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_fed.cli.printing import Json, beside_base, count_of, out, print_scores, program_name
+from llm_fed.cli.program import app
+from llm_fed.errors import RunError, UserError
+
+
+@app.command(rich_help_panel="Train and compare")
+def run(
+    config: Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="key=value settings that override the file, e.g. local.lr=1e-4.")
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="The run folder (default: runs/<config>-<method>-seed<n>).")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete an earlier run in the folder, and start from round 1.")
+    ] = False,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Initialise from the adapters of a finished run or of a folder (adapter.start)."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Train nothing: show the plan, the traffic, and the memory it needs.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a federation. The same command continues an interrupted run, and extends a finished one with rounds=N."""
+    from llm_fed import api
+
+    resolved = api.resolve(config, settings or [], out_dir, start)
+    folder = out_dir or api.default_folder(config, resolved)
+    from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
+
+    experiment.quiet()
+    if dry_run:
+        plan = experiment.dry_run(resolved, folder, fresh=fresh)
+        if as_json:
+            print(json.dumps(plan.as_json()))
+            return
+        for line in plan.for_terminal(folder):
+            out.print(line)
+        return
+    result = experiment.train(resolved, folder, fresh=fresh)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print_scores(beside_base({str(result["method"]): result}))
+    out.print(f"adapters, metrics and report.html are in {folder}")
+
+
+@app.command(rich_help_panel="Train and compare")
+def quickstart(
+    out_dir: Annotated[Path, typer.Option("--out", help="The folder for the runs.")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Seed of the data, the adapters and the training.")] = 0,
+) -> None:
+    """Train local, FedIT and FedMerge on a small synthetic federation with a tiny base. Nothing is downloaded."""
+    from llm_fed.commands import quickstart as demo
+
+    results = demo.run(out_dir, seed)
+    print_scores(beside_base(results))
+    finished = out_dir / "fedmerge"
+    program, run_dir = program_name(), shlex.quote(str(finished))
+    out.print(
+        f"report (open it in a browser): {finished / 'report.html'}\n"
+        f"merging weights: {out_dir / 'merging_weights.png'}; personal adapters: {finished / 'adapters'}\n"
+        "Next steps:\n"
+        f"  {program} eval {run_dir} --split validation  # score the adapters on the validation examples\n"
+        f"  {program} export {run_dir} {shlex.quote(str(out_dir / 'copies'))}  # copy the adapters as PEFT folders\n"
+        f"  {program} methods  # list all methods\n"
+        "README.md shows how to train on your own data."
+    )
+
+
+@app.command(rich_help_panel="Train and compare")
+def compare(
+    config: Annotated[
+        Path,
+        typer.Argument(help="A YAML file; its compare section can list rows and seeds. With --runs: a finished run."),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value settings for all rows, e.g. rounds=20. With --runs: more finished runs."),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="The rows or methods to compare, e.g. local,fedit (default: all rows of the file).")
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="The seeds, e.g. 0,1,2 (default: those of the file).")] = "",
+    draws: Annotated[
+        int | None,
+        typer.Option(min=1, help="Draw N federations, each with its own training seed; the same as --seeds 0,...,N-1."),
+    ] = None,
+    runs: Annotated[bool, typer.Option("--runs", help="Train nothing: give the verdict on finished runs.")] = False,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The folder for runs and tables (default: runs/compare-<config>; with --runs, nothing is written).",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train several methods with several seeds, and write one table with a verdict. The same command continues an
+    interrupted comparison."""
+    if runs:
+        if methods or seeds or draws:
+            raise UserError(
+                "--runs compares finished runs and trains nothing; leave out --methods, --seeds and --draws"
+            )
+        _verdict_on_runs([config, *map(Path, settings or [])], out_dir, as_json)
+        return
+    if draws and seeds:
+        raise UserError(
+            f"--draws {draws} is the same as --seeds {','.join(map(str, range(draws)))}; give only one of the two"
+        )
+    from llm_fed.commands import section
+
+    try:
+        numbers = [int(seed) for seed in seeds.split(",") if seed]
+    except ValueError as error:
+        raise UserError(f"--seeds is {seeds!r}; it takes whole numbers separated by commas, e.g. 0,1,2") from error
+    numbers = list(range(draws)) if draws else numbers
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    planned = section.read_rows(config, settings or [], names, numbers)
+    if draws:
+        planned.check_draws()
+    planned.check()
+    from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
+    from llm_fed.experiment.run import quiet
+
+    folder = out_dir or Path("runs") / f"compare-{config.stem}"
+    quiet()
+    table = comparison.compare(config, settings or [], chosen=names, seeds=numbers, out=folder)
+    if as_json:
+        print(json.dumps(table.as_json()))
+    else:
+        for part in table.for_terminal():
+            out.print(part)
+        out.print(
+            f"table.html, table.md, table.csv, table.json, {count_of(table.pictures)} and the runs are in {folder}"
+        )
+    if failed := table.failed:
+        raise RunError(f"{failed} failed, see table.md; give the same command again to retry")
+
+
+def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -> None:
+    from llm_fed.commands import finished
+
+    verdict = finished.compare_runs(folders)
+    written = finished.write(verdict, out_dir) if out_dir else []
+    if as_json:
+        print(json.dumps(verdict.as_json()))
+        return
+    for line in [*verdict.for_terminal(), *verdict.variance]:
+        out.print(line)
+    if written:
+        out.print(f"{' and '.join(written)} are in {out_dir}" if len(written) > 1 else f"verdict.md is in {out_dir}")
