@@ -85,7 +85,7 @@ def test_more_clients_than_data(small, llm_fed, tmp_path):
         ("1: 2\n", ["unknown key 1"]),
         ("method: fedit\n", ["method is 'fedit'", "mapping"]),
         ("method: {num_models: 2}\n", ["method", "name"]),
-        ("base: {name: '???'}\n", ["c.yaml leaves base.name open", "base.name=..."]),
+        ("base: {name: '???'}\n", ["c.yaml does not set base.name", "base.name=..."]),
         ("seed: ${nothing}\n", ["c.yaml", "nothing"]),
     ],
 )
@@ -256,7 +256,7 @@ def test_an_adapter_of_another_base(small, llm_fed, finished, tmp_path):
         (["--metric", "rogue"], ["rogue", "rouge1"]),
         (["--limit", "0"], ["limit", "0", "at least 1"]),
         (["--limit", "-1"], ["limit", "-1", "at least 1"]),
-        (["--base", "x"], ["either a run folder, or --base"]),
+        (["--base", "x"], ["either a run folder or --base"]),
     ],
 )
 def test_wrong_words_for_eval(llm_fed, finished, words, parts):
@@ -281,7 +281,7 @@ def test_eval_of_one_adapter_lacks_something(small, llm_fed, finished, tmp_path)
     (tmp_path / "empty.jsonl").write_text("")
     llm_fed(*adapter, "--data", tmp_path / "empty.jsonl").assert_refused("empty.jsonl holds no example")
     llm_fed(*adapter, "--task", "fils", "--data", small.data).assert_refused("fils", "files")
-    llm_fed("eval").assert_refused("either a run folder, or --base")
+    llm_fed("eval").assert_refused("either a run folder or --base")
 
 
 def test_export_of_an_unknown_client_and_over_other_files(llm_fed, finished, tmp_path):

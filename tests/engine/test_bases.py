@@ -3,6 +3,7 @@ stock PEFT trains them, answer as it does, and come back from disk into it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -164,8 +165,9 @@ def test_a_list_of_experts_and_what_stands_beside_it_is_refused():
 
 
 def test_an_answer_of_nan_is_none():
-    """Gemma 2 masks with the smallest float64 and takes its softmax in float32, where padding then gives NaN."""
-    model = build("gemma2", torch.float64)
+    """As of a checkpoint with a damaged weight."""
+    model = build("llama", torch.float64)
+    torch.nn.init.constant_(model.get_input_embeddings().weight, math.nan)
     base = tiny_base.around(model)
     bank = AdapterBank(model, EVERY, 2, torch.float64)
     with pytest.raises(RunError, match=r"computes NaN .* for a text of [246] tokens.*base\.dtype"):

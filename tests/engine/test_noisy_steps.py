@@ -81,7 +81,7 @@ def test_a_step_is_that_of_single_examples(kind, budget, train):
     model, structure = tiny.build(kind, torch.float64), structure_of(kind)
     given = job(model, structure, 1, train=train or ".*")
     expected, factors = by_hand(model, structure, given, train)
-    assert len(factors) == 8 and min(factors) < 0.8 and max(factors) == 1
+    assert len(factors) == 8 and min(factors) < 0.95 and max(factors) == 1
     (found,) = fitted(model, structure, [given], budget=budget)
     torch.testing.assert_close(found.state.row, expected.row, rtol=0, atol=1e-10)
 

@@ -255,7 +255,9 @@ def test_a_last_step_to_infinity_is_that_clients_error():
     # float32 ends at 3.4e38, and a large alpha makes large gradients
     jobs[1] = replace(jobs[1], optimizer=Optimizer(3e38, "sgd"))
     results, _ = fit(AdaptedModel(model, replace(structure, alpha=500)), jobs)
-    assert isinstance(results[1], ClientError) and "client c1: not finite after 1 local steps" in str(results[1])
+    assert isinstance(results[1], ClientError) and "client c1: weights not finite after 1 local steps" in str(
+        results[1]
+    )
     assert len(successes(results)) == 2
 
 
@@ -269,10 +271,8 @@ def test_a_batch_without_a_target_token_is_that_clients_error():
     silent = Encoded([5, 6, 7], [True, False, False])  # nothing predicts the first token
     jobs[1] = Fit.on("c1", structure, jobs[1].start, [jobs[1].batch(0), [silent]], Optimizer(0.1))
     results, _ = fit(AdaptedModel(model, structure), jobs)
-    assert isinstance(results[1], ClientError) and "client c1: its batch of local step 1 has no target token" in str(
-        results[1]
-    )
-    assert "local step 2" in str(results[1])
+    assert isinstance(results[1], ClientError)
+    assert "client c1: its batch of local step 2 has no target token" in str(results[1])
     assert isinstance(results[0], Fitted) and isinstance(results[2], Fitted)
     assert isinstance(fit(AdaptedModel(model, structure), jobs[1:2])[0][0], ClientError)
 

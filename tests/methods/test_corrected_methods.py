@@ -219,7 +219,7 @@ def test_pfedme_by_hand(federation):
     assert_close(federation.run(method, 2), x, start)
     for id, site in federation.clients.items():
         assert_close(site.memory["personal"], own[id], start)
-    with pytest.raises(UserError, match="method.outer_lr [*] method.strength is 3, beyond 1"):
+    with pytest.raises(UserError, match="method.outer_lr [*] method.strength is 3; it must be at most 1"):
         PFedMe(strength=15.0, outer_lr=0.2).init(federation.server)
 
 

@@ -144,7 +144,7 @@ def test_numbers_of_examples_are_those_of_the_beginning_and_count_so_far(small, 
         patch.setattr(clients, "InFlight", lambda *item: counted.append((item[0], item[3])) or plain(*item))
         federate(tmp_path, small, tree(small, rounds=1), spoil=spoil)
     assert counted == [("ada", 6), ("bob", 60), ("cyd", 6)]
-    assert "bob says that it has 1,000,000,000,000,000 examples; they count as 60" in capfd.readouterr().err
+    assert "bob claims 1,000,000,000,000,000 examples; they count as 60" in capfd.readouterr().err
     assert json.loads((tmp_path / "run/network.json").read_text())["examples"] == {"ada": 6, "bob": many, "cyd": 6}
     link = NetworkInProcess(tmp_path, small, tree(small, network={**NETWORK, "clients": 2}))
     found = roster(link, said := [])
