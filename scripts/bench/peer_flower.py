@@ -29,10 +29,11 @@ def _loaded(folder: str) -> tuple[Work, Any]:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    config = message.content["config"]
+    content: Any = message.content
+    config = content["config"]
     work, model = _loaded(config["folder"])
     asked, before = work.rounds[config["server-round"] - 1][config["place"]], model.tokens_seen
-    adapter = trained(work, model, message.content["arrays"].to_torch_state_dict(), asked["batches"])
+    adapter = trained(work, model, content["arrays"].to_torch_state_dict(), asked["batches"])
     metrics = MetricRecord({"num-examples": asked["num_examples"], "tokens": model.tokens_seen - before})
     return Message(RecordDict({"arrays": ArrayRecord(adapter), "metrics": metrics}), reply_to=message)
 
@@ -63,7 +64,8 @@ class Planned(FedAvg):
             raise RuntimeError(f"{len(failed)} of {len(replies)} clients failed; the first one: {failed[0]}")
         found = super().aggregate_train(server_round, replies)
         self.work.seconds.append(time.perf_counter() - self.began)
-        self.work.tokens.append(sum(int(reply.content["metrics"]["tokens"]) for reply in replies))
+        contents: list[Any] = [reply.content for reply in replies]
+        self.work.tokens.append(sum(content["metrics"]["tokens"] for content in contents))
         return found
 
 

@@ -3,8 +3,8 @@
     python scripts/bench/peer_loops.py PEER FOLDER
 
 FOLDER/work.json says who is asked in each round, and which tokens each step is made of. The last line printed has the
-seconds and the real tokens of each round, and FOLDER/PEER.safetensors is the adapter after the last one. Imports that
-one peer alone needs are within its function, since the memory of each is measured.
+seconds and the real tokens of each round; FOLDER/PEER.safetensors is the adapter after the last one. What one peer alone
+needs is imported within its function, since the memory of each is measured.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class Work:
         given = json.loads((folder / "work.json").read_text())
         self.folder, self.rounds, self.clients = folder, given["rounds"], given["clients"]
         self.base, self.lr, self.threads, self.actors = given["base"], given["lr"], given["threads"], given["actors"]
-        self.rank, self.alpha, self.target_modules = given["rank"], given["alpha"], given["target_modules"]
+        self.adapter = SimpleNamespace(**given["adapter"])
         self.settings = given["settings"]  # of llm_fed, which say the same
         self.seconds: list[float] = []
         self.tokens: list[int] = []
@@ -52,14 +53,8 @@ class Work:
         return load_file(self.folder / "start.safetensors")
 
     def model(self) -> nn.Module:
-        """The base in float32 under a stock PEFT adapter; `tokens_seen` counts what it reads."""
-        base = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float32)
-        base.config.use_cache = False
-        config = LoraConfig(
-            r=self.rank, lora_alpha=self.alpha, lora_dropout=0.0, target_modules=self.target_modules,
-            task_type="CAUSAL_LM",
-        )  # fmt: skip
-        model: Any = get_peft_model(base, config).train()
+        """The base under a stock PEFT adapter, in training; `tokens_seen` counts what it reads."""
+        model: Any = adapted(self.base, self.adapter).train()
         model.tokens_seen = 0
 
         def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -81,6 +76,17 @@ class Work:
             self.seconds.append(time.perf_counter() - began)
             self.tokens.append(model.tokens_seen - before)
         return adapter
+
+
+def adapted(base: str, adapter: Any) -> nn.Module:
+    """A base in float32 under a stock PEFT adapter without dropout.
+
+    Args:
+        adapter: with rank, alpha and target_modules.
+    """
+    model, modules = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), list(adapter.target_modules)
+    model.config.use_cache = False
+    return get_peft_model(model, LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=modules))
 
 
 def padded(batch: Sequence[Example]) -> dict[str, Tensor]:
@@ -188,6 +194,7 @@ def trl(work: Work) -> Adapter:
 
 
 def flower(work: Work) -> Adapter:
+    """Clients of Flower's simulation."""
     from peer_flower import simulated
 
     return simulated(work)

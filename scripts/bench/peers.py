@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,8 @@ def write_work(folder: Path, args: argparse.Namespace) -> list[list[Asked]]:
     assert adapter is not None
     rounds = planned(experiment)
     given: dict[str, Any] = {
-        "settings": words, "base": experiment.config.base.name, "rank": adapter.rank, "alpha": adapter.alpha,
-        "target_modules": list(adapter.target_modules), "lr": args.lr, "threads": args.threads, "actors": args.actors,
-        "clients": args.clients, "rounds": rounds,
+        "settings": words, "base": experiment.config.base.name, "adapter": asdict(adapter), "lr": args.lr,
+        "threads": args.threads, "actors": args.actors, "clients": args.clients, "rounds": rounds,
     }  # fmt: skip
     (folder / "work.json").write_text(json.dumps(given))
     save_file({entry_of_peft(name): start[name].clone() for name in start}, folder / "start.safetensors")
@@ -209,7 +208,8 @@ def compare(args: argparse.Namespace, peers: Sequence[str], folder: Path) -> dic
             its.tokens += said["tokens"][1:]
             its.memory = max(its.memory, peak)
             if peer not in (peers[0], "floor"):
-                its.apart = apart(*(load_file(folder / f"{name}.safetensors") for name in (peer, peers[0])), start)
+                one, other = (load_file(folder / f"{name}.safetensors") for name in (peer, peers[0]))
+                its.apart = apart(one, other, start)
                 if not its.apart < NEAR:
                     raise SystemExit(f"peers.py: {peer} ends {its.apart:.2g} of the way from what {peers[0]} ends with")
     return found
@@ -236,7 +236,9 @@ def main() -> None:
     peers = installed(args.peers)
     with tempfile.TemporaryDirectory() as folder:
         found = compare(args, peers, Path(folder))
-    print(f"{args.asked} of {args.clients} clients, {args.steps} steps, batch {args.batch_size}, {args.threads} threads")
+    print(
+        f"{args.asked} of {args.clients} clients, {args.steps} steps, batch {args.batch_size}, {args.threads} threads"
+    )
     print(f"torch {torch.__version__}, {args.repeats} x {args.rounds} rounds\n\n{table(found)}")
 
 
