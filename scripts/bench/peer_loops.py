@@ -2,8 +2,8 @@
 
     python scripts/bench/peer_loops.py PEER FOLDER
 
-FOLDER/work.json says who is asked in each round, and which tokens each step is made of. The last line printed has the
-seconds and the real tokens of each round; FOLDER/PEER.safetensors is the adapter after the last one. What one peer alone
+FOLDER/work.json says who is asked in each round, and of which tokens each step is made. The last line printed has the
+seconds and the tokens of each round, and FOLDER/PEER.safetensors is the adapter after the last one. What one peer alone
 needs is imported within its function, since the memory of each is measured.
 """
 
