@@ -199,9 +199,13 @@ def compare(args: argparse.Namespace, peers: Sequence[str], folder: Path) -> dic
     rounds = write_work(folder, args)
     expected, start = [tokens_of(clients) for clients in rounds], load_file(folder / "start.safetensors")
     found = {peer: Found() for peer in peers}
-    for _ in range(args.repeats):
+    for repeat in range(args.repeats):
         for peer, its in found.items():
             said, peak = measured(peer, folder)
+            rounds_said = ", ".join(f"{seconds:.2f}" for seconds in said["seconds"])
+            print(
+                f"{repeat + 1} of {args.repeats}: {peer} {rounds_said} s, {peak:,.0f} MiB", file=sys.stderr, flush=True
+            )
             if said["tokens"] != expected:
                 raise SystemExit(f"peers.py: {peer} read {said['tokens']} tokens, and planned were {expected}")
             its.seconds += said["seconds"][1:]
