@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.engine.generation import stop_tokens
-from llm_fed.models.loading import Base
 from llm_fed.rng import generator
 
 Row = tuple[int, list[int]]  # how long the prompt is, and the tokens of it and of what follows it
@@ -41,8 +40,8 @@ class Bench:
     def __init__(self, words: Sequence[str], limit: int):
         built = peers.built(words)
         config, self.sites, self.run = built.config, built.clients, built.runtime.run
-        assert isinstance(built.base, Base)
-        self.tokenizer, self.stops = built.base.tokenizer, stop_tokens(built.base)
+        base: Any = built.base
+        self.tokenizer, self.stops = base.tokenizer, stop_tokens(base)
         self.size, self.new_tokens = config.eval.batch_size, config.eval.max_new_tokens
         self.queries = {id: list(site.data.queries["test"][:limit]) for id, site in self.sites.items()}
         with_options = {id: [query for query in its if query.options] for id, its in self.queries.items()}

@@ -69,9 +69,8 @@ def settings(args: argparse.Namespace) -> list[str]:
         "adapter.dropout=0", "adapter.target_modules=[q_proj,v_proj]", "task.max_length=512", "task.validation=0",
         f"local.steps={args.steps}", f"local.batch_size={args.batch_size}", f"local.lr={args.lr}",
         f"local.lr_end={args.lr}", "eval.every=0", "eval.select=last",
-        *([f"task.name=flan task.path={args.data}"] if args.data else ["task.name=planted"]),
+        *(["task.name=flan", f"task.path={args.data}"] if args.data else ["task.name=planted"]),
     ]  # fmt: skip
-    words = [part for word in words for part in word.split(" ")]
     config = configfile.load({}, words)
     natural = len(tasks.load(config.task, config.federation_seed, config.evaluation_seed).clients)
     if args.clients > natural:  # each is divided
@@ -227,7 +226,7 @@ def main() -> None:
     parser.add_argument("--asked", type=int, help="in each round (default: all)")
     parser.add_argument("--steps", type=int, default=4, help="local steps")
     parser.add_argument("--rounds", type=int, default=3, help="that count, in each process")
-    parser.add_argument("--repeats", type=int, default=3, help="processes of each peer")
+    parser.add_argument("--repeats", type=int, default=2, help="processes of each peer")
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS, help="the first is the measure")
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--lr", type=float, default=5e-4)
@@ -237,7 +236,8 @@ def main() -> None:
     args.asked = args.asked or args.clients
     if not 0 < args.asked <= args.clients:
         parser.error(f"--asked {args.asked} of --clients {args.clients}")
-    peers = installed(args.peers)
+    if not (peers := installed(args.peers)):
+        raise SystemExit("peers.py: none of the peers that were asked for is installed")
     with tempfile.TemporaryDirectory() as folder:
         found = compare(args, peers, Path(folder))
     print(
