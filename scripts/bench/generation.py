@@ -1,0 +1,150 @@
+"""Times answers of all clients, each under its own adapter, beside stock PEFT client by client: greedy generation, and
+option scoring (the log-likelihood of each option of a prompt).
+
+Ours is the way of every evaluation: one batch holds rows of any clients. The other loads one client's adapter after
+another into a PEFT model, and calls transformers' `generate`, or its forward pass on every prompt with each of its
+options behind it; its rows are sorted by length, too. Both must say the same. The adapters are random and differ.
+
+    python scripts/bench/generation.py --base BASE --data FLAN
+
+A prefix that several prompts have in common is computed for each of them, in both; the last line says how much of the
+prompts that is. Without --base and --data: the tiny base that llm_fed ships, on the quickstart's planted clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import peers
+import torch
+from alternating import compare
+from peer_loops import adapted, entry_of_peft
+from peft import set_peft_model_state_dict
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from llm_fed.engine.generation import stop_tokens
+from llm_fed.rng import generator
+
+Row = tuple[int, list[int]]  # how long the prompt is, and the tokens of it and of what follows it
+Said = dict[str, list[Any]]  # by client: its texts, or of each query the log-likelihoods of its options
+
+
+class Bench:
+    """Both ways, on the first `limit` test examples of each client."""
+
+    def __init__(self, words: Sequence[str], limit: int):
+        built = peers.built(words)
+        config, self.sites, self.run = built.config, built.clients, built.runtime.run
+        base: Any = built.base
+        self.tokenizer, self.stops = base.tokenizer, stop_tokens(base)
+        self.size, self.new_tokens = config.eval.batch_size, config.eval.max_new_tokens
+        self.queries = {id: list(site.data.queries["test"][:limit]) for id, site in self.sites.items()}
+        with_options = {id: [query for query in its if query.options] for id, its in self.queries.items()}
+        self.options = {id: its for id, its in with_options.items() if its}
+        start = built.server.initial()
+        noise = {id: torch.randn(start.row.shape, generator=generator(0, id)) for id in self.sites}
+        self.states = {id: start.like(start.row + 0.02 * each) for id, each in noise.items()}
+        self.stock: Any = adapted(config.base.name, config.adapter).eval()
+
+    def texts(self) -> Said:
+        asked = {id: [query.prompt for query in its] for id, its in self.queries.items()}
+        return self.run({id: self.sites[id].generate(self.states[id], prompts) for id, prompts in asked.items()})
+
+    def scores(self) -> Said:
+        return self.run({id: self.sites[id].option_scores(self.states[id], its) for id, its in self.options.items()})
+
+    def stock_texts(self) -> Said:
+        rows = {id: [(len(query.prompt), query.prompt) for query in its] for id, its in self.queries.items()}
+        return {id: self._answers(id, self._generated, its) for id, its in rows.items()}
+
+    def stock_scores(self) -> Said:
+        found = {}
+        for id, queries in self.options.items():
+            rows = [(len(query.prompt), [*query.prompt, *option]) for query in queries for option in query.options]
+            scores = iter(self._answers(id, self._scored, rows))
+            found[id] = [[next(scores) for _ in query.options] for query in queries]
+        return found
+
+    @torch.inference_mode()
+    def _answers(self, id: str, answer: Callable[[list[Row]], list[Any]], rows: list[Row]) -> list[Any]:
+        """Under a client's adapter: longest first, given back in the order of the rows."""
+        state, found = self.states[id], dict[int, Any]()
+        set_peft_model_state_dict(self.stock, {entry_of_peft(name): state[name].clone() for name in state})
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i][1]))
+        for chosen in (order[at : at + self.size] for at in range(0, len(order), self.size)):
+            found.update(zip(chosen, answer([rows[i] for i in chosen]), strict=True))
+        return [found[i] for i in range(len(rows))]
+
+    def _generated(self, rows: list[Row]) -> list[str]:
+        ids, mask = padded(rows, "left")
+        ends = {"eos_token_id": sorted(self.stops), "pad_token_id": min(self.stops), "max_new_tokens": self.new_tokens}
+        out = self.stock.generate(input_ids=ids, attention_mask=mask, do_sample=False, use_cache=True, **ends)
+        new = [list(takewhile(lambda token: token not in self.stops, row)) for row in out[:, ids.shape[1] :].tolist()]
+        return [str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip() for tokens in new]
+
+    def _scored(self, rows: list[Row]) -> list[float]:
+        ids, mask = padded(rows, "right")
+        logs = self.stock(input_ids=ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
+        picked = logs.gather(-1, ids[:, 1:, None])[..., 0]
+        return [float(picked[n, start - 1 : len(row) - 1].sum()) for n, (start, row) in enumerate(rows)]
+
+
+def padded(rows: Sequence[Row], side: str) -> tuple[Tensor, Tensor]:
+    """Token ids and mask, (N, T) each."""
+    ids = [torch.tensor(row) for _, row in rows]
+    mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True, padding_side=side)
+    return pad_sequence(ids, batch_first=True, padding_side=side), mask
+
+
+def repeated(prompts: Sequence[Sequence[Sequence[int]]]) -> float:
+    """The share of all prompts' tokens that need not be computed again if a client's common prefix is kept."""
+    shared = [sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, zip(*its, strict=False))) for its in prompts]
+    saved = sum(length * (len(its) - 1) for length, its in zip(shared, prompts, strict=True))
+    return saved / sum(len(prompt) for its in prompts for prompt in its)
+
+
+def timed(what: str, ours: Callable[[], Said], stock: Callable[[], Said], repeats: int) -> None:
+    """Prints the table of both, or ends where they say different things."""
+    theirs = stock()
+    for id, answers in ours().items():
+        for number, (one, other) in enumerate(zip(answers, theirs[id], strict=True)):
+            if not (one == other if isinstance(one, str) else np.allclose(one, other, atol=1e-3)):
+                raise SystemExit(f"generation.py: client {id}, prompt {number}: ours {one!r}, stock {other!r}")
+    print(f"\n{what}; ours and stock are equal\n", flush=True)
+    compare({"ours": ours, "stock PEFT, client by client": stock}, repeats, "cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default=peers.TINY_BASE, help="a folder with a model and its tokenizer")
+    parser.add_argument("--data", help="Flan, one folder per client")
+    parser.add_argument("--limit", type=int, default=50, help="prompts per client")
+    parser.add_argument("--new-tokens", type=int, default=64, help="of an answer, at most")
+    parser.add_argument("--batch-size", type=int, default=32, help="rows of a forward pass")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    words = [
+        f"base.name={args.base}", "base.dtype=float32", "device=cpu", "method=fedit", "task.max_length=512",
+        f"eval.batch_size={args.batch_size}", f"eval.max_new_tokens={args.new_tokens}",
+        *(["task.name=flan", f"task.path={args.data}"] if args.data else ["task.name=planted"]),
+    ]  # fmt: skip
+    bench = Bench(words, args.limit)
+    asked = [[query.prompt for query in its] for its in bench.queries.values()]
+    scored = [query for its in bench.options.values() for query in its]
+    print(f"{len(asked)} clients, {args.threads} threads, batches of {args.batch_size}; CPU seconds")
+    said = f"{sum(map(len, asked))} answers of at most {args.new_tokens} tokens"
+    timed(said, bench.texts, bench.stock_texts, args.repeats)
+    said = f"{sum(len(query.options) for query in scored)} options of {len(scored)} prompts"
+    timed(said, bench.scores, bench.stock_scores, args.repeats)
+    print(f"\nPrefixes that a client's prompts share: {repeated(asked):.1%} of their tokens, computed again each time")
+
+
+if __name__ == "__main__":
+    main()
