@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, averaged
-from llm_fed.settings import AtLeast, AtMost, Below
+from llm_fed.settings import AtLeast, AtMost
 from llm_fed.site import Site
 from llm_fed.state import State, stack
 
@@ -37,10 +37,8 @@ class FedPool(Method):
 
     paper: ClassVar[str] = "FedPool (this project)"
 
-    # how much of a client's recent updates the server remembers when the client answers again
-    memory: Annotated[float, AtLeast(0), Below(1)] = 0.8
-    # part of the way to its own optimum that a client is assumed to cover in one round
-    pull: Annotated[float, AtLeast(0), AtMost(1)] = 0.03
+    # how much of what is known of a client's recent updates stays when it answers again
+    memory: Annotated[float, AtLeast(0), AtMost(1)] = 0.8
 
     def init(self, server: Site) -> Message:
         start, none = server.initial(), torch.zeros(0, 0, dtype=torch.float64)
@@ -67,8 +65,7 @@ class FedPool(Method):
         if not uploads:
             return state
         sums, answers, recent = dict(state["sums"]), dict(state["answers"]), dict(state["recent"])
-        sent = stack(self.broadcast(state, upload.client) for upload in uploads)
-        rows = stack(upload.content for upload in uploads) + self.pull * (sent - state["start"])
+        rows = stack(upload.content for upload in uploads)
         for upload, apart in zip(uploads, rows - rows.mean(0), strict=True):
             client, row = upload.client, State(upload.content.layout, upload.content.row)
             sums[client] = sums[client] + row if client in sums else row
@@ -78,7 +75,6 @@ class FedPool(Method):
         products = _products(state["products"], recent, list(dict.fromkeys(upload.client for upload in uploads)))
         evidence = _larger(state["evidence"], len(recent)) + products
         clients = list(recent)
-        full = 1.0 - self.memory ** (sum(len(own) for own, _ in answers.values()) / len(clients))
         return {
             "start": state["start"],
             "mean": averaged(server, state["mean"], uploads),
@@ -89,7 +85,7 @@ class FedPool(Method):
             "evidence": evidence,
             "partitions": [
                 (share, [[clients[place] for place in group] for group in groups])
-                for share, groups in likely(cosines(evidence), full)
+                for share, groups in likely(cosines(evidence))
             ],
         }
 
@@ -133,18 +129,15 @@ def cosines(products: Tensor) -> Tensor:
     return products / norms[:, None] / norms
 
 
-def likely(alike: Tensor, trust: float = 1.0) -> list[tuple[float, list[list[int]]]]:
+def likely(alike: Tensor) -> list[tuple[float, list[list[int]]]]:
     """The partitions into groups of several that describe cosines (m, m) well, with their probabilities.
 
     The candidates are those of hierarchical clustering with average linkage, one for each K. One is a stochastic block
     model: the cosines within a group have a mean of its own and a variance that all groups share, those between groups
     have one mean and one variance. Its probability is taken as exp(-BIC / 2) over all ways of dividing m clients into
     groups of these sizes. What is missing from one is the probability that there are no groups.
-
-    Args:
-        trust: the power of the likelihood, exp(-BIC / 2), from 0 to 1.
     """
-    candidates = [(trust * length + divisions, labels) for length, divisions, labels in _candidates(alike)]
+    candidates = list(_candidates(alike))
     if not candidates:
         return []
     shares = torch.softmax(-torch.tensor([length for length, _ in candidates], dtype=torch.float64), 0).tolist()
@@ -167,8 +160,8 @@ def _groups(alike: Tensor, labels: Tensor) -> list[list[int]]:
     return several
 
 
-def _candidates(alike: Tensor) -> Iterator[tuple[float, float, Tensor]]:
-    """By falling K half the BIC (nats) of a partition, what its labels cost (nats), and the labels (m,)."""
+def _candidates(alike: Tensor) -> Iterator[tuple[float, Tensor]]:
+    """By falling K half the BIC (nats) of a partition with what its labels cost, and the labels (m,)."""
     m = len(alike)
     pairs, upper = m * (m - 1) // 2, alike.triu(1)
     total, squares = float(upper.sum()), float(upper.square().sum())
@@ -192,7 +185,7 @@ def _candidates(alike: Tensor) -> Iterator[tuple[float, float, Tensor]]:
         others = squares - float(within_squares.sum()) - (total - float(within.sum())) ** 2 / max(1, pairs - known)
         if (length := _length(rest, known, groups, others, pairs - known, m)) is not None:
             divisions = math.lgamma(m + 1) - float(torch.lgamma(size[size > 0] + 1).sum())
-            yield length, divisions, labels.clone()
+            yield length + divisions, labels.clone()
 
 
 def _length(rest: float, within: int, groups: int, others: float, between: int, m: int) -> float | None:

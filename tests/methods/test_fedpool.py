@@ -65,7 +65,7 @@ def test_what_a_partition_costs():
     found = rows([0] * 4 + [1] * 4, noise=1.0)
     found[:2] += rows([0] * 2, noise=0.0, seed=1)  # two that are more alike, so that cosines vary within a group
     alike = cosines(found @ found.T)
-    lengths = {len(labels.unique()): length + cost for length, cost, labels in _candidates(alike)}
+    lengths = {len(labels.unique()): length for length, labels in _candidates(alike)}
     pairs = [(i, j) for i in range(8) for j in range(i)]
     within = [torch.stack([alike[i, j] for i, j in pairs if i // 4 == j // 4 == own]) for own in (0, 1)]
     between = torch.stack([alike[i, j] for i, j in pairs if i // 4 != j // 4])
