@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
-# kills, full disks and flipped bits, the soak, the quickstart at three seeds, both server-side benchmarks.
+# kills, full disks and flipped bits, the soak, the quickstart at three seeds, both server-side benchmarks, and all tests
+# with the lowest versions of dependencies.
 # With LLM_FED_BASE and LLM_FED_DATA set, also the benchmarks of cohorts, experts and mixing weights on real data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,3 +31,4 @@ if [ -n "${LLM_FED_BASE:-}" ] && [ -n "${LLM_FED_DATA:-}" ]; then
 else
   echo "LLM_FED_BASE and LLM_FED_DATA are not set: the benchmarks on real data are skipped"
 fi
+bash scripts/lowest.sh

@@ -95,6 +95,6 @@ def test_a_kill_leaves_no_folder_that_looks_complete(tmp_path, monkeypatch, smal
 def test_the_first_folder_of_something_else_ends_it_all(tmp_path, small_batches):
     (tmp_path / "client7").mkdir()
     (tmp_path / "client7" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="client7 holds something else"):
+    with pytest.raises(UserError, match="client7 exists and does not hold an adapter"):
         files.write_folders(folders(tmp_path), "an adapter")
     assert {path.name for path in tmp_path.iterdir()} == {f"client{number}" for number in (0, 1, 2, 3, 4, 5, 7)}

@@ -28,10 +28,10 @@ def test_a_file_that_is_here_wins(here):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("flan_cpo.yaml", "; is it flan_cpu.yaml or "),
-        ("scripts/runs/rolebanch.yaml", "; is it rolebench.yaml"),
-        ("clinic.yaml", "; is it clinics.yaml"),  # one that is here
-        ("other/flan.yaml", "; is it flan.yaml or "),  # the name alone would do
+        ("flan_cpo.yaml", "; did you mean flan_cpu.yaml or "),
+        ("scripts/runs/rolebanch.yaml", "; did you mean rolebench.yaml"),
+        ("clinic.yaml", "; did you mean clinics.yaml"),  # one that is here
+        ("other/flan.yaml", "; did you mean flan.yaml or "),  # the name alone would do
         ("zzz", "; llm-fed runs lists those that llm_fed ships"),
         ("gpu-8.yaml", "there is no configuration file gpu-8.yaml; "),  # of a launch, not of a run
     ],
