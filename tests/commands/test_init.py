@@ -109,7 +109,7 @@ def test_long_examples_and_few(small, llm_fed, tmp_path):
 
 def test_a_base_that_cannot_be_read_here(llm_fed, tmp_path, monkeypatch):
     """What the base would have said is left out of the file, and the user is told."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read from the environment on import
     write(tmp_path / "d/a.jsonl", rows(30, "prompt", "output"))
     said = llm_fed("init", tmp_path / "d", "--base", "someone/something", "--out", tmp_path / "c.yaml")
     assert said.code == 0 and "someone/something cannot be loaded here" in said.out
