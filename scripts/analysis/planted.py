@@ -7,7 +7,7 @@
 The federation is the quickstart's, with groups of these sizes (one size: all clients alike). OUT/planted.jsonl gets a
 line per run; the same command goes on after what is there. `--table` trains nothing. The table has the mean exact match
 on the test prompts after the last round, and of each draw the adjusted Rand index between the true groups and the most
-probable ones.
+probable ones (one group of all, where "no groups" is more probable).
 
 fedpool      as it is
 oracle       FedPool that is told the true groups: FedAvg inside them
@@ -99,12 +99,16 @@ def run(row: str, sizes: Sequence[int], participation: float, rounds: int, draw:
         progress = federate(Federation(built.method, clients, built.server, built.runtime), made)
     summary = built.evaluate(messages_for(built.method, progress.state, built.clients), "test")
     assert summary is not None
-    index = None
-    if isinstance(built.method, FedPool):
-        best = built.method.report(progress.state).get("groups", [])
-        found = {client: number for number, group in enumerate(best) for client in group}
-        index = adjusted_rand_score(list(groups.values()), [found.get(client, -1) for client in groups])
+    index = index_of(built.method.report(progress.state), groups) if isinstance(built.method, FedPool) else None
     return {"scores": summary.clients, "index": index}
+
+
+def index_of(report: Mapping[str, Any], groups: Mapping[str, int]) -> float:
+    """The adjusted Rand index between true groups and the most probable ones, which are one group of all clients where
+    "no groups" is more probable."""
+    likely = report.get("probability", 0.0) > report["no_groups"]
+    found = {client: number for number, group in enumerate(report["groups"]) for client in group} if likely else {}
+    return float(adjusted_rand_score(list(groups.values()), [found.get(client, -1) for client in groups]))
 
 
 def _each(sizes: Sequence[int]) -> list[int]:

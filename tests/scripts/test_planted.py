@@ -34,6 +34,16 @@ def test_two_rounds_with_groups_of_unequal_size(script):
     assert script.run("fedit", [2], participation=1.0, rounds=1, draw=0)["index"] is None
 
 
+def test_the_index_is_of_what_is_most_probable(script):
+    """Groups count only where they are more probable than none; then clients without one share one."""
+    groups = {"a": 0, "b": 0, "c": 1, "d": 1}
+    right = {"groups": [["a", "b"], ["c", "d"]], "probability": 0.6}
+    assert script.index_of({**right, "no_groups": 0.3}, groups) == 1
+    assert script.index_of({**right, "no_groups": 0.7}, groups) == 0
+    assert script.index_of({"no_groups": 1.0}, groups) == 0
+    assert script.index_of({"no_groups": 1.0}, dict.fromkeys(groups, 0)) == 1
+
+
 def test_the_table(script):
     line = {"sizes": [2, 1], "participation": 0.5, "rounds": 4, "row": "fedpool", "index": 0.5, "scores": {"a": 1.0}}
     other = line | {"index": 1.0, "scores": {"a": 2.0, "b": 4.0}}
