@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -18,12 +18,12 @@ from transformers import Cache
 from llm_fed import signs
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.masks import known_masks
+from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
 from llm_fed.errors import RunError, UserError
 from llm_fed.models.loading import Base
 
 _NAN = -1  # stands for a token where the logits are no numbers
 
-Asked = tuple[int, Sequence[int]]  # row of the bank, token ids of the prompt
 Scored = tuple[int, Sequence[int], Sequence[Sequence[int]]]  # the same, and token ids of each option
 
 
@@ -42,7 +42,7 @@ def generate(
     An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is
     full. It does not depend on the rows beside it, up to the rounding of a batched product (in half precision a
     near tie of two tokens may fall either way). Unlike in `model.generate`, a row leaves the batch when its
-    answer ends.
+    answer ends, and a beginning that an adapter's prompts share is read once per batch, where that pays.
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
@@ -55,12 +55,14 @@ def generate(
     stops = stop_tokens(base)
     rooms = [_room(base, prompt, max_new_tokens) for _, prompt in requests]
     texts = [""] * len(requests)
+    shared = _shared(base, requests, mix)
     # Longest first: if memory does not suffice, that shows at once.
-    order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]))
-    for at in range(0, len(order), batch_size):
-        chosen = order[at : at + batch_size]
+    for chosen in batches(requests, [1] * len(requests), batch_size, shared):
         weights = None if mix is None else mix[chosen]
-        answers = _answers(base, bank, [requests[i] for i in chosen], [rooms[i] for i in chosen], stops, weights)
+        answers: list[list[int]] = [[] for _ in chosen]
+        batch = [requests[i] for i in chosen]
+        for n, token in _tokens(base, bank, batch, [rooms[i] for i in chosen], stops, weights, shared):
+            answers[n].append(token)
         for i, tokens in zip(chosen, answers, strict=True):
             texts[i] = str(base.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
         signs.answered(len(chosen))
@@ -78,7 +80,8 @@ def option_log_likelihoods(
 ) -> list[list[float]]:
     """The log-likelihood of each option after its prompt: the sum over the option's tokens, in nats.
 
-    Nothing is generated; a prompt is processed once for all its options.
+    Nothing is generated; a prompt is processed once for all its options, and a beginning that prompts share once
+    per batch, where that pays.
 
     Args:
         requests: (row of the bank, token ids of the prompt, token ids of each option).
@@ -95,9 +98,11 @@ def option_log_likelihoods(
             )
         _room(base, prompt, max(map(len, options)), at_least=max(map(len, options)))
     results: list[list[float]] = [[] for _ in requests]
-    for chosen in _batches(requests, batch_size):
+    asked = [(row, prompt) for row, prompt, _ in requests]
+    shared = _shared(base, asked, mix)
+    for chosen in batches(asked, [len(options) for _, _, options in requests], batch_size, shared):
         weights = None if mix is None else mix[chosen]
-        scores = iter(_score(base, bank, [requests[i] for i in chosen], weights))
+        scores = iter(_score(base, bank, [requests[i] for i in chosen], weights, shared))
         for i in chosen:
             results[i] = [next(scores) for _ in requests[i][2]]
         signs.answered(len(chosen))
@@ -113,23 +118,8 @@ def stream(
     The bank is attached until the last one is taken, or the iterator is closed.
     """
     room = _room(base, prompt, max_new_tokens)
-    for _, token in _tokens(base, bank, [(0, prompt)], [room], stop_tokens(base), mix):
+    for _, token in _tokens(base, bank, [(0, prompt)], [room], stop_tokens(base), mix, {}):
         yield token
-
-
-def _answers(
-    base: Base,
-    bank: AdapterBank,
-    batch: Sequence[Asked],
-    rooms: Sequence[int],
-    stops: set[int],
-    mix: Tensor | None,
-) -> list[list[int]]:
-    """The new tokens of each row of one batch, at most rooms[n] of them, without the stop token."""
-    answers: list[list[int]] = [[] for _ in batch]
-    for n, token in _tokens(base, bank, batch, rooms, stops, mix):
-        answers[n].append(token)
-    return answers
 
 
 def _tokens(
@@ -139,13 +129,14 @@ def _tokens(
     rooms: Sequence[int],
     stops: set[int],
     mix: Tensor | None,
+    shared: Mapping[int, int],
 ) -> Iterator[tuple[int, int]]:
-    """(n, token) of every row's next token, in the order in which they become known."""
+    """(n, token) of every row's next token, in the order in which they become known: at most rooms[n] of a row,
+    without the token that ends it."""
     index = torch.tensor([row for row, _ in batch])
-    ids, mask = _pad_left([prompt for _, prompt in batch], base.model.device)
-    width = ids.shape[1]
+    ids, mask, cache = _begin(base, bank, batch, shared)
+    width = mask.shape[1]
     lengths = [0] * len(batch)
-    cache: Cache | None = None
     live = list(range(len(batch)))
     while live:
         padded = any(len(batch[n][1]) < width for n in live)
@@ -171,16 +162,18 @@ def _tokens(
         live = going
 
 
-def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor | None) -> list[float]:
+def _score(
+    base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor | None, shared: Mapping[int, int]
+) -> list[float]:
     """The log-likelihoods of all options of the batch, one request after another (R)."""
     device = base.model.device
     index = torch.tensor([row for row, _, _ in batch])
     owner = torch.tensor([n for n, (_, _, options) in enumerate(batch) for _ in options])
     options = [torch.tensor(option, device=device) for _, _, options in batch for option in options]
-    ids, mask = _pad_left([prompt for _, prompt, _ in batch], device)
-    padded = len({len(prompt) for _, prompt, _ in batch}) > 1
+    ids, mask, cache = _begin(base, bank, [(row, prompt) for row, prompt, _ in batch], shared)
+    padded = any(len(prompt) < mask.shape[1] for _, prompt, _ in batch)
     with bank.attached(index, mix=mix):
-        logits, cache = _forward(base, ids, mask, None, keep=1, padded=padded)
+        logits, cache = _forward(base, ids, mask, cache, keep=1, padded=padded)
     places = owner.to(device)
     logits = logits[places]  # (R, 1, V)
     labels = pad_sequence(options, batch_first=True)  # (R, T)
@@ -198,6 +191,30 @@ def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor |
     if any(map(math.isnan, scores)):
         raise _not_a_number(base, max(len(prompt) for _, prompt, _ in batch))
     return scores
+
+
+def _shared(base: Base, requests: Sequence[Asked], mix: Tensor | None) -> dict[int, int]:
+    """`shared_prefixes`, of which there are none where a prompt's own weights mix the adapters it is read under."""
+    return {} if mix is not None else shared_prefixes(base.model.config, requests)
+
+
+def _begin(
+    base: Base, bank: AdapterBank, batch: Sequence[Asked], shared: Mapping[int, int]
+) -> tuple[Tensor, Tensor, Cache | None]:
+    """The tokens of each prompt that are still to be read (N, T), the mask of all its tokens (N, T or more), and the
+    cache of those that the batch's prompts share and that were read here, if any."""
+    device = base.model.device
+    starts = {row: prompt[: shared.get(row, 0)] for row, prompt in batch}
+    ids, mask = _pad_left([prompt[len(starts[row]) :] for row, prompt in batch], device)
+    if not any(starts.values()):
+        return ids, mask, None
+    before, known = _pad_left(list(starts.values()), device)
+    with bank.attached(torch.tensor(list(starts))):
+        _, cache = _forward(base, before, known, None, keep=1, padded=len({*map(len, starts.values())}) > 1)
+    places = {row: place for place, row in enumerate(starts)}
+    owner = torch.tensor([places[row] for row, _ in batch], device=device)
+    _select(cache, owner)
+    return ids, torch.cat([known[owner], mask], dim=1), cache
 
 
 def _not_a_number(base: Base, length: int) -> RunError:
@@ -235,25 +252,10 @@ def _select(cache: Cache | None, rows: Tensor) -> None:
 
 def _pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids (N, T) and the mask (N, T) of the real ones; as padding is masked, its value is free."""
-    rows = [torch.tensor(prompt) for prompt in prompts]
+    rows = [torch.tensor(prompt, dtype=torch.int64) for prompt in prompts]
     ids = pad_sequence(rows, batch_first=True, padding_side="left")
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
     return ids.to(device), mask.to(device)
-
-
-def _batches(requests: Sequence[Scored], limit: int) -> Iterator[list[int]]:
-    """The requests, longest prompt first, in batches of at most `limit` options and at least one request."""
-    batch: list[int] = []
-    size = 0
-    for i in sorted(range(len(requests)), key=lambda i: -len(requests[i][1])):
-        options = len(requests[i][2])
-        if batch and size + options > limit:
-            yield batch
-            batch, size = [], 0
-        batch.append(i)
-        size += options
-    if batch:
-        yield batch
 
 
 def _room(base: Base, prompt: Sequence[int], wanted: int, at_least: int = 1) -> int:

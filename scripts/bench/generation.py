@@ -6,8 +6,9 @@ another into a PEFT model, and calls transformers' `generate`, or its forward pa
 options behind it; its rows are sorted by length, too. Both must say the same. The adapters are random and differ.
 
     python scripts/bench/generation.py --base BASE --data FLAN
+    python scripts/bench/generation.py --base BASE --task commonsense --data COMMONSENSE --new-tokens 32
 
-A prefix that several prompts have in common is computed for each of them, in both; the last line says how much of the
+What a client's prompts begin with, ours reads once per batch where that pays; the last line says how much of the
 prompts that is. Without --base and --data: the tiny base that llm_fed ships, on the quickstart's planted clients.
 """
 
@@ -122,7 +123,8 @@ def timed(what: str, ours: Callable[[], Said], stock: Callable[[], Said], repeat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default=peers.TINY_BASE, help="a folder with a model and its tokenizer")
-    parser.add_argument("--data", help="Flan, one folder per client")
+    parser.add_argument("--data", help="folder with the data of the task")
+    parser.add_argument("--task", default="flan", help="flan, commonsense or rolebench; not without --data")
     parser.add_argument("--limit", type=int, default=50, help="prompts per client")
     parser.add_argument("--new-tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--batch-size", type=int, default=32, help="rows of a forward pass")
@@ -133,7 +135,7 @@ def main() -> None:
     words = [
         f"base.name={args.base}", "base.dtype=float32", "device=cpu", "method=fedit", "task.max_length=512",
         f"eval.batch_size={args.batch_size}", f"eval.max_new_tokens={args.new_tokens}",
-        *(["task.name=flan", f"task.path={args.data}"] if args.data else ["task.name=planted"]),
+        *([f"task.name={args.task}", f"task.path={args.data}"] if args.data else ["task.name=planted"]),
     ]  # fmt: skip
     bench = Bench(words, args.limit)
     asked = [[query.prompt for query in its] for its in bench.queries.values()]
@@ -142,8 +144,9 @@ def main() -> None:
     said = f"{sum(map(len, asked))} answers of at most {args.new_tokens} tokens"
     timed(said, bench.texts, bench.stock_texts, args.repeats)
     said = f"{sum(len(query.options) for query in scored)} options of {len(scored)} prompts"
-    timed(said, bench.scores, bench.stock_scores, args.repeats)
-    print(f"\nPrefixes that a client's prompts share: {repeated(asked):.1%} of their tokens, computed again each time")
+    if scored:
+        timed(said, bench.scores, bench.stock_scores, args.repeats)
+    print(f"\nWhat a client's prompts begin with: {repeated(asked):.1%} of their tokens are a repetition")
 
 
 if __name__ == "__main__":

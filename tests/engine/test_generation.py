@@ -162,6 +162,63 @@ def test_option_scores_are_those_of_a_plain_loop(kind, batch_size):
         assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
 
 
+def read(setting, work):
+    """How many tokens the base reads, with padding, while `work` is done."""
+    tokens = []
+    hook = setting.base.model.get_input_embeddings().register_forward_hook(
+        lambda _, given, out: tokens.append(given[0])
+    )
+    work()
+    hook.remove()
+    return sum(ids.numel() for ids in tokens)
+
+
+# By row of the bank: the lengths of what its prompts share and of what follows.
+SHARED = {0: (9, [1, 4, 2, 3, 1]), 1: (5, [3, 1, 2]), 2: (0, [2, 6])}
+
+
+@pytest.mark.parametrize("prefixes", [[0], [0, 1], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("batch_size", [2, 4, 100])
+def test_a_shared_beginning_changes_no_answer_and_no_score(kind, prefixes, batch_size):
+    setting, draws = Setting(kind, initializer_range=0.2), generator(0, "shared")
+
+    def tokens(length):
+        return torch.randint(2, tiny.VOCABULARY, (length,), generator=draws).tolist()
+
+    prompts = [
+        (row, start + tokens(length))
+        for row, (start, lengths) in ((row, (tokens(SHARED[row][0]), SHARED[row][1])) for row in prefixes)
+        for length in lengths
+    ][::-1]
+    assert setting.generate(prompts, batch_size=batch_size) == [setting.alone(*asked) for asked in prompts]
+    requests = [(*asked, [tokens(1), tokens(3)]) for asked in prompts]
+    scores = option_log_likelihoods(setting.base, setting.bank, requests, batch_size=batch_size)
+    for ours, theirs in zip(scores, looped(setting, requests), strict=True):
+        assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "expected"),
+    [
+        ([2, 3, 4, 5, 6, 7], {}, 6 + 3 * 1),  # once, and of each prompt the rest
+        ([2], {}, 1 + 3 * 1),
+        ([], {}, 3 * 1),
+        ([2, 3, 4, 5, 6, 7], SLIDING, 3 * 7),  # padding between would shift the window
+    ],
+)
+def test_a_shared_beginning_is_read_once(start, changes, expected):
+    setting = Setting("qwen3", **changes)
+    prompts = [(0, [*start, last]) for last in (8, 9, 10)]
+    assert read(setting, lambda: setting.generate(prompts, max_new_tokens=1)) == expected
+
+
+def test_one_token_in_common_is_not_worth_a_pass():
+    setting = Setting()
+    prompts = [(0, [2, *range(last, last + 9)]) for last in (8, 9, 10)]
+    assert read(setting, lambda: setting.generate(prompts, max_new_tokens=1)) == 3 * 10
+
+
 def test_autocast_is_that_of_the_base():
     setting = Setting(dtype=torch.float32, autocast=torch.bfloat16)
     requests = scored(setting)

@@ -1,0 +1,56 @@
+"""The beginning that prompts of one adapter have in common (a template, a system prompt) is read once per batch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from os.path import commonprefix
+
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
+
+WORTH = 0.2  # of all prompts' tokens: what must be saved for the further pass per batch, and the padding, to pay
+
+Asked = tuple[int, Sequence[int]]  # row of the bank, token ids of the prompt
+
+
+def shared_prefixes(config: PreTrainedConfig, requests: Sequence[Asked]) -> dict[int, int]:
+    """By row of the bank, how many tokens all its prompts begin with; at least the last token of each is left.
+
+    Empty where too few tokens would be saved, and where a layer remembers a window or a state instead of all tokens:
+    the padding between a prefix and what follows would shift what that layer sees.
+    """
+    prompts = defaultdict[int, list[list[int]]](list)
+    for row, prompt in requests:
+        prompts[row].append(list(prompt))
+    shared = {
+        row: min(len(commonprefix(its)), min(map(len, its)) - 1) if len(its) > 1 else 0 for row, its in prompts.items()
+    }
+    saved = sum(length * (len(prompts[row]) - 1) for row, length in shared.items())
+    worth = saved >= WORTH * sum(len(prompt) for _, prompt in requests)
+    layers = DynamicCache(config=config).layers
+    return shared if worth and saved and all(type(layer) is DynamicLayer for layer in layers) else {}
+
+
+def ordered(requests: Sequence[Asked], shared: Mapping[int, int]) -> list[int]:
+    """Places of the requests: the longest first, and where prefixes are shared, those of one adapter together."""
+
+    def key(i: int) -> tuple[int, int, int]:
+        row, prompt = requests[i]
+        return -shared.get(row, 0), row if shared else 0, -len(prompt)
+
+    return sorted(range(len(requests)), key=key)
+
+
+def batches(
+    requests: Sequence[Asked], sizes: Sequence[int], limit: int, shared: Mapping[int, int]
+) -> Iterator[list[int]]:
+    """Places of requests, `ordered`, in batches whose sizes add up to at most `limit`, or of one request."""
+    batch: list[int] = []
+    for i in ordered(requests, shared):
+        if batch and sum(sizes[other] for other in batch) + sizes[i] > limit:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
