@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--base", default=peers.TINY_BASE, help="a folder with a model and its tokenizer")
     parser.add_argument("--data", help="folder with the data of the task")
     parser.add_argument("--task", default="flan", help="flan, commonsense or rolebench; not without --data")
+    parser.add_argument("--template", default="plain", help="of the prompts, e.g. alpaca")
     parser.add_argument("--limit", type=int, default=50, help="prompts per client")
     parser.add_argument("--new-tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--batch-size", type=int, default=32, help="rows of a forward pass")
@@ -134,6 +135,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     words = [
         f"base.name={args.base}", "base.dtype=float32", "device=cpu", "method=fedit", "task.max_length=512",
+        f"task.template={args.template}",
         f"eval.batch_size={args.batch_size}", f"eval.max_new_tokens={args.new_tokens}",
         *([f"task.name={args.task}", f"task.path={args.data}"] if args.data else ["task.name=planted"]),
     ]  # fmt: skip
