@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Site) 
     saved = run.checkpoints.latest()
     if saved is None:
         run.rewind()
-        for _, site in _owners(clients, server):
+        for site in (*clients.values(), server):
             site.memory = Memory(run.checkpoints.store)
         return Progress(method.init(server))
     run.rewind(saved.state)
@@ -138,11 +138,12 @@ def scores(run: Run) -> list[dict[str, Any]]:
 
 def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site) -> None:
     """Write the checkpoint of `progress.round`, then delete those that are no longer kept."""
-    rows: dict[str, Row | Mapping[str, Row]] = {}
-    for owner, site in _owners(clients, server):
-        assert isinstance(site.memory, Memory)  # since `resume`
-        if site.memory.rows:
-            rows[owner] = site.memory.rows
+    # Of very many clients few remember anything: nothing is built for the others.
+    rows: dict[str, Row | Mapping[str, Row]] = {
+        f"memory/{name}": _rows(site) for name, site in clients.items() if site.memory
+    }
+    if server.memory:
+        rows["server"] = _rows(server)
     flying = []
     for item in progress.in_flight:
         key = f"flight/{item.asked}/{item.client}"
@@ -172,10 +173,17 @@ def prune(run: Run, progress: Progress) -> None:
     run.checkpoints.prune(lambda round: round in kept or round > progress.round)
 
 
+def _rows(site: Site) -> Mapping[str, Row]:
+    assert isinstance(site.memory, Memory)  # since `resume`
+    return site.memory.rows
+
+
 def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = None) -> Progress:
     """Put what a checkpoint holds back: the memories of the clients and the server, and the rest as it is returned."""
-    for owner, site in _owners(clients, server):
-        site.memory = saved.memory(owner)
+    for name, site in clients.items():
+        site.memory = saved.memory(f"memory/{name}")
+    if server is not None:
+        server.memory = saved.memory("server")
     held, flying = saved.state, []
     for key, client, asked, arrival, examples, expected in held["in_flight"]:
         content = saved.rows.get(key)
@@ -194,10 +202,3 @@ def memories(clients: Mapping[str, Site], server: Site, asked: Iterable[str]) ->
     or is in another process is left out."""
     sites = [(id, clients[id]) for id in asked if id in clients] + [("server", server)]
     return {id: site.memory for id, site in sites if isinstance(site.memory, Memory) and site.memory}
-
-
-def _owners(clients: Mapping[str, Site], server: Site | None) -> Iterator[tuple[str, Site]]:
-    """The sites whose memories a checkpoint holds, each with the key of its rows there."""
-    yield from ((f"memory/{name}", site) for name, site in clients.items())
-    if server is not None:
-        yield "server", server

@@ -191,9 +191,9 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
     from llm_fed.engine import generation
 
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    load, answers = bases.load, generation._answers
+    load, begin = bases.load, generation._begin
     monkeypatch.setattr(bases, "load", lambda *given: (time.sleep(0.5), load(*given))[1])
-    monkeypatch.setattr(generation, "_answers", lambda *given: (time.sleep(0.3), answers(*given))[1])
+    monkeypatch.setattr(generation, "_begin", lambda *given: (time.sleep(0.3), begin(*given))[1])
     log = Log()
     reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.2)
     tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1})
