@@ -89,6 +89,7 @@ def federate(
         progress.round = round
         earlier = len(progress.in_flight)
         record = clients.exchange(method, progress, lr, run, watch)
+        progress.asked.update(run.digests.asked)
         came = {item.client: item.content.digest for item in progress.in_flight[earlier:]}
         uploads = arrivals(run, progress, record)
         if central(config.privacy):

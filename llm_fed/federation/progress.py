@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llm_fed.errors import RunError
 from llm_fed.messages.wire import Message
@@ -52,6 +52,7 @@ class Progress:
     in_flight: list[InFlight] = field(default_factory=list)
     best: Best = Best()
     elsewhere: Message = None  # of clients whose memories are not in this process: what is known of these
+    asked: set[str] = field(default_factory=set)  # since the first round; nobody else remembers anything
 
     def consider(self, line: Mapping[str, Any], config: Config) -> bool:
         """Take in a line of scores; whether they are the best so far of those among which the best is sought.
@@ -138,12 +139,12 @@ def scores(run: Run) -> list[dict[str, Any]]:
 
 def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site) -> None:
     """Write the checkpoint of `progress.round`, then delete those that are no longer kept."""
-    # Of very many clients few remember anything: nothing is built for the others.
-    rows: dict[str, Row | Mapping[str, Row]] = {
-        f"memory/{name}": _rows(site) for name, site in clients.items() if site.memory
-    }
-    if server.memory:
-        rows["server"] = _rows(server)
+    rows: dict[str, Row | Mapping[str, Row]] = {}
+    for name in sorted(progress.asked & clients.keys()):
+        if kept := _rows(clients[name]):
+            rows[f"memory/{name}"] = kept
+    if kept := _rows(server):
+        rows["server"] = kept
     flying = []
     for item in progress.in_flight:
         key = f"flight/{item.asked}/{item.client}"
@@ -174,8 +175,7 @@ def prune(run: Run, progress: Progress) -> None:
 
 
 def _rows(site: Site) -> Mapping[str, Row]:
-    assert isinstance(site.memory, Memory)  # since `resume`
-    return site.memory.rows
+    return cast(Memory, site.memory).rows  # since `resume`
 
 
 def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = None) -> Progress:
@@ -194,7 +194,8 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
         flying.append(InFlight(client, asked, arrival, examples, content, expected))
     # Earlier versions kept no loss.
     best = Best(held["best_round"], held["best_score"], held.get("best_loss", math.inf))
-    return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"))
+    asked = {name for name in clients if f"memory/{name}" in saved.rows}  # the others that were asked kept nothing
+    return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"), asked)
 
 
 def memories(clients: Mapping[str, Site], server: Site, asked: Iterable[str]) -> dict[str, Memory]:

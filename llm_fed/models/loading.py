@@ -105,6 +105,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
             dtype=dtype,
             device_map=config.device_map or {"": device},
             quantization_config=_quantization(config.quantization, dtype),
+            attn_implementation=_attention(dtype, device),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -129,6 +130,11 @@ def load_base(config: BaseConfig, device: str) -> Base:
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.name)
     return Base(model, tokenizer, config.name, dtype, None if dtype == torch.float32 else dtype)
+
+
+def _attention(dtype: torch.dtype, device: str) -> str | None:
+    """None lets transformers choose. The fused attention of CPUs without AMX has a slow backward pass in bfloat16."""
+    return "eager" if device == "cpu" and dtype == torch.bfloat16 else None
 
 
 def check_name(name: str, also: Iterable[str] = ()) -> str:

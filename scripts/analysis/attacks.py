@@ -101,10 +101,10 @@ def poisoned(data: ClientData) -> ClientData:
     return replace(data, train=tuple(train))
 
 
-def run(method: str, attack: str, rule: str, share: float, draw: int, rounds: int) -> dict[str, float]:
+def run(method: str, attack: str, rule: str, share: float, draw: int, rounds: int, dtype: str) -> dict[str, float]:
     """The test score of each client that does not lie, after the last round."""
     words = [*METHODS[method], f"seed={draw}", f"rounds={rounds}", "device=cpu", "eval={every: 0, base: false}",
-             f"checkpoint.every={rounds}", f"base.name={ASSETS / 'tiny-base'}"]  # fmt: skip
+             f"checkpoint.every={rounds}", f"base.name={ASSETS / 'tiny-base'}", f"base.dtype={dtype}"]  # fmt: skip
     if rule != "mean":  # the server's guess is right
         words += [f"server.aggregation={rule}", f"server.liars={round(share * CLIENTS) / CLIENTS}"]
     config = configfile.load(ASSETS / "quickstart.yaml", words)
@@ -165,13 +165,17 @@ def main() -> None:
     parser.add_argument("--shares", nargs="+", type=float, default=[0.25], help="shares of lying clients")
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="as base.dtype")
     parser.add_argument("--out", type=Path, default=Path("runs/analysis/attacks.jsonl"))
     parser.add_argument("--table", action="store_true", help="print the table of finished runs")
     asked = parser.parse_args()
     with plain_errors(parser):
         lines = read_records(asked.out)
-        if any(line["rounds"] != asked.rounds for line in lines):
-            raise UserError(f"{asked.out} has runs of {lines[0]['rounds']} rounds; give another --out")
+        kind: dict[str, Any] = {"rounds": asked.rounds, "dtype": asked.dtype}
+        if other := [line for line in lines if any(line[key] != value for key, value in kind.items())]:
+            raise UserError(
+                f"{asked.out} has runs of {other[0]['rounds']} rounds in {other[0]['dtype']}; give another --out"
+            )
         if not asked.table:
             asked.out.parent.mkdir(parents=True, exist_ok=True)
             keys = ("draw", "share", "method", "attack", "rule")
@@ -180,8 +184,8 @@ def main() -> None:
                 if cell in done:
                     continue
                 draw, share, method, attack, rule = cell
-                scores = run(method, attack, rule, share, draw, asked.rounds)
-                lines.append(dict(zip(keys, cell, strict=True)) | {"rounds": asked.rounds, "scores": scores})
+                scores = run(method, attack, rule, share, draw, **kind)
+                lines.append(dict(zip(keys, cell, strict=True)) | kind | {"scores": scores})
                 with asked.out.open("a") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
                 print(*cell, f"{fmean(scores.values()):.1f}", flush=True)
