@@ -8,6 +8,7 @@ SETTINGS only where its defaults do not suit a run of three rounds. The checks a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,7 @@ LOCAL = {
 }
 
 
+@cache
 def setup_of(name: str) -> Setup:
     return (MODELS if name.endswith(OF_PICTURES) else ADAPTERS).training(LOCAL.get(name, ()))
 
