@@ -6,6 +6,8 @@ PYTHON ?= python3
 # of the tests in their order, so that what a module prepares is prepared once, and the first to end helps the other.
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
+# Without bytecode every process that a test starts would compile some 5000 modules of its libraries anew, for 15 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install quickstart test check lint types docs long release clean
 

@@ -7,7 +7,6 @@ before it starts them, and needs none of it.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,17 +18,6 @@ import pytest
 
 if TYPE_CHECKING:
     from small_run import Small
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Where Python is told to write no bytecode (PYTHONDONTWRITEBYTECODE), every process that a test starts would
-    compile some 5000 modules of its libraries anew, for 15 s. Then bytecode goes into pytest's cache, also that of the
-    workers, which start after this; none lands beside a source."""
-    if sys.dont_write_bytecode and hasattr(config, "cache"):
-        sys.pycache_prefix = str(config.cache.mkdir("bytecode"))
-        sys.dont_write_bytecode = False
-        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # python -B sets none
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -152,7 +152,7 @@ class Log(io.StringIO):
 
 
 def test_a_slow_run_is_never_silent_for_long(small, tmp_path, monkeypatch):
-    """Steps of 0.2 s, of which a round has five, under an interval of 0.15 s, in the place of the 30 s of a real run."""
+    """Steps of 0.2 s, five in each round, under an interval of 0.15 s, in the place of the 30 s of a real run."""
     steps = slowed(monkeypatch, 0.2)
     log = Log()
     tree = small.tree(rounds=2, local={"steps": 5}, eval={"every": 0})
