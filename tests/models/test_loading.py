@@ -28,6 +28,13 @@ def load(folder, **settings):
     return load_base(BaseConfig(**{"name": str(folder), "dtype": "float32", **settings}), "cpu")
 
 
+def test_bfloat16_on_a_cpu_takes_the_eager_attention(tmp_path):
+    """torch's fused attention goes back slowly there (docs/decisions.md)."""
+    folder = tiny_base.folder(tmp_path)
+    chosen = {dtype: load(folder, dtype=dtype).model.config._attn_implementation for dtype in ("float32", "bfloat16")}
+    assert chosen == {"float32": "sdpa", "bfloat16": "eager"}
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "autocast"),
     [

@@ -152,11 +152,11 @@ class Log(io.StringIO):
 
 
 def test_a_slow_run_is_never_silent_for_long(small, tmp_path, monkeypatch):
-    """Steps of 0.2 s, five in each round, under an interval of 0.15 s, in the place of the 30 s of a real run."""
-    steps = slowed(monkeypatch, 0.2)
+    """Steps of 0.4 s, of which a round has five, under an interval of 0.3 s, in the place of the 30 s of a real run."""
+    steps = slowed(monkeypatch, 0.4)
     log = Log()
     tree = small.tree(rounds=2, local={"steps": 5}, eval={"every": 0})
-    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.15)
+    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.3)
     run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     lines = log.getvalue().splitlines()
     beats = [line for line in lines if "round 2 of 2, step" in line]
@@ -192,10 +192,10 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
 
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     load, begin = bases.load, generation._begin
-    monkeypatch.setattr(bases, "load", lambda *given: (time.sleep(0.3), load(*given))[1])
-    monkeypatch.setattr(generation, "_begin", lambda *given: (time.sleep(0.12), begin(*given))[1])
+    monkeypatch.setattr(bases, "load", lambda *given: (time.sleep(0.5), load(*given))[1])
+    monkeypatch.setattr(generation, "_begin", lambda *given: (time.sleep(0.3), begin(*given))[1])
     log = Log()
-    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.08)
+    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.2)
     tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1})
     run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     assert f"loading the base {small.base}" in log.getvalue()
@@ -204,7 +204,7 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
 
 
 def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
-    slowed(monkeypatch, 0.2)
+    slowed(monkeypatch, 0.3)
     load = bases.load  # as slow as that of a real base, so that the spinner is drawn while it goes on
     monkeypatch.setattr(bases, "load", lambda *given: (time.sleep(1.0), load(*given))[1])
     said = io.StringIO()
