@@ -234,15 +234,16 @@ def _forward(
     """
     options = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :], "logits_to_keep": keep}
     known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
+    name = "cache" if "cache" in known else "past_key_values"  # its name until transformers 5.23
     with known_masks(padded), torch.autocast(ids.device.type, base.autocast, enabled=base.autocast is not None):
         output = base.model(
             input_ids=ids,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
-            **{name: value for name, value in options.items() if name in known},
+            **{name: cache},
+            **{option: value for option, value in options.items() if option in known},
         )
-    return output.logits[:, -keep:], output.past_key_values
+    return output.logits[:, -keep:], output[name]
 
 
 def _select(cache: Cache | None, rows: Tensor) -> None:
