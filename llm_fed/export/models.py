@@ -170,7 +170,7 @@ def read(folder: Path, structure: Structure, base: Base | ImageBase) -> State:
     for name, shape in layout.shape_of.items():
         if name not in tensors or tuple(tensors[name].shape) != shape:
             raise UserError(f"the model {folder} does not fit the base {base.name!r}: {name} should be {shape}")
-    entries = {name: tensors.pop(name) for name in layout.names}
+    entries = peft_folders.in_one_dtype({name: tensors.pop(name) for name in layout.names}, folder / WEIGHTS)
     state = State.of(entries, {name: value for name, value in tensors.items() if value.is_floating_point()})
     if not state.is_finite():
         raise UserError(f"the model {folder} holds NaN or infinite numbers; export it again")

@@ -283,7 +283,10 @@ def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) 
     for name, shape in expected.shape_of.items():
         if name not in entries or tuple(entries[name].shape) != shape:
             raise UserError(f"{path} does not fit the base: {name} should be {shape}")
-    return State.of({name: entries[name] for name in expected.names}, tensors), together
+    state = State.of(in_one_dtype({name: entries[name] for name in expected.names}, path), tensors)
+    if not state.is_finite():
+        raise UserError(f"{path} holds NaN or infinite numbers; export the adapter again")
+    return state, together
 
 
 def _alone(structure: Lora) -> Lora:
@@ -372,6 +375,15 @@ def _read_tensors(folder: Path, found: Lora) -> dict[str, Tensor]:
         raise UserError(f"{folder} has no {WEIGHTS}; only safetensors is read (convert .bin files with PEFT)")
     tensors, metadata = load(path, "fetch or export the adapter again")
     check_settings(metadata, _decisive(found), folder / CONFIG)
+    return in_one_dtype(tensors, path)
+
+
+def in_one_dtype(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors of a file in the one dtype of at least float32 that holds them all.
+
+    Raises:
+        UserError: one of them is no float, or of a kind that nothing is trained in.
+    """
     dtype = torch.float32
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:

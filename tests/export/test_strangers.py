@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from llm_fed.config import BaseConfig
@@ -21,6 +23,8 @@ from llm_fed.errors import UserError
 from llm_fed.export import peft_folders
 from llm_fed.models import lora
 from llm_fed.models.loading import load_base
+from llm_fed.models.lora import Lora
+from llm_fed.rng import generator
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,41 @@ def test_experts_elsewhere(adapter, base, experts):
 def test_another_gate(adapter, base):
     save_file({"x": torch.zeros(1)}, adapter / peft_folders.GATE, metadata={"gate": "\x1b[2J", "experts": "a"})
     assert "sum, router or mix" in refused(adapter, base)
+
+
+@pytest.fixture
+def experts(base, tmp_path) -> Path:
+    """Two experts and their router, written by another program."""
+    structure = Lora(4, 8.0, 0.0, ("q_proj", "v_proj")).with_experts("global", "local", gate="router")
+    peft_folders.write(tmp_path / "experts", base.draw(structure, generator(0)), structure, base, "")
+    return tmp_path / "experts"
+
+
+def regated(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the first tensor of the gate."""
+    path = folder / peft_folders.GATE
+    with safe_open(path, "pt") as file:
+        metadata = {name: value for name, value in file.metadata().items() if name != "checksum"}
+    tensors = load_file(path)
+    name = min(tensors)
+    save_file({**tensors, name: change(tensors[name])}, path, metadata=metadata)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_routers_of_other_dtypes(experts, base, dtype):
+    regated(experts, lambda router: router.to(dtype))
+    assert str(dtype) in refused(experts, base)
+
+
+def test_routers_that_are_no_numbers(experts, base):
+    regated(experts, lambda router: torch.full_like(router, float("nan")))
+    assert "NaN or infinite" in refused(experts, base)
+
+
+def test_a_router_may_be_shorter_than_its_experts(experts, base):
+    regated(experts, torch.Tensor.half)
+    state, _ = peft_folders.read(experts, base)
+    assert state.row.dtype == torch.float32
 
 
 @pytest.mark.parametrize("file", [peft_folders.WEIGHTS, peft_folders.CONFIG])
