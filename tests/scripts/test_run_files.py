@@ -31,6 +31,7 @@ OPEN = {  # what a file leaves to the command line
         ["task.path=data"],
     ),
     "potara_vit_cpu.yaml": ["base.name=base", "task.path=data"],
+    "quickstart_ifca.yaml": ["base.name=base"],
 }
 ROWS = [(name, label, words) for name in FILES for label, words in compare.load_rows(FOLDER / name).items()]
 
