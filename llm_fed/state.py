@@ -183,7 +183,8 @@ class State:
         return float(torch.linalg.vector_norm(self.row))
 
     def is_finite(self) -> bool:
-        return bool(torch.isfinite(self.row).all())
+        """Whether no entry and no extra holds NaN or an infinite number."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in (self.row, *self.extras.values()))
 
     def equal(self, other: State) -> bool:
         """Whether entries, values and extras are the same, bit for bit."""

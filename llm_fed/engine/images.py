@@ -95,7 +95,7 @@ class VisionEngine(Answering):
         images = sum(map(len, job.batches))
         self.work = self.work.plus(Work(images, images, len(job.batches)))
         state = model.read()
-        if not (state.is_finite() and all(bool(extra.isfinite().all()) for extra in state.extras.values())):
+        if not state.is_finite():
             return ClientError(f"client {job.site}: weights not finite after {len(job.batches)} local steps {hint}")
         return Fitted(state, tuple(values), {} if job.moments is None else steps.moments(0))
 

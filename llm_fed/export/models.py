@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llm_fed.errors import UserError, require
+from llm_fed.errors import UserError, one_line, require
 from llm_fed.export import peft_folders
 from llm_fed.export.card import Model
 from llm_fed.export.prompt import FILE, Prompt
-from llm_fed.export.tensors import check_settings, load, pack
+from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.files import write_folder
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
@@ -166,12 +166,22 @@ def read(folder: Path, structure: Structure, base: Base | ImageBase) -> State:
     tensors, metadata = load(folder / WEIGHTS, "export the model again")
     settings = {name: read_settings(folder / name) for name in (CONFIG, PROCESSING)}
     check_settings(metadata, settings, folder / CONFIG)
-    layout = base.layout(structure)
-    for name, shape in layout.shape_of.items():
-        if name not in tensors or tuple(tensors[name].shape) != shape:
-            raise UserError(f"the model {folder} does not fit the base {base.name!r}: {name} should be {shape}")
-    entries = peft_folders.in_one_dtype({name: tensors.pop(name) for name in layout.names}, folder / WEIGHTS)
-    state = State.of(entries, {name: value for name, value in tensors.items() if value.is_floating_point()})
+    module = base.model_of(structure)
+    entries = dict(module.named_parameters())
+    buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+    known = entries | buffers
+    counters = {name for name, value in tensors.items() if not (value.is_floating_point() or name in known)}
+    found = in_one_dtype({name: value for name, value in tensors.items() if name not in counters}, folder / WEIGHTS)
+    needed = entries.keys() | (buffers.keys() & module.state_dict().keys())  # a stock file lacks what is computed anew
+    for name in sorted(needed | found.keys()):
+        theirs, ours = (str(tuple(held[name].shape)) if name in held else "absent" for held in (found, known))
+        if theirs != ours:
+            raise UserError(
+                f"the model {folder} does not fit the base {base.name!r}: {one_line(name)} is {theirs}, "
+                f"and should be {ours}"
+            )
+    statistics = {name: found.get(name, buffer) for name, buffer in buffers.items()}
+    state = State.of({name: found[name] for name in entries}, statistics)
     if not state.is_finite():
         raise UserError(f"the model {folder} holds NaN or infinite numbers; export it again")
     return state

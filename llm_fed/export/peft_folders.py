@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError, one_line
-from llm_fed.export.tensors import check_settings, load, pack
+from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.files import write_folder
 from llm_fed.merge import delta
-from llm_fed.models.lora import Lora, layout, targets
+from llm_fed.models.lora import Lora, extras_flaw, layout, targets
 from llm_fed.paths import public
 from llm_fed.state import Layout, State
 
@@ -43,7 +42,6 @@ _INERT = {"peft_version", "task_type", "inference_mode", "auto_mapping", "base_m
 # Initialisations that leave the base's weights alone; the others (PiSSA, OLoRA, LoftQ, ...) change them.
 _INITIALISATIONS = (True, False, "gaussian", "orthogonal")
 _MOST_ALPHA = 1e6  # times the rank; none that is trained comes near it, and beyond it float32 overflows
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _CONFIGS: WeakKeyDictionary[nn.Module, dict[tuple[Lora, str, str], bytes]] = WeakKeyDictionary()  # see `_config`
 
 
@@ -283,10 +281,19 @@ def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) 
     for name, shape in expected.shape_of.items():
         if name not in entries or tuple(entries[name].shape) != shape:
             raise UserError(f"{path} does not fit the base: {name} should be {shape}")
-    state = State.of(in_one_dtype({name: entries[name] for name in expected.names}, path), tensors)
+    if flaw := extras_flaw(tensors, gate, _width(base)):
+        raise UserError(f"{path} does not fit the base: {flaw}; export the adapter again")
+    alike = in_one_dtype(entries | tensors, path)
+    state = State.of({name: alike[name] for name in expected.names}, {name: alike[name] for name in tensors})
     if not state.is_finite():
         raise UserError(f"{path} holds NaN or infinite numbers; export the adapter again")
     return state, together
+
+
+def _width(base: Base | ImageBase) -> int:
+    """Of the features that a base computes of a prompt or a picture."""
+    model: Any = base.model
+    return model.get_submodule(base.head).in_features if base.head else model.config.get_text_config().hidden_size
 
 
 def _alone(structure: Lora) -> Lora:
@@ -376,22 +383,6 @@ def _read_tensors(folder: Path, found: Lora) -> dict[str, Tensor]:
     tensors, metadata = load(path, "fetch or export the adapter again")
     check_settings(metadata, _decisive(found), folder / CONFIG)
     return in_one_dtype(tensors, path)
-
-
-def in_one_dtype(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The tensors of a file in the one dtype of at least float32 that holds them all.
-
-    Raises:
-        UserError: one of them is no float, or of a kind that nothing is trained in.
-    """
-    dtype = torch.float32
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _DTYPES:
-            raise UserError(
-                f"{path}: {one_line(name)} is {tensor.dtype}; adapters are float32, float64, float16 or bfloat16"
-            )
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
 def _difference(expected: Layout, tensors: Mapping[str, Tensor]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -20,6 +21,7 @@ from llm_fed import checksum
 from llm_fed.errors import UserError, one_line
 
 _SETTINGS = "settings"
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], settings: Mapping[str, Any] = {}) -> bytes:
@@ -50,6 +52,22 @@ def load(path: Path, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is absent, damaged or cut short ({one_line(str(error))}); {advice}") from error
+
+
+def in_one_dtype(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors of a file in the one dtype of at least float32 that holds them all.
+
+    Raises:
+        UserError: one of them is no float, or of a kind that nothing is trained in.
+    """
+    dtype = torch.float32
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise UserError(
+                f"{path}: {one_line(name)} is {tensor.dtype}; weights are float32, float64, float16 or bfloat16"
+            )
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
 def check_settings(metadata: Mapping[str, str], settings: Mapping[str, Any], path: Path) -> None:

@@ -9,13 +9,13 @@ import difflib
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import regex
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError, one_line
@@ -199,6 +199,19 @@ def _closest_layers(wanted: Sequence[str], linear: Collection[str]) -> str:
 def _endings(names: Collection[str], parts: int) -> list[str]:
     """The different last `parts` of dotted names."""
     return list(dict.fromkeys(".".join(name.split(".")[-parts:]) for name in names))
+
+
+def extras_flaw(extras: Mapping[str, Tensor], gate: str, width: int) -> str:
+    """What is wrong with the extras of a state of several experts, or nothing: a mix has anchors (S, width) and a scale
+    (), other gates have no extras."""
+    wanted = {ANCHORS, SCALE} if gate == "mix" else set()
+    if extras.keys() != wanted:
+        held = one_line(", ".join(sorted(extras))) or "nothing"
+        return f"{held} lies beside its gate, where {' and '.join(sorted(wanted)) or 'nothing'} should be"
+    shapes = {name: tuple(extras[name].shape) for name in wanted}
+    if wanted and not (len(shapes[ANCHORS]) == 2 and shapes[ANCHORS][0] and shapes[ANCHORS][1] == width):
+        return f"{ANCHORS} is {shapes[ANCHORS]}, and should be (one or more, {width})"
+    return f"{SCALE} is {shapes[SCALE]}, and should be one number" if shapes.get(SCALE) else ""
 
 
 def layout(model: nn.Module, structure: Lora) -> Layout:

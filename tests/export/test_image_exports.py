@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny_images
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_images import CLASSES, answer, party, pictures
 from tiny_rounds import base_of, sites
 from torch import Tensor
@@ -98,6 +98,26 @@ def test_a_checkpoint_beside_a_model_of_ones_own(tmp_path):
     expected = answer(VisionEngine(base), site.logits(state, pictures(5, 8)))
     with torch.no_grad():
         torch.testing.assert_close(model(images()), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda tensor: tensor.int(), "torch.int32"),
+    (lambda tensor: torch.full_like(tensor, float("nan")), "NaN or infinite"),
+    (lambda tensor: tensor[1:].clone(), "should be"),
+    (None, "is absent"),
+])  # fmt: skip
+@pytest.mark.parametrize("which", ["weight", "running_var"])
+def test_weights_and_statistics_of_strangers(tmp_path, which, change, said):
+    """Written by another program; running statistics decide as much as weights do."""
+    base = base_of("resnet-9", torch.float32)
+    handed_out(base, Full(), base.draw(Full(), torch.Generator()), tmp_path / "ada")
+    path = tmp_path / "ada/model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(which))
+    tensors = {**tensors, name: change(tensors[name])} if change else {n: t for n, t in tensors.items() if n != name}
+    save_file(tensors, path)
+    with pytest.raises(UserError, match=said):
+        load_image_model(tmp_path / "ada")
 
 
 def test_a_checkpoint_alone_and_no_model_at_all(tmp_path):

@@ -25,6 +25,7 @@ from llm_fed.models import lora
 from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
 from llm_fed.rng import generator
+from llm_fed.state import State
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,28 @@ def test_routers_of_other_dtypes(experts, base, dtype):
 def test_routers_that_are_no_numbers(experts, base):
     regated(experts, lambda router: torch.full_like(router, float("nan")))
     assert "NaN or infinite" in refused(experts, base)
+
+
+def test_nothing_else_lies_beside_a_gate(experts, base):
+    path = experts / peft_folders.GATE
+    save_file({**load_file(path), "x": torch.zeros(1)}, path, metadata={"gate": "router", "experts": "global local"})
+    assert "x lies beside its gate" in refused(experts, base)
+
+
+@pytest.mark.parametrize("change", [
+    {"mix.anchors": torch.zeros(3)}, {"mix.anchors": torch.zeros(0, 64)}, {"mix.anchors": torch.zeros(2, 3)},
+    {"mix.scale": torch.zeros(1)}, {"mix.scale": torch.tensor(float("nan"))}, {"mix.scale": None},
+])  # fmt: skip
+def test_anchors_of_a_mix(base, tmp_path, change):
+    """As FedDPA writes them, and changed."""
+    structure = Lora(4, 8.0, 0.0, ("q_proj",)).with_experts("global", "local", gate="mix")
+    state = base.draw(structure, generator(0))
+    extras = {"mix.anchors": torch.ones(2, base.model.config.hidden_size), "mix.scale": torch.tensor(0.5)}
+    peft_folders.write(tmp_path / "mix", State(state.layout, state.row, extras), structure, base, "")
+    assert peft_folders.read(tmp_path / "mix", base)[0].extras.keys() == extras.keys()
+    changed = {name: value for name, value in (extras | change).items() if value is not None}
+    save_file(changed, tmp_path / "mix" / peft_folders.GATE, metadata={"gate": "mix", "experts": "global local"})
+    assert peft_folders.GATE in refused(tmp_path / "mix", base)
 
 
 def test_a_router_may_be_shorter_than_its_experts(experts, base):

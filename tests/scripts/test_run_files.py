@@ -108,6 +108,15 @@ def test_potara_merges_the_local_run_of_the_table(tmp_path):
 
 
 PERSONAL = [f"task.partition.{word}" for word in ("kind=dirichlet", "sizes=null", "clients=50", "alpha=0.1")]
+
+
+def test_ifca_is_compared_on_the_quickstart():
+    """Its row `fedmerge` is the quickstart itself."""
+    words = compare.load_rows(FOLDER / "quickstart_ifca.yaml")["fedmerge"]
+    config = checked("quickstart_ifca.yaml", words)
+    assert config == configfile.load(FOLDER.parents[1] / "llm_fed/assets/quickstart.yaml", OPEN["quickstart_ifca.yaml"])
+
+
 WORDS = [  # what the files' first comments say of other settings and stand-ins
     ("feddle_table1.yaml", [
         "base.name=vit", "adapter.rank=4", "adapter.alpha=8", "adapter.dropout=0",

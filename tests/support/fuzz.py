@@ -38,16 +38,20 @@ import pandas
 import torch
 import yaml
 from rich.console import Console
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from llm_fed import configfile, methods, tasks
 from llm_fed.commands.compare import load_rows
 from llm_fed.config import BaseConfig, Config, TaskConfig
+from llm_fed.engine.inference import features, similarity_weights
 from llm_fed.errors import RunError, UserError
 from llm_fed.experiment.build import prepare
 from llm_fed.experiment.needed import check_rounds
 from llm_fed.export import peft_folders
 from llm_fed.export.prompt import read_prompt
 from llm_fed.federation import privacy
+from llm_fed.models import lora
 from llm_fed.models.loading import load_base
 from llm_fed.runs.tracking import Reporter, check_trackers
 
@@ -58,6 +62,13 @@ _WORDS = (
     "${oc.env:HOME}", "${rounds}", "${a.b}", "???", "\x1b[31m", "\udc80", "../..", "/", "hf://", "hf://a/b/c", "*",
     "&a", "!!python/object:os", "x" * 300, "2024-01-01", "0x1F", "1_000", "é", "\u202e", "'", '"', "a=b", "a.b.c=1",
     "a[0]=1", "auto", "none:None", "os:system",
+)  # fmt: skip
+_MODELS: dict[str, list[str]] = {  # what is handed out, and by which run
+    "local": [], "images": [], "experts": ["method=pfedmoe"], "mix": ["method=feddpa"],
+}  # fmt: skip
+_DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int64,
+    torch.int32, torch.int8, torch.uint8, torch.uint16, torch.uint64, torch.bool,
 )  # fmt: skip
 NAMES = ("train.jsonl", "train.json", "train.csv", "train.jsonl.gz", "train.parquet", "a.npz")
 _ROWS = [{"instruction": f"What is {n}?", "input": "", "output": f"It is {n}", "client": f"c{n % 3}"} for n in range(9)]
@@ -130,17 +141,17 @@ class _Files:
 
 
 class Folders(_Files):
-    """PEFT folders: an adapter, experts with a gate, and a whole image model."""
+    """PEFT folders: an adapter, experts with a gate or a mix, and a whole image model."""
 
     def __init__(self, work: Path):
         from llm_fed.experiment import run
 
         super().__init__(work)
         found = families.write(work, ("local", "images"))
-        for name, words in (("local", []), ("images", []), ("experts", ["method=pfedmoe"])):
+        for name, words in _MODELS.items():
             config = configfile.load(found.get(name, found["local"]), ["rounds=1", *words])
             run.train(config, work / name, reporter=Reporter(Console(quiet=True)))
-        self._origins = {name: next((work / name).glob("adapters/*")) for name in ("local", "images", "experts")}
+        self._origins = {name: next((work / name).glob("adapters/*")) for name in _MODELS}
         self._base = load_base(BaseConfig(name=str(work / "base"), dtype="float32"), "cpu")
 
     def make(self, draw: random.Random) -> Path:
@@ -158,7 +169,8 @@ class Folders(_Files):
 
         (folder,) = case.iterdir()
         if folder.name == "images":
-            load_image_model(folder)
+            model = load_image_model(folder)
+            assert all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
             return
         with suppress(UserError):
             read_prompt(folder)
@@ -167,7 +179,10 @@ class Folders(_Files):
         for path in folder.rglob(peft_folders.CONFIG):
             with suppress(UserError):
                 peft_folders.public_config(path)
-        peft_folders.read(folder, self._base)
+        state, _ = peft_folders.read(folder, self._base)
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in (state.row, *state.extras.values()))
+        if lora.ANCHORS in state.extras:
+            similarity_weights(features(self._base, [[1, 2]]), [state])
 
 
 class DataFiles(_Files):
@@ -264,6 +279,8 @@ def _spoil(path: Path, draw: random.Random) -> None:
         for _ in range(draw.randint(1, 3)):
             tree = hostile.changed(tree, draw)
         path.write_text(json.dumps(tree))
+    elif path.suffix == ".safetensors" and draw.random() < 0.5:
+        _other_tensor(path, draw)
     elif path.suffix == ".safetensors":
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")
@@ -273,6 +290,25 @@ def _spoil(path: Path, draw: random.Random) -> None:
             header = hostile.changed_tensor(header, draw) if draw.random() < 0.7 else hostile.changed(header, draw)
         text = json.dumps(header).encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+def _other_tensor(path: Path, draw: random.Random) -> None:
+    """A whole file without a checksum, of which one tensor has another dtype, shape or value, is absent or is new."""
+    with safe_open(path, "pt") as file:
+        metadata = {name: value for name, value in (file.metadata() or {}).items() if name != "checksum"}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    name = draw.choice(sorted(tensors))
+    tensor = tensors.pop(name)
+    how = draw.randrange(5)
+    if how == 0:
+        tensors[name] = tensor.to(draw.choice(_DTYPES))
+    elif how == 1:
+        tensors[name] = tensor.unsqueeze(0) if draw.random() < 0.5 else tensor.flatten()[1:].clone()
+    elif how == 2:
+        tensors[name] = torch.full_like(tensor, draw.choice((float("nan"), float("inf"), 1e38)))
+    elif how == 3:
+        tensors |= {name: tensor, draw.choice(("x", "mix.anchors", "mix.scale", f"{name}.x")): tensor.clone()}
+    save_file(tensors, path, metadata=metadata)
 
 
 KINDS: dict[str, Any] = {"configurations": Configurations, "folders": Folders, "data": DataFiles}
