@@ -276,7 +276,7 @@ def test_wrong_folders_are_refused(folders, tmp_path):
     base, other = load("cnn"), load("cnn", LABELS[:3])
     state = trained(base, Full())
     models.write(tmp_path / "ada", state, Full(), base, "card")
-    with pytest.raises(UserError, match=r"does not fit the base 'cnn': head.weight should be \(3, 64\)"):
+    with pytest.raises(UserError, match=r"does not fit the base 'cnn': head.bias is \(4,\), and should be \(3,\)"):
         models.read(tmp_path / "ada", Full(), other)
     with pytest.raises(UserError, match="model.safetensors is absent, damaged or cut short"):
         models.read(tmp_path / "bob", Full(), base)
