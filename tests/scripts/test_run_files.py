@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parents[2] / "scripts" / "runs"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 OPEN = {  # what a file leaves to the command line
     "flan_cpu.yaml": ["base.name=base", "task.path=data"],
+    "flan_methods.yaml": ["base.name=base", "task.path=data"],
     "feddle_cpu.yaml": ["task.path=data"],
     "fedmerge_cifar100_cpu.yaml": ["task.path=data"],
     "fedmerge_pacs_cpu.yaml": ["task.path=data"],
