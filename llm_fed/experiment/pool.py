@@ -59,7 +59,10 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
         assert isinstance(structure, Lora) and structure.plain  # they are merged as they are
         models = method.pool(_server_state(folder, round))
         members = {f"model {j}": model for j, model in enumerate(models)}
-        return Pool(members, structure, f"the {len(models)} models of {name}'s server after round {round}")
+        of = f"{name}'s server after round {round}"
+        return Pool(
+            members, structure, f"the model of {of}" if len(models) == 1 else f"the {len(models)} models of {of}"
+        )
     if method.needs:
         folder = _federated(folder, method)
         name, asked = method.needs[0], method.needed(method.needs[0]).round

@@ -89,11 +89,24 @@ class FedPool(Method):
             ],
         }
 
+    def pool(self, state: Message) -> list[State]:
+        """The models of the most probable groups; FedAvg's model, where no groups are more probable."""
+        none, best = _most_probable(state)
+        mean: State = state["mean"]
+        if best is None or best[0] <= none:
+            return [mean]
+        return [mean.like(_model_of(state, group)) for group in best[1]]
+
     def report(self, state: Message) -> dict[str, Any]:
-        none = 1.0 - sum(share for share, _ in state["partitions"])
-        best = max(state["partitions"], key=lambda partition: partition[0], default=None)
+        none, best = _most_probable(state)
         found = {"no_groups": round(none, 4)}
         return found if best is None else {**found, "groups": best[1], "probability": round(best[0], 4)}
+
+
+def _most_probable(state: Message) -> tuple[float, tuple[float, list[list[str]]] | None]:
+    """The probability that there are no groups, and the most probable partition with its own, if there is any."""
+    best = max(state["partitions"], key=lambda partition: partition[0], default=None)
+    return 1.0 - sum(share for share, _ in state["partitions"]), best
 
 
 def _model_of(state: Message, group: list[str]) -> Tensor:

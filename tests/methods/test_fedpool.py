@@ -161,3 +161,23 @@ def test_where_most_are_alone_there_are_no_groups():
 def test_a_round_without_answers_changes_nothing():
     state = run([named(rows([0, 0], noise=1.0))])
     assert asyncio.run(FedPool().server_update(toy.server(), state, [])) is state
+
+
+def test_a_newcomer_is_offered_the_groups_models():
+    """Of two groups both; of clients in whom no group can be told, FedAvg's model."""
+    found = rows([0] * 4 + [1] * 4, noise=0.2)
+    models = FedPool().pool(run([named(found)]))
+    wanted = torch.stack([found[:4].mean(0), found[4:].mean(0)])
+    torch.testing.assert_close(torch.stack(sorted((each.row for each in models), key=lambda row: float(row[0]))),
+                               wanted[wanted[:, 0].argsort()])  # fmt: skip
+    state = run([named(found[:6])])
+    (model,) = FedPool().pool(state)
+    assert torch.equal(model.row, state["mean"].row)
+    assert not torch.allclose(model.row, wanted[0])
+
+
+def test_a_newcomer_is_offered_one_model_where_no_groups_are_likelier():
+    found = rows([0] * 4 + [1] * 4, noise=0.2)
+    state = run([named(found)])
+    doubted = state | {"partitions": [(0.4, groups) for _, groups in state["partitions"]]}
+    assert [model.row.tolist() for model in FedPool().pool(doubted)] == [state["mean"].row.tolist()]
