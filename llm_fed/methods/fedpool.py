@@ -2,7 +2,8 @@
 
 No paper yet: docs/fedpool.md derives it. Updates of clients of one kind have more in common than updates of others,
 so that their cosines show blocks. The server weighs partitions of the clients by how well they describe the cosines,
-and each client gets the mean of the models that it would have in each of them.
+and each client gets the mean of the models that it would have in each of them. After the last round it trains that
+model on its own examples, and keeps as much of the change as held-out examples ask for.
 
 Letters: m clients that answered so far, k of them in this round, P parameters, K groups of a partition.
 """
@@ -11,15 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from llm_fed.merge import mean
+from llm_fed.merge.grid import WEIGHTS
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, averaged
-from llm_fed.settings import AtLeast, AtMost
+from llm_fed.settings import AtLeast, AtMost, NonNegativeInt, PositiveFloat
 from llm_fed.site import Site
 from llm_fed.state import State, stack
 
@@ -31,14 +34,17 @@ _LEAST = 0.001  # of the probability of a partition; what is less counts as no g
 class FedPool(Method):
     """FedAvg within groups of clients; the server infers the groups and their number from the clients' updates.
 
-    Messages have the size of FedAvg's, and clients do the same work. The server keeps two rows per client that
-    answered. With up to six clients it is FedAvg, as so few cosines cannot tell groups apart.
+    Messages have the size of FedAvg's, and clients do the same work, but for the steps of their own after the last
+    round. The server keeps two rows per client that answered. With up to six clients it is FedAvg with these steps, as
+    so few cosines cannot tell groups apart.
     """
 
     paper: ClassVar[str] = "FedPool (this project)"
 
     # how much of what is known of a client's recent updates stays when it answers again
     memory: Annotated[float, AtLeast(0), AtMost(1)] = 0.8
+    personal_steps: NonNegativeInt = 20  # optimizer steps of each client after the last round
+    personal_lr: PositiveFloat | None = None  # their learning rate; null: a third of `local.lr`
 
     def init(self, server: Site) -> Message:
         start, none = server.initial(), torch.zeros(0, 0, dtype=torch.float64)
@@ -55,11 +61,11 @@ class FedPool(Method):
 
     def broadcast(self, state: Message, client: str) -> Message:
         own = [(share, group) for share, groups in state["partitions"] for group in groups if client in group]
-        mean: State = state["mean"]
-        model = (1.0 - sum(share for share, _ in own)) * mean.row
+        of_all: State = state["mean"]
+        model = (1.0 - sum(share for share, _ in own)) * of_all.row
         for share, group in own:
             model = model + share * _model_of(state, group)
-        return mean.like(model)
+        return of_all.like(model)
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
@@ -89,13 +95,34 @@ class FedPool(Method):
             ],
         }
 
+    async def finish(self, client: Site, message: Message) -> None:
+        if not self.personal_steps:
+            return
+        lr = client.local.lr / 3 if self.personal_lr is None else self.personal_lr
+        own = await client.fit(message, steps=self.personal_steps, optimizer=replace(client.optimizer, lr=lr))
+        share = await self._own_share(client, message, own)
+        client.memory["personal"] = mean([own, message], [share, 1 - share])
+        client.memory["recipe"] = {"own_share": share}
+
+    async def personalize(self, client: Site, message: Message) -> Message:
+        return client.memory.get("personal", message)
+
+    async def _own_share(self, client: Site, pooled: State, own: State) -> float:
+        """The share of the client's own model whose mixture has the lowest loss on the held-out examples; a half where
+        there are none, or where noise hides what is learned of examples."""
+        held_out = client.data.held_out
+        if not held_out or client.private is not None:
+            return 0.5
+        losses = await client.losses_of([mean([own, pooled], [share, 1 - share]) for share in WEIGHTS], held_out)
+        return min(zip(losses, WEIGHTS, strict=True))[1]
+
     def pool(self, state: Message) -> list[State]:
         """The models of the most probable groups; FedAvg's model, where no groups are more probable."""
         none, best = _most_probable(state)
-        mean: State = state["mean"]
+        of_all: State = state["mean"]
         if best is None or best[0] <= none:
-            return [mean]
-        return [mean.like(_model_of(state, group)) for group in best[1]]
+            return [of_all]
+        return [of_all.like(_model_of(state, group)) for group in best[1]]
 
     def report(self, state: Message) -> dict[str, Any]:
         none, best = _most_probable(state)

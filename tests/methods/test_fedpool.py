@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from llm_fed.method import Upload
 from llm_fed.methods.fedpool import FedPool, _candidates, _groups, _length, cosines, likely
+from llm_fed.site import Private
 from llm_fed.state import State
 
 
@@ -181,3 +183,41 @@ def test_a_newcomer_is_offered_one_model_where_no_groups_are_likelier():
     state = run([named(found)])
     doubted = state | {"partitions": [(0.4, groups) for _, groups in state["partitions"]]}
     assert [model.row.tolist() for model in FedPool().pool(doubted)] == [state["mean"].row.tolist()]
+
+
+def finished(held_out: list[int], best: float, *, steps: int = 20, private: bool = False) -> tuple[float, dict]:
+    """What becomes of a pooled model at 0 at a client that trains towards 1, and whose held-out loss is lowest at
+    `best`."""
+    site = toy.clients(1)["c0"]
+    site.data = replace(site.data, held_out=held_out)
+    site.private = Private(1.0, 1.0, 0) if private else None
+    site.begin(2, 0.1)
+
+    async def losses_of(states, examples):
+        assert examples == held_out
+        return [float((state.row - best).square().mean()) for state in states]
+
+    site.losses_of = losses_of  # type: ignore[method-assign]
+    runtime, method = toy.ToyRuntime({"c0": 1.0}), FedPool(personal_steps=steps)
+    start = site.initial()
+    pooled = start.like(torch.zeros_like(start.row))
+    assert runtime.run({"c0": method.finish(site, pooled)}) == {"c0": None}
+    assert [count for count, _ in runtime.log] == ([steps] if steps else [])
+    model = asyncio.run(method.personalize(site, pooled))
+    return float(model.row.mean()), method.recipe(site)
+
+
+@pytest.mark.parametrize("best, share", [(0.3, 0.3), (1.5, 1.0), (-1.0, 0.0)])
+def test_as_much_of_the_own_model_as_held_out_examples_ask_for(best, share):
+    found, recipe = finished([1, 2], best)
+    assert found == pytest.approx(share, abs=1e-5) and recipe == {"own_share": share}
+
+
+def test_without_held_out_examples_or_under_noise_half_of_it():
+    for settings in ({"held_out": []}, {"held_out": [1, 2], "private": True}):
+        found, recipe = finished(best=0.3, **settings)
+        assert found == pytest.approx(0.5, abs=1e-5) and recipe == {"own_share": 0.5}
+
+
+def test_without_steps_of_its_own_a_client_keeps_the_pooled_model():
+    assert finished([1, 2], best=0.3, steps=0) == (0.0, {})
