@@ -1,0 +1,108 @@
+"""The table and the verdict of the scores that lie beside the results pages, one line per row and draw.
+
+    python scripts/analysis/kept.py docs/results/rows/flan_methods.jsonl --rows local,fedit,fedpool
+    python scripts/analysis/kept.py docs/results/rows/flan_methods.jsonl --add runs/flan-methods
+
+The first command trains nothing: it says what the pages say, of the rows that are asked for (default: of all). `--add`
+first appends what a comparison's folder has beyond the file. A line has the row, the seed, the tested round, the
+clients' test scores (0-100), and, where known, the bytes that a client sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from results import plain_errors
+
+from llm_fed.errors import UserError
+from llm_fed.eval.scores import summarize
+from llm_fed.eval.verdict import Scored, Verdict
+from llm_fed.files import write_file
+from llm_fed.runs.folder import read_records
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+def added(lines: Lines, folder: Path) -> list[Mapping[str, Any]]:
+    """The lines, and those that the comparison in `folder` has beyond them.
+
+    Raises:
+        UserError: there is no comparison, or it has other scores for a row and seed that the file has.
+    """
+    try:
+        table = json.loads((folder / "table.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}/table.json cannot be read ({error}); give the --out of llm-fed compare") from error
+    known = {(line["row"], line["seed"]): line for line in lines}
+    more: list[Mapping[str, Any]] = []
+    for row in table["rows"]:
+        for seed, found in row["seeds"].items():
+            if not isinstance(found, dict):  # not finished
+                continue
+            scores = {client: round(score, 4) for client, score in found["clients"].items()}
+            line = {"row": row["label"], "seed": int(seed), "round": found["round"], "scores": scores}
+            before = known.get((row["label"], int(seed)))
+            if before is None:
+                more.append(line | {"up": found["traffic"]["up"]})
+            elif before["scores"] != scores:
+                raise UserError(
+                    f"{folder} and the file have different scores of {row['label']} with seed {seed}; delete that line "
+                    "from the file if the run is right"
+                )
+    return [*lines, *more]
+
+
+def report(lines: Lines, rows: Sequence[str]) -> str:
+    """A Markdown table of the rows, and the verdict on all their pairs.
+
+    Raises:
+        UserError: the file has no such row.
+    """
+    names = list(dict.fromkeys(line["row"] for line in lines))
+    if unknown := [name for name in rows if name not in names]:
+        raise UserError(f"the file has no row {unknown[0]!r}; it has {', '.join(names)}")
+    text, runs = ["| row | draws | mean | worst half | MB up |", "|---|---|---|---|---|"], {}
+    for name in rows or names:
+        own = [line for line in lines if line["row"] == name]
+        runs[name] = [_scored(line) for line in own]
+        means = [(run.average, run.worst_half) for run in runs[name]]
+        up = [line["up"] / 1e6 for line in own if "up" in line]
+        cells = [name, str(len(own)), *map(_spread, zip(*means, strict=True)), f"{fmean(up):.2f}" if up else ""]
+        text.append("| " + " | ".join(cells) + " |")
+    return "\n".join(text) + "\n" + Verdict(runs).as_markdown()
+
+
+def _scored(line: Mapping[str, Any]) -> Scored:
+    found = summarize("", line["scores"])
+    return Scored(line["seed"], line["seed"], found.clients, found.mean, found.worst_half)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--rows", default="", help="e.g. local,fedit")
+    parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FOLDER", help="of llm-fed compare")
+    asked = parser.parse_args()
+    with plain_errors(parser):
+        lines: Lines = read_records(asked.file)
+        for folder in asked.add:
+            lines = added(lines, folder)
+        if not lines:
+            raise UserError(f"{asked.file} is absent or empty; --add fills it")
+        if asked.add:
+            asked.file.parent.mkdir(parents=True, exist_ok=True)
+            write_file(asked.file, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        print(report(lines, [name.strip() for name in asked.rows.split(",") if name.strip()]))
+
+
+if __name__ == "__main__":
+    main()
