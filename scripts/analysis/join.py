@@ -2,13 +2,14 @@
 
 Of each client that is left out, the exact match on its test prompts under
 - `fedit`: the one adapter of a FedIT run with everybody, hence rather too good for a client that took no part;
-- `join fedmerge`: what `llm-fed join` makes of a FedMerge run without it;
-- `20 steps`: the same after 20 steps of training on its examples, `--steps 20`;
+- `join METHOD`: what `llm-fed join` makes of a run of FedMerge or FedPool without it;
+- `METHOD, 20 steps`: the same after 20 steps of training on its examples, `--steps 20`;
+- `METHOD, taken part`: its adapter of the run with everybody;
 - `join local`: what `llm-fed join` makes of the other clients' own adapters, a pool of the most general kind;
-- `local`: training alone on its 16 examples;
-- `taken part`: its adapter of the FedMerge run with everybody.
+- `local`: training alone on its 16 examples.
 
-Runs lie in OUT and are continued. The table is OUT/join.csv, with the seconds of a join, without Python's own start.
+Runs lie in OUT and are continued. The table is OUT/join.csv, with the seconds of the slowest join of the row, without
+Python's own start.
 
     python scripts/analysis/join.py OUT
     python scripts/analysis/join.py OUT --clients zoo-01,zoo-05,zoo-09
@@ -36,6 +37,7 @@ from llm_fed.tasks import synthetic
 from llm_fed.tasks.common import Example
 
 BASE = ASSETS / "tiny-base"
+POOLS = ("fedmerge", "fedpool")
 
 
 def main() -> None:
@@ -66,24 +68,22 @@ def scores(out: Path, client: str) -> dict[str, float]:
         shutil.rmtree(folder, ignore_errors=True)
         return join(run, files["train"], folder, steps=steps).folder
 
-    without = trained(out, "fedmerge", client)
-    everybody = {method: trained(out, method) for method in ("fedit", "fedmerge", "local")}
+    everybody = {method: trained(out, method) for method in ("fedit", "local", *POOLS)}
     others = out / "others" / client  # clients who train alone are the same whoever else there is
     shutil.rmtree(others, ignore_errors=True)
     shutil.copytree(everybody["local"], others)
     shutil.rmtree(others / "adapters" / client)
-    found = {"fedit": score(everybody["fedit"] / "adapters" / client)}
-    began = time.perf_counter()
-    adapter = joined(without, "fedmerge")
-    seconds = round(time.perf_counter() - began, 1)
-    return found | {
-        "join fedmerge": score(adapter),
-        "20 steps": score(joined(without, "trained", steps=20)),
-        "join local": score(joined(others, "local")),
-        "local": score(everybody["local"] / "adapters" / client),
-        "taken part": score(everybody["fedmerge"] / "adapters" / client),
-        "seconds": seconds,
-    }
+    found = {method: score(everybody[method] / "adapters" / client) for method in ("fedit", "local")}
+    seconds = []
+    for method, run in {"local": others} | {method: trained(out, method, client) for method in POOLS}.items():
+        began = time.perf_counter()
+        adapter = joined(run, method)
+        seconds.append(time.perf_counter() - began)
+        found[f"join {method}"] = score(adapter)
+        if method in POOLS:
+            found[f"{method}, 20 steps"] = score(joined(run, f"{method}-trained", steps=20))
+            found[f"{method}, taken part"] = score(everybody[method] / "adapters" / client)
+    return found | {"seconds": round(max(seconds), 1)}
 
 
 def trained(out: Path, method: str, without: str = "all") -> Path:
