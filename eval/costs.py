@@ -12,7 +12,8 @@ from llm_fed.engine.drive import drive
 from llm_fed.messages.wire import Message, entries
 from llm_fed.method import Method, Upload
 from llm_fed.requests import Fit, FitHead, Fitted, Gradient, Request
-from llm_fed.runs.folder import finished, read_records
+from llm_fed.runs.reading import finished
+from llm_fed.runs.records import read_records
 from llm_fed.site import Site
 from llm_fed.state import Layout
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from llm_fed.config import Config
 from llm_fed.eval.pairs import LEAST, LEVEL, Cell, Column, compare_methods
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 MAX_PAIRS = 15  # of more pairs the terminal shows the headline alone
 NAMES = {"average": "average over the clients", "worst_half": "worst half of the clients"}

@@ -57,7 +57,7 @@ class Result:
     @property
     def records(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl: rounds, clients, scores, ...; each has a `kind`."""
-        from llm_fed.runs.folder import read_records
+        from llm_fed.runs.records import read_records
 
         return read_records(self.folder / "metrics.jsonl")
 
@@ -68,7 +68,7 @@ class Result:
             UserError: the run has exported no model of this client.
         """
         from llm_fed.export.load import load_client, load_image_model
-        from llm_fed.runs.folder import exported
+        from llm_fed.runs.reading import exported
 
         folder = exported(self.folder, [client])[client]
         if self._config.adapter is None:
@@ -90,7 +90,7 @@ class Result:
 
     @cached_property
     def _config(self) -> Config:
-        from llm_fed.runs.folder import read_config
+        from llm_fed.runs.reading import read_config
 
         return read_config(self.folder)
 
@@ -165,7 +165,7 @@ def open_run(folder: str | Path) -> Result:
     Raises:
         UserError: the folder holds no finished run.
     """
-    from llm_fed.runs.folder import adapter_folders, finished
+    from llm_fed.runs.reading import adapter_folders, finished
 
     summary = finished(Path(folder))
     scores = summary["scores"]

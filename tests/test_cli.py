@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from llm_fed import cli, methods, tasks
 from llm_fed.commands import methods as listed
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 REPOSITORY = Path(__file__).parents[1]
 FLAGS = {

@@ -23,7 +23,7 @@ from llm_fed.export import models
 from llm_fed.models.images import load_images
 from llm_fed.models.structure import Full
 from llm_fed.rng import generator
-from llm_fed.runs.folder import read_config
+from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 
 

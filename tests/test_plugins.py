@@ -15,7 +15,7 @@ from llm_fed import methods, plugins, tasks
 from llm_fed.config import ServerConfig, TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.methods.fedit import FedLoRA
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 NAME = "half:Half"
 

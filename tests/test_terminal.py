@@ -18,7 +18,7 @@ from llm_fed.cli import printing
 from llm_fed.commands import compare, quickstart
 from llm_fed.errors import UserError, closest, did_you_mean, printable
 from llm_fed.eval.tables import Table as Comparison
-from llm_fed.runs.folder import finished
+from llm_fed.runs.reading import finished
 from llm_fed.runs.tracking import Reporter
 
 COMMANDS = vars(typer.main.get_command(cli.app))["commands"]

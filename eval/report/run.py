@@ -14,7 +14,8 @@ from llm_fed.eval.report.clients import client_table, curves
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, read_timing, reference, usage
-from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES, comparable
+from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES
+from llm_fed.runs.reading import comparable
 
 KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy")
 ALONE = "the base alone"

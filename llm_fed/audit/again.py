@@ -13,7 +13,8 @@ from llm_fed.audit.replay import Replay, Round, lr_of
 from llm_fed.export import models
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Saved
-from llm_fed.runs.folder import comparable, read_records
+from llm_fed.runs.reading import comparable
+from llm_fed.runs.records import read_records
 
 
 def compare(

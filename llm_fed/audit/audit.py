@@ -25,7 +25,8 @@ from llm_fed.experiment.environment import environment, use_packing
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.runs import digests
-from llm_fed.runs.folder import Run, read_config
+from llm_fed.runs.folder import Run
+from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 

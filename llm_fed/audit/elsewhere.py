@@ -20,7 +20,8 @@ from llm_fed.audit.replay import Replay, lr_of
 from llm_fed.config import Config
 from llm_fed.messages.wire import Message
 from llm_fed.runs.checkpoint import Saved
-from llm_fed.runs.folder import comparable, read_records
+from llm_fed.runs.reading import comparable
+from llm_fed.runs.records import read_records
 from llm_fed.state import State
 
 

@@ -13,7 +13,7 @@ from llm_fed.messages.wire import WireError, pack
 from llm_fed.method import Method
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Checkpoints, Saved
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.rows import Row
 
 

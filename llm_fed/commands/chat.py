@@ -15,7 +15,7 @@ from llm_fed.export.load import load_client
 from llm_fed.export.personal import Personal, alone
 from llm_fed.export.prompt import Prompt, prompt_of
 from llm_fed.models.loading import Base, load_base
-from llm_fed.runs.folder import exported, read_config
+from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
 from llm_fed.tasks.common import TEMPLATES
 

@@ -26,7 +26,8 @@ from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.plugins import short
-from llm_fed.runs.folder import Run, holds_results, saved_config
+from llm_fed.runs.folder import Run, holds_results
+from llm_fed.runs.reading import saved_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 

@@ -22,7 +22,7 @@ from llm_fed.export.models import read as read_personal
 from llm_fed.export.personal import alone
 from llm_fed.export.prompt import as_said, read_prompt
 from llm_fed.models.loading import Base
-from llm_fed.runs.folder import exported, finished, read_config
+from llm_fed.runs.reading import exported, finished, read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.site import Site

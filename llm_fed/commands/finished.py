@@ -13,7 +13,7 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.verdict import Scored, Verdict, last_round
 from llm_fed.files import write_file
-from llm_fed.runs.folder import finished, read_config
+from llm_fed.runs.reading import finished, read_config
 
 # What is no difference between methods: seeds, what is kept of a run, and where it was computed.
 _APART = (

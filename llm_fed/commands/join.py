@@ -23,7 +23,7 @@ from llm_fed.export.card import model_card
 from llm_fed.export.prompt import prompt_of
 from llm_fed.models.loading import Base, load_base
 from llm_fed.models.lora import Lora
-from llm_fed.runs.folder import read_config
+from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.state import State

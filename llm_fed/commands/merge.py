@@ -27,7 +27,7 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import FACTORS, Lora, factor_of
 from llm_fed.models.structure import structure_of
-from llm_fed.runs.folder import read_config
+from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.state import State

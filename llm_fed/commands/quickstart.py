@@ -9,7 +9,7 @@ from llm_fed import configfile
 from llm_fed.eval.merges import weights_after
 from llm_fed.eval.plots import plot_weights
 from llm_fed.experiment import run as experiment
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.tasks import synthetic
 

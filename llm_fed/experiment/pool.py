@@ -16,7 +16,7 @@ from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.folder import exported, finished
+from llm_fed.runs.reading import exported, finished
 from llm_fed.state import State
 
 

@@ -31,7 +31,8 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
-from llm_fed.runs.folder import Run, holds_results, look, read_records
+from llm_fed.runs.folder import Run, holds_results, look
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter, time_of_day
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks

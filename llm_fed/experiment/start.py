@@ -16,7 +16,8 @@ from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 from llm_fed.site import Site
 from llm_fed.state import State
 

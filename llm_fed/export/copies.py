@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_fed.errors import UserError
-from llm_fed.runs.folder import exported
+from llm_fed.runs.reading import exported
 
 
 def handed_out(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
-    """As `runs.folder.exported`, for copies that others will have.
+    """As `runs.reading.exported`, for copies that others will have.
 
     Raises:
         UserError: as `exported`, or an adapter has a link, which might lead to any file of this machine.

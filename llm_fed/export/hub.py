@@ -29,7 +29,7 @@ from llm_fed.export import peft_folders
 from llm_fed.export.card import repository_card
 from llm_fed.export.copies import handed_out
 from llm_fed.plugins import short
-from llm_fed.runs.folder import adapter_folders, read_config
+from llm_fed.runs.reading import adapter_folders, read_config
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from llm_fed.export.card import Model, merged_card
 from llm_fed.export.copies import handed_out
 from llm_fed.export.prompt import FILE, read_prompt
 from llm_fed.models.loading import DTYPES, check_name, explain, load_base, settle_dtype
-from llm_fed.runs.folder import read_config
+from llm_fed.runs.reading import read_config
 
 
 @dataclass(frozen=True)

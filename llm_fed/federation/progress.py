@@ -11,7 +11,7 @@ from llm_fed.errors import RunError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.runs import extend
-from llm_fed.runs.folder import comparable
+from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import digest
 from llm_fed.runs.rows import Memory, Row
 from llm_fed.site import Site

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +17,16 @@ from filelock import FileLock, Timeout
 from llm_fed import checksum, datapath, paths
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
-from llm_fed.errors import RunError, UserError, require
+from llm_fed.errors import RunError, UserError
 from llm_fed.files import write_file
 from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
-from llm_fed.runs.records import check_beginning
-from llm_fed.runs.records import read_records as read_records  # part of what this module offers
+from llm_fed.runs.reading import saved_config
+from llm_fed.runs.records import check_beginning, read_records
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
 _FREE_KEYS = ("checkpoint.", "export.", "report.", "track.", "network.", "eval.base")
-
-# What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
-_FORMERLY = {"base.dtype": "bfloat16"}
 
 SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
 EXPERTS = "experts.jsonl"  # how much each expert counts, see `experiment/experts.py`
@@ -326,30 +321,6 @@ def holds_results(folder: Path) -> bool:
     return any(path.is_dir() or path.stat().st_size > 0 for name in names for path in folder.rglob(name))
 
 
-def saved_config(folder: Path) -> dict[str, Any]:
-    """The configuration that a run folder holds, as nested values with absolute paths; a section or key that did not
-    exist when the run was begun has the meaning that it had then, which mostly is its default.
-
-    Raises:
-        UserError: its file is damaged.
-    """
-    path = folder / "config.yaml"
-    try:
-        tree = dict(yaml.safe_load(checksum.uncommented(path.read_text(encoding="utf-8"))))
-        for key, value in _FORMERLY.items():
-            section, _, name = key.rpartition(".")
-            tree[section] = {name: value} | tree.get(section, {})
-        return as_dict(paths.absolute(from_dict(tree)))
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError, UserError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
-
-
-def comparable(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Of the lines of a metrics.jsonl those since scores were last made in another way (eval.metric, say)."""
-    return lines[max((place for place, line in enumerate(lines) if line["kind"] == "search anew"), default=0) :]
-
-
 def log_failure(run: Run, round: int, client: str, error: Exception) -> None:
     log_event(run, round, client, "client failed", f"{type(error).__name__}: {error}")
 
@@ -362,60 +333,3 @@ def log_event(run: Run, round: int, client: str, event: str, reason: str) -> Non
 def rounded(value: float) -> float:
     """A figure for metrics.jsonl: six significant digits are enough to read and survive a change of the last bit."""
     return float(f"{value:.6g}")
-
-
-def read_config(folder: Path) -> Config:
-    """The configuration that a run folder holds."""
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
-    return from_dict(saved_config(folder))
-
-
-def adapter_folders(folder: Path) -> dict[str, Path]:
-    """The exported adapter of each client of a finished run that has one."""
-    finished(folder)
-    partial = re.compile(r"\..*\.(partial|replaced)")  # what a killed export may have left
-    return {path.name: path for path in sorted(folder.glob("adapters/*")) if not partial.fullmatch(path.name)}
-
-
-def finished(folder: Path) -> dict[str, Any]:
-    """What summary.json says of a finished run.
-
-    Raises:
-        UserError: the folder is none, or the file is damaged.
-    """
-    read_config(folder)
-    if not (folder / "summary.json").is_file():
-        raise UserError(
-            f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
-        )
-    try:
-        return checksum.checked(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder / 'summary.json'} is damaged: {error}; llm-fed run --fresh starts again") from error
-
-
-def exported(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
-    """The exported adapters of these clients of a finished run, or of all that it has exported.
-
-    Raises:
-        UserError: it has none, or not of a client that is named; what to do about it.
-    """
-    found = adapter_folders(folder)
-    everybody = dict.fromkeys([*found, *finished(folder)["scores"].get("clients", ())])
-    for client in clients:
-        require("--client", client, everybody)
-    missing = [client for client in clients if client not in found]
-    if found and not missing:
-        return {client: found[client] for client in clients or found}
-    if (folder / "network.json").is_file():
-        raise UserError(f"{folder} is a run over a network, so its personal adapters are on the clients' machines")
-    whose = f"{', '.join(missing[:5])}{', ...' if missing[5:] else ''}" if missing else "anybody"
-    asked = read_config(folder).export.clients
-    if asked == "all":
-        raise UserError(f"{folder} has no personal adapter of {whose} any more; llm-fed run --fresh makes them again")
-    again = shlex.join(["llm-fed", "run", f"{folder}/config.yaml", "export.clients=all", "--out", str(folder)])
-    raise UserError(
-        f"{folder} has no personal adapter of {whose}, since export.clients is "
-        f"{asked if isinstance(asked, str) else list(asked)}; this exports all, without training: {again}"
-    )

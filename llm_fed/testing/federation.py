@@ -31,7 +31,8 @@ from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
 from llm_fed.models.lora import Lora, draw
 from llm_fed.models.structure import Full, Structure
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.site import Data, Site
 from llm_fed.tasks.common import TaskData

@@ -42,7 +42,8 @@ from llm_fed.experiment.build import prepare
 from llm_fed.federation.clients import LocalClients, messages_for
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.rng import derive, generator
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State, stack
 from llm_fed.tasks.common import ClientData, TaskData

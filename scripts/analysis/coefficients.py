@@ -14,7 +14,7 @@ from results import plain_errors, write_rows
 
 from llm_fed.errors import UserError
 from llm_fed.eval import atlas
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from torch import Tensor
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import plot_bands
 from llm_fed.experiment import build
-from llm_fed.runs.folder import read_config
+from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
 from llm_fed.state import State

@@ -13,7 +13,7 @@ from llm_fed.experiment.build import Experiment
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Full
-from llm_fed.runs.folder import finished, read_config
+from llm_fed.runs.reading import finished, read_config
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture
 

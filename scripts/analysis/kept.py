@@ -23,7 +23,7 @@ from llm_fed.errors import UserError
 from llm_fed.eval.scores import summarize
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.files import write_file
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 Lines = Sequence[Mapping[str, Any]]
 

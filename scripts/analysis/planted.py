@@ -41,7 +41,8 @@ from llm_fed.federation.loop import Federation, federate
 from llm_fed.messages.wire import Message
 from llm_fed.method import Upload
 from llm_fed.methods.fedpool import FedPool, cosines, likely
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
 from llm_fed.tasks.synthetic import GROUP_TRAITS, planted

@@ -28,7 +28,7 @@ from llm_fed.eval.pairs import critical
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.experiment import finish, run
 from llm_fed.experiment.bases import Bases
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.testing import tiny
 

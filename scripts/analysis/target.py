@@ -35,7 +35,8 @@ from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
 from llm_fed.runs import extend
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.folder import comparable, read_config, read_records
+from llm_fed.runs.reading import comparable, read_config
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
 

@@ -45,7 +45,7 @@ from llm_fed.eval.plots import (
     plot_weights,
     save,
 )
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 Row = tuple[Any, ...]  # client, class or "", pictures, and mean and deviation for each model
 MAX_LABELS = 24  # more classes than this are numbered, not named

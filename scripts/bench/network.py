@@ -21,7 +21,7 @@ from typing import Any
 from llm_fed.commands import quickstart
 from llm_fed.configfile import from_dict
 from llm_fed.network import flower_app
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 FLOWER = Path(__file__).parents[1] / "flower"
 sys.path.insert(0, str(FLOWER))

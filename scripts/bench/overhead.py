@@ -9,7 +9,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 
 def main() -> None:

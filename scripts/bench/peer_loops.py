@@ -209,7 +209,8 @@ def ours(work: Work) -> Adapter:
     from llm_fed.federation.clients import LocalClients
     from llm_fed.federation.loop import Federation, federate
     from llm_fed.requests import Work as Counted
-    from llm_fed.runs.folder import Run, read_records
+    from llm_fed.runs.folder import Run
+    from llm_fed.runs.records import read_records
     from llm_fed.runs.tracking import Reporter
     from llm_fed.runtime.local import LocalRuntime
 

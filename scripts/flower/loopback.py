@@ -23,7 +23,7 @@ from llm_fed import configfile, tasks
 from llm_fed.commands import quickstart
 from llm_fed.experiment import run as experiment
 from llm_fed.network import flower_app
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 QUICKSTART = quickstart.ASSETS / "quickstart.yaml"
 SHORT = [f"base.name={quickstart.ASSETS / 'tiny-base'}", "rounds=3", "eval.every=0"]

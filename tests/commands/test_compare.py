@@ -20,7 +20,7 @@ from llm_fed.eval import plots
 from llm_fed.eval.costs import Parameters, Traffic
 from llm_fed.eval.tables import Result, Row, Table
 from llm_fed.experiment import finish, run
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 ROWS = {
     "fedit": ["method=fedit"],

@@ -11,7 +11,7 @@ import torch
 
 from llm_fed.commands.evaluate import Data, evaluate_adapter, lay_over
 from llm_fed.errors import UserError
-from llm_fed.runs.folder import read_config
+from llm_fed.runs.reading import read_config
 
 
 def scores(said) -> dict[str, float]:

@@ -22,7 +22,7 @@ from llm_fed.models.loading import load_base
 from llm_fed.models.structure import structure_of
 from llm_fed.rng import generator
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.folder import read_config
+from llm_fed.runs.reading import read_config
 from llm_fed.site import Site
 from llm_fed.state import State, combine
 

@@ -22,7 +22,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.merge.mean import mix_factors
 from llm_fed.methods.interpolation import Mean
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.state import State
 
 METHODS = ("fedit", "local")

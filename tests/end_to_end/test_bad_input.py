@@ -13,7 +13,7 @@ import pytest
 import small_run
 import tiny_base
 
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.site import Site
 
 

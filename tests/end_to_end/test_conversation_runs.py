@@ -13,7 +13,7 @@ from llm_fed import load_client
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.experiment import run as experiment
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 pytestmark = pytest.mark.usefixtures("quick")
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %} {% endfor %}"

@@ -28,7 +28,8 @@ from llm_fed.experiment import announce, build, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export import models, peft_folders
 from llm_fed.models.lora import ANCHORS, SCALE
-from llm_fed.runs.folder import read_records, saved_config
+from llm_fed.runs.reading import saved_config
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
 ROUTED = tiny_images.LORA.with_experts("one", "two", gate="router")

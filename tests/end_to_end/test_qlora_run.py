@@ -24,7 +24,8 @@ from llm_fed.experiment import bases
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
 from llm_fed.models.loading import Base, load_base
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 
 NF4 = {"quantization": "nf4"}
 

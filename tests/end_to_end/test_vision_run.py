@@ -21,7 +21,7 @@ from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.eval.costs import count_parameters, read_traffic
 from llm_fed.experiment import build, finish, run
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
 

@@ -24,7 +24,7 @@ from llm_fed.optimizer import Optimizer
 from llm_fed.requests import Fit, Fitted
 from llm_fed.rng import generator
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import OPTIMIZER
 

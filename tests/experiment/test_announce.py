@@ -12,7 +12,7 @@ from rich.console import Console
 
 from llm_fed.configfile import from_dict
 from llm_fed.experiment import announce, build, finish, run
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.tasks.common import TaskData
 

@@ -20,7 +20,8 @@ from llm_fed.eval.scores import Summary, score
 from llm_fed.experiment import build, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.network import server
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 
 METHODS = ("ffa", "pfedmoe", "feddpa")
 

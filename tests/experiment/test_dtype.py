@@ -23,7 +23,8 @@ from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
 from llm_fed.models.loading import settle_dtype
 from llm_fed.network.node import Node
-from llm_fed.runs.folder import Run, saved_config
+from llm_fed.runs.folder import Run
+from llm_fed.runs.reading import saved_config
 
 AUTO = {"dtype": "auto"}
 

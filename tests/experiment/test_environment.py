@@ -15,7 +15,7 @@ from llm_fed.engine.calibration import Calibration
 from llm_fed.engine.packing import plan
 from llm_fed.experiment import environment, finish
 from llm_fed.experiment import run as experiment
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
 

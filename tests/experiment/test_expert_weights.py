@@ -16,7 +16,8 @@ from llm_fed.configfile import from_dict
 from llm_fed.experiment import experts, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.methods.ifca import IFCA
-from llm_fed.runs.folder import read_config, read_records
+from llm_fed.runs.reading import read_config
+from llm_fed.runs.records import read_records
 
 
 @pytest.fixture(autouse=True)

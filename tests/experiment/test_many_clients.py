@@ -18,7 +18,8 @@ from llm_fed import configfile, files, tasks
 from llm_fed.experiment import announce, build, encoding, run
 from llm_fed.models.loading import Base
 from llm_fed.requests import Query
-from llm_fed.runs.folder import read_config, read_records
+from llm_fed.runs.reading import read_config
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.tasks.common import Encoded, Example
 from llm_fed.tasks.rows import Row

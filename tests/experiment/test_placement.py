@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from llm_fed import configfile, methods, tasks
 from llm_fed.experiment import bases, build, placement, run
 from llm_fed.rng import generator
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.tasks.augmentation import moved
 from llm_fed.tasks.common import ClientData, TaskData, pixels_of

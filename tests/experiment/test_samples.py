@@ -15,7 +15,7 @@ from llm_fed.configfile import from_dict
 from llm_fed.eval.scores import score
 from llm_fed.experiment import finish, samples
 from llm_fed.experiment import run as experiment
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from llm_fed.configfile import from_dict
 from llm_fed.engine import inference
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.experiment import run
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
 

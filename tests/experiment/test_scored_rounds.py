@@ -19,7 +19,8 @@ from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.progress import Best, restore, resume, save
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs import tracking
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 
 SCORES = {1: 5.0, 2: 90.0, 3: 10.0, 4: 20.0, 5: 20.0}
 

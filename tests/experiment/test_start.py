@@ -24,7 +24,7 @@ from llm_fed.methods import METHODS
 from llm_fed.models.loading import Base
 from llm_fed.network import server
 from llm_fed.runs import tracking
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.state import State
 
 

@@ -19,7 +19,8 @@ from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export.models import chosen, seen
 from llm_fed.federation.progress import restore
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 
 SPARSE = {"rounds": 2, "participation": 0.3, "eval": {"every": 0}, "seed": 2}  # one client per round
 

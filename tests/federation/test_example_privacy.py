@@ -20,7 +20,7 @@ from llm_fed.federation.progress import Best, Progress
 from llm_fed.method import Method
 from llm_fed.methods.ditto import Ditto
 from llm_fed.requests import Fit, Fitted
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import NOISY_STEPS, Private
 

@@ -23,7 +23,7 @@ from llm_fed.federation.privacy import check, check_upload, clipped, epsilon, pr
 from llm_fed.federation.schedule import Delayed, Poisson, most_asked
 from llm_fed.method import Method, Upload
 from llm_fed.methods.fedit import FedIT
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Data
 from llm_fed.state import State

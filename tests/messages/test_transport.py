@@ -19,7 +19,8 @@ from llm_fed.messages.outline import skeleton
 from llm_fed.messages.wire import WireError, pack, unpack
 from llm_fed.methods.fedit import FedIT
 from llm_fed.rng import generator
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 from llm_fed.state import State
 
 ENCODINGS = ("float16", "bfloat16", "int8")

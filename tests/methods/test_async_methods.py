@@ -19,7 +19,7 @@ from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.fedasync import FedAsync
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.fedit import FedIT
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.testing.compare import equal_runs

@@ -15,7 +15,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.messages.wire import pack
 from llm_fed.methods.fedbn import FedBN
 from llm_fed.methods.fedit import FedIT
-from llm_fed.runs.folder import saved_config
+from llm_fed.runs.reading import saved_config
 
 METHOD = FedBN()
 

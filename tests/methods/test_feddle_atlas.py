@@ -19,7 +19,8 @@ from llm_fed.merge.atlas import normalized
 from llm_fed.method import Upload
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 from llm_fed.site import Data, Site
 from llm_fed.state import State
 

@@ -22,7 +22,7 @@ from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
 from llm_fed.runs import tracking
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.state import State
 
 MERGING = [name for name, kind in METHODS.items() if kind.needs]

@@ -19,7 +19,7 @@ from llm_fed.errors import UserError
 from llm_fed.experiment import run
 from llm_fed.export import peft_folders
 from llm_fed.models.lora import Lora, check_names, layout, targets
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.state import State
 
 

@@ -19,7 +19,7 @@ from llm_fed.config import Config
 from llm_fed.configfile import from_dict
 from llm_fed.experiment import run as experiment
 from llm_fed.network import flower_app
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from llm_fed.network.clients import RemoteClients
 from llm_fed.network.link import Reply
 from llm_fed.network.node import Node
 from llm_fed.network.side_by_side import each, fused
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -21,7 +21,7 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.network import clients, server
 from llm_fed.network.link import Reply
-from llm_fed.runs.folder import finished
+from llm_fed.runs.reading import finished
 
 METHODS = [
     "fedit", "fedmerge", "fedmerge-fixed", "fedsa", "feddpa", "fedalt", "pfedmoe", "fedem", "ifca", "fedlora", "local",

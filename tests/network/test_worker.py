@@ -132,7 +132,7 @@ def test_a_full_disk_at_a_client_is_its_own_trouble(small, tmp_path, monkeypatch
 
     from llm_fed.network import clients, server
     from llm_fed.runs import checkpoint
-    from llm_fed.runs.folder import read_records
+    from llm_fed.runs.records import read_records
 
     monkeypatch.setattr(clients, "_PAUSE", 0.01)
     real = checkpoint.write_file

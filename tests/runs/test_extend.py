@@ -28,7 +28,8 @@ from llm_fed.methods.fedsa import FedSA
 from llm_fed.network import server
 from llm_fed.runs import extend, tracking
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.folder import Run, read_records
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
 
 CONSTANT = {"steps": 1, "lr": 0.05, "lr_end": 0.05}
 SCORES = {1: 30.0, 2: 90.0, 3: 60.0, 4: 50.0, 5: 70.0, 6: 10.0, 7: 80.0, 8: 20.0}

@@ -17,8 +17,8 @@ from llm_fed.configfile import from_dict
 from llm_fed.engine import fit
 from llm_fed.errors import RunError
 from llm_fed.experiment import bases, finish, run
-from llm_fed.runs.folder import read_records
 from llm_fed.runs.pace import Ahead, Pace, duration
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
 STAMPED = re.compile(r"\d\d:\d\d:\d\d ")

@@ -6,7 +6,9 @@ import pytest
 import toy
 
 from llm_fed.errors import RunError, UserError
-from llm_fed.runs.folder import Run, read_records, saved_config
+from llm_fed.runs.folder import Run
+from llm_fed.runs.reading import saved_config
+from llm_fed.runs.records import read_records
 
 
 def test_a_run_that_was_refused_before_its_first_round_makes_room(tmp_path):

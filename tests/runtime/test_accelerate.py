@@ -43,7 +43,7 @@ from llm_fed.requests import (
     Query,
     Request,
 )
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, Spread, Worker
 from llm_fed.runtime.launch import Ranks

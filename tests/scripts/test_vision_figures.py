@@ -27,7 +27,7 @@ from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export.load import load_image_model
 from llm_fed.models.joined import Answer
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 CLIENTS = ["cluster0-client0", "cluster0-client1", "cluster1-client2"]
 RUNS = {

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
 

@@ -16,7 +16,7 @@ from llm_fed.network import server
 from llm_fed.network.bundle import PROTOCOL, joined, separated
 from llm_fed.network.link import Reply
 from llm_fed.network.node import Node, Place
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 
 NETWORK = {"clients": sorted(CLIENTS), "deadline": 0.3, "patience": 0.5}
 Spoil = Callable[[Mapping[str, Any], Reply], Reply | None]  # (order, reply) -> what comes instead; None: nothing yet

@@ -22,7 +22,7 @@ from llm_fed.models.structure import Full
 from llm_fed.optimizer import Optimizer
 from llm_fed.requests import Distillation, Fit
 from llm_fed.rng import generator
-from llm_fed.runs.folder import read_records
+from llm_fed.runs.records import read_records
 from llm_fed.tasks.augmentation import augmented, moved
 
 
