@@ -4,8 +4,8 @@
     python scripts/analysis/kept.py docs/results/rows/flan_methods.jsonl --add runs/flan-methods
 
 The first command trains nothing: it says what the pages say, of the rows that are asked for (default: of all). `--add`
-first appends what a comparison's folder has beyond the file. A line has the row, the seed, the tested round, the
-clients' test scores (0-100), and, where known, the bytes that a client sent.
+first appends what a comparison's folder has beyond the file, of these rows. A line has the row, the seed, the tested
+round, the clients' test scores (0-100), and, where known, the bytes that a client sent.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from llm_fed.runs.records import read_records
 Lines = Sequence[Mapping[str, Any]]
 
 
-def added(lines: Lines, folder: Path) -> list[Mapping[str, Any]]:
-    """The lines, and those that the comparison in `folder` has beyond them.
+def added(lines: Lines, folder: Path, rows: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+    """The lines, and those that the comparison in `folder` has beyond them, of these rows or of all.
 
     Raises:
         UserError: there is no comparison, or it has other scores for a row and seed that the file has.
@@ -41,6 +41,8 @@ def added(lines: Lines, folder: Path) -> list[Mapping[str, Any]]:
     known = {(line["row"], line["seed"]): line for line in lines}
     more: list[Mapping[str, Any]] = []
     for row in table["rows"]:
+        if rows and row["label"] not in rows:
+            continue
         for seed, found in row["seeds"].items():
             if not isinstance(found, dict):  # not finished
                 continue
@@ -93,15 +95,16 @@ def main() -> None:
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FOLDER", help="of llm-fed compare")
     asked = parser.parse_args()
     with plain_errors(parser):
+        rows = [name.strip() for name in asked.rows.split(",") if name.strip()]
         lines: Lines = read_records(asked.file)
         for folder in asked.add:
-            lines = added(lines, folder)
+            lines = added(lines, folder, rows)
         if not lines:
             raise UserError(f"{asked.file} is absent or empty; --add fills it")
         if asked.add:
             asked.file.parent.mkdir(parents=True, exist_ok=True)
             write_file(asked.file, "".join(json.dumps(line) + "\n" for line in lines).encode())
-        print(report(lines, [name.strip() for name in asked.rows.split(",") if name.strip()]))
+        print(report(lines, rows))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def test_what_a_comparison_has_beyond_the_file_is_appended(script, tmp_path):
     assert [line["seed"] for line in both] == [0, 1]
     table = script.report(both, ["fedit"])
     assert "| fedit | 2 | 16.5 ± 2.1 | 11.0 ± 1.4 | 2.00 |" in table
+    assert script.added(first, tmp_path / "b", ["local"]) == first  # of other rows nothing
 
 
 def test_other_scores_of_a_run_that_is_kept_are_refused(script, tmp_path):
