@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from llm_fed.eval.pairs import MARGIN, Column, Pair
-from llm_fed.eval.plots import AMBER, BLUE, GREEN, GREY, INK, PAGE, plain_axes, save
+from llm_fed.eval.style import AMBER, BLUE, GREEN, GREY, INK, PAGE, plain_axes, save
 
 # claim -> (colour, marker, in words)
 LOOKS = {

@@ -1,36 +1,41 @@
 """Pictures of runs: each function takes plain data, writes one file (.png or .svg) and returns its path.
 
-The colours are Okabe and Ito's and cividis, told apart with any colour vision; sizes suit a README and half
-a page. No pyplot: nothing here changes matplotlib's state, and no display is needed.
+Sizes suit a README and half a page.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter
 
-from llm_fed.eval.fonts import make_legible
-
-BLUE, AMBER, GREEN, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#8C8C8C"
-PALETTE = (BLUE, AMBER, GREEN, "#CC79A7", SKY, ORANGE, "#F0E442", GREY)
-LINE = {False: BLUE, True: SKY}  # the main curve, on a light and on a dark page
-INK = {False: "#24292f", True: "#e6edf3"}  # text and axes
-REFERENCES = (GREY, "#CC79A7")  # of lines to compare with
-MARKERS = "osD^vPX*<>"
-PAGE = {False: "#ffffff", True: "#161b22"}
-MAX_NAMES = 40  # more rows than this are numbered, not named
-MAX_CURVES = 200  # of more clients than this, every n-th is drawn
-MAX_CELLS = 160  # more cells than this are not labelled with their values
-MAX_LETTERS = 24  # longer names are cut
+from llm_fed.eval.style import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LINE,
+    MARKERS,
+    MAX_CELLS,
+    MAX_CURVES,
+    MAX_LETTERS,
+    MAX_NAMES,
+    ORANGE,
+    PAGE,
+    PALETTE,
+    REFERENCES,
+    legend,
+    name_rows,
+    one_figure,
+    plain_axes,
+    save,
+    whole_numbers,
+)
 
 Curve = tuple[Sequence[int], Sequence[float]]
 Band = tuple[Sequence[float] | Sequence[str], Sequence[float], Sequence[float], Sequence[float]]  # x, curve, bounds
@@ -56,7 +61,7 @@ def plot_scores(
     Args:
         references: further scores by label, each a dotted line.
     """
-    figure, axes = _figure(4.8, 3.1, dark)
+    figure, axes = one_figure(4.8, 3.1, dark)
     alone = list(mean) == list(worst_half)
     axes.plot(rounds, mean, "-o", color=LINE[dark], markersize=3.5, label="score" if alone else "mean")
     if not alone:
@@ -87,7 +92,7 @@ def plot_losses(
     Args:
         scored: the mean loss, under the clients' personal models, on the `split` that is scored during training.
     """
-    figure, axes = _figure(4.8, 3.1, dark)
+    figure, axes = one_figure(4.8, 3.1, dark)
     curves = list(clients.values())[:: 1 + len(clients) // (MAX_CURVES + 1)]
     alpha = max(0.15, min(0.7, 8 / max(1, len(curves))))  # many curves: a cloud that leaves the mean visible
     for number, (rounds, losses) in enumerate(curves):
@@ -115,7 +120,7 @@ def plot_bytes(
     path: Path, rounds: Sequence[int], up: Sequence[int], down: Sequence[int], *, dark: bool = False
 ) -> Path:
     """Bytes on the wire per round, all clients together: to the server above the axis, to clients below."""
-    figure, axes = _figure(4.8, 3.1, dark)
+    figure, axes = one_figure(4.8, 3.1, dark)
     largest = max([*up, *down, 1])
     power = min(int(np.log10(largest)) // 3, 4)
     width = 1.0 if len(rounds) > 60 else 0.8
@@ -173,7 +178,7 @@ def plot_bands(
     Args:
         places: where x are names, all of them as the axis has them; a curve may lack some.
     """
-    figure, axes = _figure(4.8, 3.1, dark)
+    figure, axes = one_figure(4.8, 3.1, dark)
     if places:
         axes.xaxis.update_units(list(places))
     for number, (label, (x, middle, low, high)) in enumerate(curves.items()):
@@ -216,7 +221,7 @@ def plot_weights(
         clients, weights = [clients[row] for row in order], weights[order]
     rows, columns = weights.shape
     height = max(rows * 0.27, 1.6) if rows <= MAX_NAMES else 6.0
-    figure, axes = _figure(6.2 if members else 5.4, height + 1.3, dark)
+    figure, axes = one_figure(6.2 if members else 5.4, height + 1.3, dark)
     axes.grid(False)
     # at least twice the uniform weight, so that uniform weights get a middling colour and not the brightest
     top = min(1.0, max(weights.max(), 2 / columns))
@@ -268,7 +273,7 @@ def plot_methods(
     """
     clients = list(next(iter(scores.values())))
     height = 0.8 / len(scores)
-    figure, axes = _figure(6.4, 1.1 + (len(clients) + 1) * (0.12 + 0.11 * len(scores)), dark)
+    figure, axes = one_figure(6.4, 1.1 + (len(clients) + 1) * (0.12 + 0.11 * len(scores)), dark)
     axes.grid(False, axis="y")
     for number, (method, by_client) in enumerate(scores.items()):
         means = [fmean(values) for values in zip(*by_client.values(), strict=True)]
@@ -300,7 +305,7 @@ def plot_tradeoff(
     `series[method]` holds (label, cost, score 0-100, its standard deviation or None) per row of a comparison; several
     rows of a method are joined in order of cost, and labelled.
     """
-    figure, axes = _figure(6.0, 3.8, dark)
+    figure, axes = one_figure(6.0, 3.8, dark)
     for number, (method, points) in enumerate(series.items()):
         ordered = sorted(points, key=lambda point: point[1])
         axes.errorbar(
@@ -353,62 +358,3 @@ def plot_mixing(
     figure.supxlabel("weight of the federated adapter (dashed: chosen)", fontsize="medium", color=INK[dark])
     figure.supylabel(f"{metric}, validation", fontsize="medium", color=INK[dark])
     return save(figure, path)
-
-
-def _figure(width: float, height: float, dark: bool) -> tuple[Figure, Axes]:
-    """A figure of that size in inches with one plain set of axes."""
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAGE[dark])
-    return figure, plain_axes(figure, (1, 1, 1), dark)
-
-
-def plain_axes(figure: Figure, place: tuple[int, int, int], dark: bool = False) -> Axes:
-    """Plain axes in the given place of a grid of (rows, columns)."""
-    axes = figure.add_subplot(*place, facecolor=PAGE[dark])
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(INK[dark])
-    axes.tick_params(colors=INK[dark])
-    axes.xaxis.label.set_color(INK[dark])
-    axes.yaxis.label.set_color(INK[dark])
-    axes.grid(True, axis="both", color=GREY, alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
-    return axes
-
-
-def whole_numbers() -> MaxNLocator:
-    """Ticks at whole numbers."""
-    return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
-
-
-def name_rows(axes: Any, positions: Any, names: Sequence[str]) -> None:
-    """Names on the y axis as they stand: cut when long, and `$` is no formula."""
-    short = [name if len(name) <= MAX_LETTERS else name[: MAX_LETTERS - 1] + "…" for name in names]
-    axes.set_yticks(positions, short, parse_math=False)
-
-
-def legend(figure: Figure, columns: int = 3) -> None:
-    """Of what the first axes show, above them."""
-    axes = figure.axes[0]
-    handles, _ = axes.get_legend_handles_labels()
-    figure.legend(
-        loc="outside upper left",
-        ncols=min(columns, len(handles)),
-        frameon=False,
-        labelcolor=axes.xaxis.label.get_color(),
-    )
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Write the file, the same bytes every time."""
-
-    def write() -> None:
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-    with mpl.rc_context({"svg.hashsalt": "llm_fed"}), warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Glyph .* missing from", category=UserWarning)
-        try:
-            write()
-        except UserWarning:  # the usual font lacks a character, which would be drawn as a box
-            warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-            make_legible(figure)
-            write()
-    return path

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from llm_fed.errors import UserError
-from llm_fed.eval.plots import BLUE, INK, MARKERS, ORANGE, PAGE, PALETTE, legend, plain_axes, save, whole_numbers
 from llm_fed.eval.scores import Summary, summarize
+from llm_fed.eval.style import BLUE, INK, MARKERS, ORANGE, PAGE, PALETTE, legend, plain_axes, save, whole_numbers
 from llm_fed.runs.reading import read_config
 
 MAX_LABELS = 24  # more clients than this are numbered, not named

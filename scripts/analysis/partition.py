@@ -25,7 +25,7 @@ from rich.table import Table
 
 from llm_fed import configfile, tasks
 from llm_fed.errors import UserError
-from llm_fed.eval.plots import BLUE, GREY, INK, MAX_LETTERS, MAX_NAMES, PAGE, save
+from llm_fed.eval.style import BLUE, GREY, INK, MAX_LETTERS, MAX_NAMES, PAGE, save
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.files import natural_order
 from llm_fed.tasks.partition import SPLITS

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from results import plain_errors, write_rows
 
 from llm_fed.errors import UserError, install
-from llm_fed.eval.plots import INK, MARKERS, PAGE, PALETTE, legend, plain_axes, save
+from llm_fed.eval.style import INK, MARKERS, PAGE, PALETTE, legend, plain_axes, save
 from llm_fed.runs.reading import read_config
 
 MAX_GROUPS = 60  # more groups of a client and class than this are not numbered

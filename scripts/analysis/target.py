@@ -29,7 +29,7 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from llm_fed.errors import UserError
-from llm_fed.eval.plots import INK, PAGE, PALETTE, name_rows, plain_axes, save
+from llm_fed.eval.style import INK, PAGE, PALETTE, name_rows, plain_axes, save
 from llm_fed.experiment import build
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore

@@ -30,21 +30,8 @@ from results import plain_errors, write_rows
 
 from llm_fed.errors import UserError
 from llm_fed.eval.merges import weights_after
-from llm_fed.eval.plots import (
-    BLUE,
-    GREY,
-    INK,
-    MAX_CELLS,
-    MAX_NAMES,
-    ORANGE,
-    PAGE,
-    SKY,
-    clusters,
-    name_rows,
-    plain_axes,
-    plot_weights,
-    save,
-)
+from llm_fed.eval.plots import clusters, plot_weights
+from llm_fed.eval.style import BLUE, GREY, INK, MAX_CELLS, MAX_NAMES, ORANGE, PAGE, SKY, name_rows, plain_axes, save
 from llm_fed.runs.records import read_records
 
 Row = tuple[Any, ...]  # client, class or "", pictures, and mean and deviation for each model

@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from llm_fed import configfile, methods, signs
-from llm_fed.eval.plots import MARKERS, plain_axes, save
+from llm_fed.eval.style import MARKERS, plain_axes, save
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter

@@ -1,0 +1,90 @@
+"""What all pictures have in common: colours, axes, legends, and how a file is written.
+
+The colours are Okabe and Ito's and cividis, told apart with any colour vision. No pyplot: nothing here changes
+matplotlib's state, and no display is needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from llm_fed.eval.fonts import make_legible
+
+BLUE, AMBER, GREEN, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#8C8C8C"
+PALETTE = (BLUE, AMBER, GREEN, "#CC79A7", SKY, ORANGE, "#F0E442", GREY)
+LINE = {False: BLUE, True: SKY}  # the main curve, on a light and on a dark page
+INK = {False: "#24292f", True: "#e6edf3"}  # text and axes
+REFERENCES = (GREY, "#CC79A7")  # of lines to compare with
+MARKERS = "osD^vPX*<>"
+PAGE = {False: "#ffffff", True: "#161b22"}
+MAX_NAMES = 40  # more rows than this are numbered, not named
+MAX_CURVES = 200  # of more clients than this, every n-th is drawn
+MAX_CELLS = 160  # more cells than this are not labelled with their values
+MAX_LETTERS = 24  # longer names are cut
+
+
+def one_figure(width: float, height: float, dark: bool) -> tuple[Figure, Axes]:
+    """A figure of that size in inches with one plain set of axes."""
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAGE[dark])
+    return figure, plain_axes(figure, (1, 1, 1), dark)
+
+
+def plain_axes(figure: Figure, place: tuple[int, int, int], dark: bool = False) -> Axes:
+    """Plain axes in the given place of a grid of (rows, columns)."""
+    axes = figure.add_subplot(*place, facecolor=PAGE[dark])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK[dark])
+    axes.tick_params(colors=INK[dark])
+    axes.xaxis.label.set_color(INK[dark])
+    axes.yaxis.label.set_color(INK[dark])
+    axes.grid(True, axis="both", color=GREY, alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def whole_numbers() -> MaxNLocator:
+    """Ticks at whole numbers."""
+    return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+
+
+def name_rows(axes: Any, positions: Any, names: Sequence[str]) -> None:
+    """Names on the y axis as they stand: cut when long, and `$` is no formula."""
+    short = [name if len(name) <= MAX_LETTERS else name[: MAX_LETTERS - 1] + "…" for name in names]
+    axes.set_yticks(positions, short, parse_math=False)
+
+
+def legend(figure: Figure, columns: int = 3) -> None:
+    """Of what the first axes show, above them."""
+    axes = figure.axes[0]
+    handles, _ = axes.get_legend_handles_labels()
+    figure.legend(
+        loc="outside upper left",
+        ncols=min(columns, len(handles)),
+        frameon=False,
+        labelcolor=axes.xaxis.label.get_color(),
+    )
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the file, the same bytes every time."""
+
+    def write() -> None:
+        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+    with mpl.rc_context({"svg.hashsalt": "llm_fed"}), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Glyph .* missing from", category=UserWarning)
+        try:
+            write()
+        except UserWarning:  # the usual font lacks a character, which would be drawn as a box
+            warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+            make_legible(figure)
+            write()
+    return path
