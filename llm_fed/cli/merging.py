@@ -67,7 +67,7 @@ def merge(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Merge a federated and a local adapter: POTARA's closed form, Fisher merging, a mean, or the best of a grid."""
+    """Merge a federated and a local adapter: POTARA, Fisher merging, task arithmetic, TIES, DARE, SLERP, mean, grid."""
     from llm_fed import configfile
 
     configfile.keys_of(settings or [], "the method")  # what follows takes seconds, so mistakes are named first
