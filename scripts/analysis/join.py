@@ -75,7 +75,8 @@ def scores(out: Path, client: str) -> dict[str, float]:
     shutil.rmtree(others / "adapters" / client)
     found = {method: score(everybody[method] / "adapters" / client) for method in ("fedit", "local")}
     seconds = []
-    for method, run in {"local": others} | {method: trained(out, method, client) for method in POOLS}.items():
+    runs = {"local": others, **{method: trained(out, method, client) for method in POOLS}}
+    for method, run in runs.items():
         began = time.perf_counter()
         adapter = joined(run, method)
         seconds.append(time.perf_counter() - began)
