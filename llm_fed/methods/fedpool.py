@@ -117,12 +117,10 @@ class FedPool(Method):
         return min(zip(losses, WEIGHTS, strict=True))[1]
 
     def pool(self, state: Message) -> list[State]:
-        """The models of the most probable groups; FedAvg's model, where no groups are more probable."""
-        none, best = _most_probable(state)
+        """FedAvg's model and those of the most probable groups, however probable: who joins chooses by its examples."""
+        _, best = _most_probable(state)
         of_all: State = state["mean"]
-        if best is None or best[0] <= none:
-            return [of_all]
-        return [of_all.like(_model_of(state, group)) for group in best[1]]
+        return [of_all, *(of_all.like(_model_of(state, group)) for group in (best[1] if best else []))]
 
     def report(self, state: Message) -> dict[str, Any]:
         none, best = _most_probable(state)

@@ -166,24 +166,22 @@ def test_a_round_without_answers_changes_nothing():
     assert asyncio.run(FedPool().server_update(toy.server(), state, [])) is state
 
 
-def test_a_newcomer_is_offered_the_groups_models():
-    """Of two groups both; of clients in whom no group can be told, FedAvg's model."""
+def test_a_newcomer_is_offered_the_model_of_all_and_those_of_the_groups():
+    """Of two groups both, also where no groups are likelier; of clients in whom no group can be told, FedAvg's model
+    alone."""
     found = rows([0] * 4 + [1] * 4, noise=0.2)
-    models = FedPool().pool(run([named(found)]))
+    state = run([named(found)])
+    doubted = state | {"partitions": [(0.4, groups) for _, groups in state["partitions"]]}
     wanted = torch.stack([found[:4].mean(0), found[4:].mean(0)])
-    torch.testing.assert_close(torch.stack(sorted((each.row for each in models), key=lambda row: float(row[0]))),
-                               wanted[wanted[:, 0].argsort()])  # fmt: skip
+    for each in (state, doubted):
+        of_all, *models = FedPool().pool(each)
+        assert torch.equal(of_all.row, state["mean"].row)
+        torch.testing.assert_close(torch.stack(sorted((m.row for m in models), key=lambda row: float(row[0]))),
+                                   wanted[wanted[:, 0].argsort()])  # fmt: skip
     state = run([named(found[:6])])
     (model,) = FedPool().pool(state)
     assert torch.equal(model.row, state["mean"].row)
     assert not torch.allclose(model.row, wanted[0])
-
-
-def test_a_newcomer_is_offered_one_model_where_no_groups_are_likelier():
-    found = rows([0] * 4 + [1] * 4, noise=0.2)
-    state = run([named(found)])
-    doubted = state | {"partitions": [(0.4, groups) for _, groups in state["partitions"]]}
-    assert [model.row.tolist() for model in FedPool().pool(doubted)] == [state["mean"].row.tolist()]
 
 
 def finished(held_out: list[int], best: float, *, steps: int = 20, private: bool = False) -> tuple[float, dict]:
