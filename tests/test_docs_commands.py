@@ -157,6 +157,8 @@ def scene(here, stage, monkeypatch) -> Path:
     """A copy of the stage, in which one is."""
     shutil.copytree(stage, here, dirs_exist_ok=True)
     (here / "scripts").symlink_to(outside.ROOT / "scripts")
+    (here / "docs/results").mkdir(parents=True, exist_ok=True)
+    (here / "docs/results/rows").symlink_to(outside.ROOT / "docs/results/rows")  # kept.py reads them
     monkeypatch.syspath_prepend(str(here))
     monkeypatch.setattr(init, "BASE", BASE)  # where a command names none
     return here
