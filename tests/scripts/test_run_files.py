@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parents[2] / "scripts" / "runs"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 OPEN = {  # what a file leaves to the command line
     "flan_cpu.yaml": ["base.name=base", "task.path=data"],
+    "flan_curve.yaml": ["base.name=base", "task.path=data"],
     "flan_methods.yaml": ["base.name=base", "task.path=data"],
     "feddle_cpu.yaml": ["task.path=data"],
     "fedmerge_cifar100_cpu.yaml": ["task.path=data"],
@@ -70,6 +71,8 @@ def test_a_row_resolves_to_what_its_label_says(name, label, words):
     elif match := re.fullmatch(r"d=(\d+)( lr=(.+))?", number):
         assert config.method["num_models"] == int(match[1])
         assert config.method.get("weight_lr", 0.1) == float(match[3] or 0.1)
+    elif number.startswith("w="):
+        assert config.method["weight"] == float(number[2:])
     elif number.startswith("resnet-"):
         assert config.base.name == number
     elif match := re.fullmatch(r"(\d+)/15", number):  # of 15 models
