@@ -45,7 +45,28 @@ def test_the_index_is_of_what_is_most_probable(script):
 
 
 def test_the_table(script):
-    line = {"sizes": [2, 1], "participation": 0.5, "rounds": 4, "row": "fedpool", "index": 0.5, "scores": {"a": 1.0}}
-    other = line | {"index": 1.0, "scores": {"a": 2.0, "b": 4.0}}
-    (row,) = script.table([line, other]).splitlines()[2:]
-    assert row == "| 2 + 1 | 50% | 4 | fedpool | 2.0 ± 1.4 | 0.50, 1.00 | 2 |"
+    line = {"sizes": [2, 1], "mixed": 0, "participation": 0.5, "rounds": 4, "row": "fedpool", "index": 0.5}
+    first, second = line | {"scores": {"a": 1.0}}, line | {"index": 1.0, "scores": {"a": 2.0, "b": 4.0}}
+    mixed = line | {"mixed": 1, "scores": {"a": 2.0, "b": 4.0, "c": 8.0}}
+    assert script.table([first, second, mixed]).splitlines()[2:] == [
+        "| 2 + 1 | 50% | 4 | fedpool | 2.0 ± 1.4 |  | 0.50, 1.00 | 2 |",
+        "| 2 + 1 | 50% | 4 | fedpool | 3.0 | 8.0 | 0.50 | 1 |",
+    ]
+
+
+def test_a_mixed_client_answers_half_of_the_colours_as_each_group(script):
+    task, groups, between = script.federation([1, 1, 1], 1, seed=0)
+    assert between == ["zoo-04"] and groups["zoo-04"] == 0
+    own, first, third = (task.clients[client].test for client in ("zoo-04", "zoo-01", "zoo-03"))
+    assert [each.prompt for each in own] == [each.prompt for each in first]
+    early = set(script.TRAITS["colour"][:8])
+    for mine, one, other in zip(own, first, third, strict=True):
+        assert mine == (one if early & set(mine.prompt.split()) else other)
+    assert set(own) - set(first) and set(own) - set(third)
+
+
+def test_one_variance_is_the_length_where_both_are_equal(script):
+    """Of 30 cosines within groups and 60 between them, with equal squared errors for each degree of freedom, FedPool's
+    length differs by the number that it counts for the second variance."""
+    numbers = dict(rest=28.0, within=30, groups=2, others=60.0, between=60, m=12)
+    assert script.one_variance(**numbers) == pytest.approx(script.fedpool._length(**numbers))
