@@ -74,7 +74,7 @@ class LeftOut:
     def scores(self, client: str) -> dict[str, float]:
         """The row of one client that is left out."""
         own = lookup("--clients", client, self.clients)
-        train = written(self.out / "train" / client / f"{client}.jsonl", own.train[: self.examples])
+        train = written(self.out / "train" / client / f"{client}-train.jsonl", own.train[: self.examples])
         test = written(self.out / "test" / f"{client}.jsonl", own.test[: self.config.eval.limit])
 
         def joined(run: Path, name: str, steps: int | None = None) -> Path:
@@ -87,9 +87,10 @@ class LeftOut:
         shutil.rmtree(others, ignore_errors=True)
         shutil.copytree(everybody["local"], others)
         shutil.rmtree(others / "adapters" / client)
-        alone = self.alone(client, train)
-        runs = {"fedit": everybody["fedit"], "local": alone}
-        found = {method: self.score(run / "adapters" / client, test) for method, run in runs.items()}
+        alone = everybody["local"] / "adapters" / client
+        if len(own.train) > self.examples:
+            alone = self.alone(client, train) / "adapters" / train.stem
+        found = {"fedit": self.score(everybody["fedit"] / "adapters" / client, test), "local": self.score(alone, test)}
         seconds = []
         pools = {"local": others, **{method: self.trained(method, client) for method in POOLS}}
         for method, run in pools.items():
