@@ -89,7 +89,7 @@ class LeftOut:
         shutil.rmtree(others / "adapters" / client)
         alone = everybody["local"] / "adapters" / client
         if len(own.train) > self.examples:
-            alone = self.alone(client, train) / "adapters" / train.stem
+            (alone,) = (self.alone(client, train) / "adapters").iterdir()
         found = {"fedit": self.score(everybody["fedit"] / "adapters" / client, test), "local": self.score(alone, test)}
         seconds = []
         pools = {"local": others, **{method: self.trained(method, client) for method in POOLS}}
