@@ -14,10 +14,10 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from results import plain_errors
+from results import plain_errors, spread
 
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import summarize
@@ -74,7 +74,7 @@ def report(lines: Lines, rows: Sequence[str]) -> str:
         runs[name] = [_scored(line) for line in own]
         means = [(run.average, run.worst_half) for run in runs[name]]
         up = [line["up"] / 1e6 for line in own if "up" in line]
-        cells = [name, str(len(own)), *map(_spread, zip(*means, strict=True)), f"{fmean(up):.2f}" if up else ""]
+        cells = [name, str(len(own)), *map(spread, zip(*means, strict=True)), f"{fmean(up):.2f}" if up else ""]
         text.append("| " + " | ".join(cells) + " |")
     return "\n".join(text) + "\n" + Verdict(runs).as_markdown()
 
@@ -82,10 +82,6 @@ def report(lines: Lines, rows: Sequence[str]) -> str:
 def _scored(line: Mapping[str, Any]) -> Scored:
     found = summarize("", line["scores"])
     return Scored(line["seed"], line["seed"], found.clients, found.mean, found.worst_half)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def main() -> None:

@@ -26,16 +26,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from results import plain_errors
+from results import plain_errors, spread
 from rich.console import Console
 from sklearn.metrics import adjusted_rand_score
 
@@ -49,6 +48,7 @@ from llm_fed.messages.wire import Message
 from llm_fed.method import Upload
 from llm_fed.methods import fedpool
 from llm_fed.methods.fedpool import FedPool, cosines, likely
+from llm_fed.methods.fedpool import _length as two_variances
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -95,11 +95,9 @@ MIXED = 0, 2  # the groups between which mixed clients are
 
 
 def one_variance(rest: float, within: int, groups: int, others: float, between: int, m: int) -> float | None:
-    """`fedpool._length` of a model in which all cosines have one variance."""
-    pairs, numbers = within + between, groups + (between > 0) + 1
-    if between and pairs - numbers < 2 * m:
-        return None
-    return pairs / 2 * math.log(max(rest + others, 1e-12) / pairs) + numbers / 2 * math.log(pairs)
+    """`fedpool._length` of a model in which all cosines have one variance, which it takes where those within groups do
+    not vary more than those between them."""
+    return two_variances(0.0, within, groups, rest + others, between, m)
 
 
 def federation(sizes: Sequence[int], mixed: int, seed: int) -> tuple[TaskData, dict[str, int], list[str]]:
@@ -143,7 +141,7 @@ def run(row: str, sizes: Sequence[int], participation: float, rounds: int, draw:
     clients = LocalClients(built.clients, built.schedule, built.runtime)
     with TemporaryDirectory() as folder, Run(Path(folder) / "run", built.config) as made:
         made.begin()
-        with patch.object(fedpool, "_length", one_variance if row == "one variance" else fedpool._length):
+        with patch.object(fedpool, "_length", one_variance if row == "one variance" else two_variances):
             progress = federate(Federation(built.method, clients, built.server, built.runtime), made)
         sites, runtime, lr = built.clients, built.runtime, config.local.lr
         finish(built.method, sites, runtime, made, progress, round=rounds + 1, lr=lr)
@@ -171,17 +169,12 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         cells.setdefault(key, []).append(line)
     for (sizes, mixed, participation, rounds, row), found in cells.items():
         scores = [list(line["scores"].values()) for line in found]
-        own = spread([each[: len(each) - mixed] for each in scores])
-        between = spread([each[len(each) - mixed :] for each in scores]) if mixed else ""
+        own = spread([fmean(each[: len(each) - mixed]) for each in scores])
+        between = spread([fmean(each[len(each) - mixed :]) for each in scores]) if mixed else ""
         indices = ", ".join(f"{line['index']:.2f}" for line in found if line["index"] is not None)
         asked = f"{participation:.0%} | {rounds}"
         text.append(f"| {sizes} | {asked} | {row} | {own} | {between} | {indices} | {len(found)} |")
     return "\n".join(text)
-
-
-def spread(draws: Sequence[Sequence[float]]) -> str:
-    means = [fmean(scores) for scores in draws]
-    return f"{fmean(means):.1f}" + (f" ± {stdev(means):.1f}" if len(means) > 1 else "")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from llm_fed.errors import RunError, UserError
@@ -23,6 +24,11 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, text.getvalue().encode())
     return path.parent
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean of the draws, and their standard deviation where there are several."""
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -65,8 +66,9 @@ def test_a_mixed_client_answers_half_of_the_colours_as_each_group(script):
     assert set(own) - set(first) and set(own) - set(third)
 
 
-def test_one_variance_is_the_length_where_both_are_equal(script):
-    """Of 30 cosines within groups and 60 between them, with equal squared errors for each degree of freedom, FedPool's
-    length differs by the number that it counts for the second variance."""
-    numbers = dict(rest=28.0, within=30, groups=2, others=60.0, between=60, m=12)
-    assert script.one_variance(**numbers) == pytest.approx(script.fedpool._length(**numbers))
+def test_one_variance_counts_all_squared_errors_together(script):
+    """90 cosines with squared errors of 90 in all have the variance 1, whose logarithm is 0: what is left is the cost
+    of two means within groups, one between them and one variance. FedPool takes two variances here."""
+    numbers = dict(rest=60.0, within=30, groups=2, others=30.0, between=60, m=12)
+    assert script.one_variance(**numbers) == pytest.approx(4 / 2 * math.log(90))
+    assert script.fedpool._length(**numbers) < script.one_variance(**numbers)
