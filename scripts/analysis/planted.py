@@ -195,6 +195,8 @@ def main() -> None:
             raise UserError(f"--mixed is {asked.mixed} with {len(asked.sizes)} groups; it needs three groups")
         file = asked.out / "planted.jsonl"
         lines = read_records(file)
+        if any("mixed" not in line for line in lines):
+            raise UserError(f"{file} is of an earlier version, without the own part; give another OUT")
         made = {"sizes": asked.sizes, "mixed": asked.mixed}
         made |= {"participation": asked.participation, "rounds": asked.rounds}
         for draw in [] if asked.table else range(asked.draws):
