@@ -1,9 +1,9 @@
 """FedPool: pools the clients whose updates point the same way, and finds out who they are.
 
 No paper yet: docs/fedpool.md derives it. Updates of clients of one kind have more in common than updates of others,
-so that their cosines show blocks. The server weighs partitions of the clients by how well they describe the cosines,
-and each client gets the mean of the models that it would have in each of them. After the last round it trains that
-model on its own examples, and keeps as much of the change as held-out examples ask for.
+so that their cosines show blocks. In each round the server takes the partition of the clients that describes the
+cosines best, and averages within its groups. After the last round each client trains its group's model on its own
+examples, and keeps as much of the change as held-out examples ask for.
 
 Letters: m clients that answered so far, k of them in this round, P parameters, K groups of a partition.
 """
@@ -43,57 +43,82 @@ class FedPool(Method):
 
     # how much of what is known of a client's recent updates stays when it answers again
     memory: Annotated[float, AtLeast(0), AtMost(1)] = 0.8
+    # how much of the way to where its clients' own updates would have led them a group goes in a round
+    catch_up: Annotated[float, AtLeast(0), AtMost(1)] = 0.3
     personal_steps: NonNegativeInt = 20  # optimizer steps of each client after the last round
     personal_lr: PositiveFloat | None = None  # their learning rate; null: a third of `local.lr`
 
     def init(self, server: Site) -> Message:
-        start, none = server.initial(), torch.zeros(0, 0, dtype=torch.float64)
+        none = torch.zeros(0, 0, dtype=torch.float64)
         return {
-            "start": start.row.clone(),
-            "mean": start,  # FedAvg's model
-            "sums": {},  # by client, what its updates add up to
-            "answers": {},  # by client, in which rounds it answered, and how many examples it counts
+            "mean": server.initial(),  # the model of who never answered
+            "groups": [],  # the names of their clients
+            "models": [],  # of each group (P,)
+            "sizes": {},  # by client, how many examples it counts
+            "ahead": {},  # by client, how far its own updates would have led it beyond its model (P,)
             "recent": {},  # by client, what its last updates add up to, apart from those of others (P,)
             "products": none,  # of these rows, (m, m)
             "evidence": none,  # the sum of the products over rounds
-            "partitions": [],  # the probability of each, and its groups of clients
+            "probable": (1.0, 0.0, []),  # the probability of no groups, and of the most probable groups, with these
         }
 
     def broadcast(self, state: Message, client: str) -> Message:
-        own = [(share, group) for share, groups in state["partitions"] for group in groups if client in group]
         of_all: State = state["mean"]
-        model = (1.0 - sum(share for share, _ in own)) * of_all.row
-        for share, group in own:
-            model = model + share * _model_of(state, group)
-        return of_all.like(model)
+        return of_all.like(_model_of(state, client))
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
-        sums, answers, recent = dict(state["sums"]), dict(state["answers"]), dict(state["recent"])
+        sizes = state["sizes"] | {upload.client: upload.num_examples for upload in uploads}
+        recent = dict(state["recent"])
         rows = stack(upload.content for upload in uploads)
         for upload, apart in zip(uploads, rows - rows.mean(0), strict=True):
-            client, row = upload.client, State(upload.content.layout, upload.content.row)
-            sums[client] = sums[client] + row if client in sums else row
-            rounds, _ = answers.get(client, ([], 0))
-            answers[client] = [*rounds, server.round], upload.num_examples
-            recent[client] = self.memory * recent[client] + apart if client in recent else apart.clone()
+            known = recent.get(upload.client)
+            recent[upload.client] = apart.clone() if known is None else self.memory * known + apart
         products = _products(state["products"], recent, list(dict.fromkeys(upload.client for upload in uploads)))
         evidence = _larger(state["evidence"], len(recent)) + products
-        clients = list(recent)
-        return {
-            "start": state["start"],
-            "mean": averaged(server, state["mean"], uploads),
-            "sums": sums,
-            "answers": answers,
-            "recent": recent,
-            "products": products,
-            "evidence": evidence,
-            "partitions": [
-                (share, [[clients[place] for place in group] for group in groups])
-                for share, groups in likely(cosines(evidence))
-            ],
-        }
+        found = {"sizes": sizes, "recent": recent, "products": products, "evidence": evidence}
+        found["probable"] = none, share, groups = self.probable(found)
+        groups = groups if share > none else [list(recent)]
+        return found | self._moved(state, averaged(server, state["mean"], uploads), sizes, uploads, groups)
+
+    def probable(self, state: Message) -> tuple[float, float, list[list[str]]]:
+        """The probability that there are no groups, that of the most probable groups, and their clients."""
+        clients, partitions = list(state["recent"]), likely(cosines(state["evidence"]))
+        share, groups = max(partitions, key=lambda partition: partition[0], default=(0.0, []))
+        return (
+            1.0 - sum(each for each, _ in partitions),
+            share,
+            [[clients[place] for place in group] for group in groups],
+        )
+
+    def _moved(
+        self, state: Message, mean: State, sizes: dict[str, int], uploads: list[Upload], groups: list[list[str]]
+    ) -> Message:
+        """The models after a round in these groups, and how far each client's updates would have led it beyond them."""
+        before, ahead = {client: _model_of(state, client) for client in state["sizes"]}, dict(state["ahead"])
+
+        def moved(group: list[str], share: float) -> tuple[Tensor, Tensor]:
+            """Where those who had answered were on average, a share of the way ahead, and the group's mean update."""
+            known = [client for client in group if client in before]
+            rows = [before[client] + share * ahead[client] if share else before[client] for client in known]
+            model = _weighted(rows, [sizes[client] for client in known], state["mean"].row)
+            own = [upload for upload in uploads if upload.client in group]
+            step = _weighted([u.content.row for u in own], [u.num_examples for u in own], torch.zeros_like(model))
+            return model + step, step
+
+        models = []
+        for group in groups:
+            model, step = moved(group, self.catch_up if len(groups) > 1 else 0.0)
+            models.append(model)
+            for client in group:
+                known = client in before
+                ahead[client] = ahead[client] + before[client] + step - model if known else torch.zeros_like(model)
+            for upload in uploads:
+                if upload.client in group:
+                    ahead[upload.client] = ahead[upload.client] + upload.content.row - step
+        of_all = models[0].clone() if len(models) == 1 else moved(list(sizes), 0.0)[0]
+        return {"mean": mean.like(of_all), "groups": groups, "models": models, "ahead": ahead}
 
     async def finish(self, client: Site, message: Message) -> None:
         if not self.personal_steps:
@@ -117,31 +142,28 @@ class FedPool(Method):
         return min(zip(losses, WEIGHTS, strict=True))[1]
 
     def pool(self, state: Message) -> list[State]:
-        """FedAvg's model and those of the most probable groups, however probable: who joins chooses by its examples."""
-        _, best = _most_probable(state)
+        """The model of all, and those of the groups, if there are any: who joins chooses by its examples."""
         of_all: State = state["mean"]
-        return [of_all, *(of_all.like(_model_of(state, group)) for group in (best[1] if best else []))]
+        return [of_all, *(of_all.like(model) for model in state["models"] if len(state["models"]) > 1)]
 
     def report(self, state: Message) -> dict[str, Any]:
-        none, best = _most_probable(state)
+        none, share, groups = state["probable"]
         found = {"no_groups": round(none, 4)}
-        return found if best is None else {**found, "groups": best[1], "probability": round(best[0], 4)}
+        return {**found, "groups": groups, "probability": round(share, 4)} if groups else found
 
 
-def _most_probable(state: Message) -> tuple[float, tuple[float, list[list[str]]] | None]:
-    """The probability that there are no groups, and the most probable partition with its own, if there is any."""
-    best = max(state["partitions"], key=lambda partition: partition[0], default=None)
-    return 1.0 - sum(share for share, _ in state["partitions"]), best
+def _weighted(rows: list[Tensor], sizes: list[int], nothing: Tensor) -> Tensor:
+    """The mean (P,) of rows by these numbers of examples; of no rows it is `nothing`."""
+    total, found = sum(sizes), torch.zeros_like(nothing)
+    for row, size in zip(rows, sizes, strict=True):
+        found += size / total * row
+    return found if rows else nothing
 
 
-def _model_of(state: Message, group: list[str]) -> Tensor:
-    """The row (P,) that FedAvg among these clients would have: the start, and the mean update of each round."""
-    rounds, sizes = zip(*(state["answers"][client] for client in group), strict=True)
-    counts = [size * len(own) for size, own in zip(sizes, rounds, strict=True)]
-    active = len({each for own in rounds for each in own})  # rounds in which somebody of the group answered
-    rows = stack(state["sums"][client] for client in group)
-    weights = torch.tensor([active * size / sum(counts) for size in sizes]).to(rows)
-    return state["start"] + weights @ rows
+def _model_of(state: Message, client: str) -> Tensor:
+    """The row (P,) that a client is sent: its group's model, or that of all where it never answered."""
+    own = (model for model, group in zip(state["models"], state["groups"], strict=True) if client in group)
+    return next(own, state["mean"].row)
 
 
 def _products(before: Tensor, rows: dict[str, Tensor], changed: list[str]) -> Tensor:

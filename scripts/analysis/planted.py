@@ -15,7 +15,8 @@ fedpool        as it is
 oracle         FedPool that is told the true groups: FedAvg inside them, mixed clients in the first
 second oracle  the same, with mixed clients in the third group
 no own part    the groups' models alone (`method.personal_steps=0`)
-hard           the most probable partition alone, in the place of the mean over partitions
+no catch-up    groups begin where their clients are (`method.catch_up=0`)
+all at once    groups begin where FedAvg inside them would be, had it been so from the first round (`catch_up=1`)
 one variance   that of the cosines within groups and between them is taken to be equal
 last round     the cosines of the last round's rows, without those of earlier rounds
 no memory      a client's row is its last update (`method.memory=0`)
@@ -45,14 +46,12 @@ from llm_fed.experiment.build import prepare
 from llm_fed.federation.clients import LocalClients, finish, messages_for
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.messages.wire import Message
-from llm_fed.method import Upload
 from llm_fed.methods import fedpool
-from llm_fed.methods.fedpool import FedPool, cosines, likely
+from llm_fed.methods.fedpool import FedPool
 from llm_fed.methods.fedpool import _length as two_variances
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import Site
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.synthetic import GROUP_TRAITS, TRAITS, planted
 
@@ -64,33 +63,23 @@ class Other(FedPool):
     row: str = ""
     groups: Mapping[str, int] | None = None
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        found = await super().server_update(server, state, uploads)
-        return {**found, "partitions": self._others(found)} if uploads else found
-
-    def _others(self, state: Message) -> list[tuple[float, list[list[str]]]]:
-        clients = list(state["recent"])
-        if self.row == "hard":
-            none = 1.0 - sum(share for share, _ in state["partitions"])
-            share, best = max(state["partitions"], key=lambda each: each[0], default=(0.0, []))
-            return [(1.0, best)] if share > none else []
+    def probable(self, state: Message) -> tuple[float, float, list[list[str]]]:
         if self.row == "last round":
-            return [
-                (share, [[clients[place] for place in group] for group in groups])
-                for share, groups in likely(cosines(state["products"]))
-            ]
+            return super().probable(state | {"evidence": state["products"]})
         told = self.groups or {}
-        return [(1.0, [[c for c in clients if told[c] == number] for number in sorted({told[c] for c in clients})])]
+        clients = list(state["recent"])
+        return 0.0, 1.0, [[c for c in clients if told[c] == number] for number in sorted({told[c] for c in clients})]
 
 
 ROWS: dict[str, list[str]] = {
     "local": ["method=local"], "fedit": ["method=fedit"], "fedmerge": ["method.num_models=4"],
     "fedpool": ["method=fedpool"], "oracle": ["method=fedpool"], "second oracle": ["method=fedpool"],
     "no own part": ["method=fedpool", "method.personal_steps=0"],
-    "hard": ["method=fedpool"], "one variance": ["method=fedpool"], "last round": ["method=fedpool"],
+    "no catch-up": ["method=fedpool", "method.catch_up=0"], "all at once": ["method=fedpool", "method.catch_up=1"],
+    "one variance": ["method=fedpool"], "last round": ["method=fedpool"],
     "no memory": ["method=fedpool", "method.memory=0"], "all memory": ["method=fedpool", "method.memory=1"],
 }  # fmt: skip
-OTHERS = ("oracle", "second oracle", "hard", "last round")
+OTHERS = ("oracle", "second oracle", "last round")
 MIXED = 0, 2  # the groups between which mixed clients are
 
 

@@ -10,6 +10,8 @@ from unittest.mock import patch
 import pytest
 import torch
 import toy
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from llm_fed.method import Upload
@@ -26,12 +28,12 @@ def rows(groups: list[int], noise: float, parameters: int = 2000, seed: int = 0)
     return signal[-1] + signal[groups] + noise * own
 
 
-def run(answers: list[dict[str, torch.Tensor]], sizes: dict[str, int] | None = None) -> dict:
+def run(answers: list[dict[str, torch.Tensor]], sizes: dict[str, int] | None = None, catch_up: float = 0.3) -> dict:
     """The server's state after rounds in which these clients sent these rows."""
-    server, method = toy.server(), FedPool()
+    server, method = toy.server(), FedPool(catch_up=catch_up)
     start = State.of({"w": torch.zeros(len(next(iter(answers[0].values()))), dtype=torch.float64)})
-    state = {"start": start.row.clone(), "mean": start, "sums": {}, "answers": {}, "recent": {}, "partitions": []}
-    state |= {name: torch.zeros(0, 0, dtype=torch.float64) for name in ("products", "evidence")}
+    with patch.object(server, "initial", lambda: start):
+        state = method.init(server)
     for number, sent in enumerate(answers, 1):
         server.round = number
         uploads = [Upload(name, (sizes or {}).get(name, 1), 0, State.of({"w": row})) for name, row in sent.items()]
@@ -103,30 +105,72 @@ def test_the_model_of_all_is_fedavgs():
     assert FedPool().broadcast(state, "new").row.tolist() == [6.0]
 
 
+def groups_of(state: dict) -> list[list[str]]:
+    return sorted(map(sorted, state["groups"]))
+
+
 def test_a_group_has_the_model_that_fedavg_gives_it():
     """Three rounds of eight clients in two groups: each is sent the sum over rounds of its group's weighted means."""
     groups, sizes = [0] * 4 + [1] * 4, {f"c{k:02d}": k + 1 for k in range(8)}
     rounds = [rows(groups, noise=0.2, seed=seed) for seed in range(3)]
     state = run([named(found) for found in rounds], sizes)
-    ((share, found),) = state["partitions"]
-    assert share == pytest.approx(1, abs=1e-3) and sorted(map(sorted, found)) == [list(sizes)[:4], list(sizes)[4:]]
+    assert groups_of(state) == [list(sizes)[:4], list(sizes)[4:]]
     weights = torch.arange(1, 9, dtype=torch.float64)
     for k in range(8):
         own = slice(0, 4) if k < 4 else slice(4, 8)
         wanted = sum(weights[own] @ each[own] / weights[own].sum() for each in rounds)
-        got = FedPool().broadcast(state, f"c{k:02d}").row
-        torch.testing.assert_close(got, share * wanted + (1 - share) * state["mean"].row)
+        torch.testing.assert_close(FedPool().broadcast(state, f"c{k:02d}").row, wanted)
 
 
-def test_who_answers_seldom_does_not_slow_its_group():
-    """Each round another half of each group answers with the same step: a group has gone one step per round."""
-    found = rows([0] * 6 + [1] * 6, noise=0.01)
+@pytest.mark.parametrize("catch_up, way", [(0.0, [0, 0]), (0.3, [0.3, 0.51]), (1.0, [1, 1])])
+def test_a_group_that_is_found_late_catches_up(catch_up, way):
+    """Clients of two kinds go by +1 and -1 in each round. They are one group for two rounds, and stay at 0. Then each
+    kind makes its own step in each round, and so much of the two steps that it missed."""
+    one = torch.ones(1, dtype=torch.float64)
+    sent = {"a": one, "b": one, "c": -one, "d": -one}
+    with patch.object(FedPool, "probable", lambda self, state: next(told)):
+        for rounds, wanted in ((3, 1 + 2 * way[0]), (4, 2 + 2 * way[1])):
+            told = iter([(1.0, 0.0, [])] * 2 + [(0.0, 1.0, [["a", "b"], ["c", "d"]])] * 2)
+            state = run([sent] * rounds, catch_up=catch_up)
+            assert [float(FedPool().broadcast(state, name).row) for name in "acx"] == pytest.approx(
+                [wanted, -wanted, 0]
+            )
+
+
+@given(
+    partitions=st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=6),
+    catch_up=st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_no_update_is_lost_whatever_the_groups(partitions, catch_up):
+    """A client's model and what it is ahead of it add up to the sum of all its updates, whichever groups came."""
+    names, draws = list("abcde"), torch.Generator().manual_seed(0)
+    sent = [dict(zip(names, torch.randn(5, 3, dtype=torch.float64, generator=draws), strict=True)) for _ in partitions]
+    told = iter(partitions)
+
+    def probable(self, state):
+        labels = next(told)
+        groups = [[name for name, label in zip(names, labels, strict=True) if label == k] for k in sorted(set(labels))]
+        return 0.0, 1.0, groups
+
+    with patch.object(FedPool, "probable", probable):
+        state = run(sent, {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, catch_up)
+    for name in names:
+        total = FedPool().broadcast(state, name).row + state["ahead"][name]
+        torch.testing.assert_close(total, sum(each[name] for each in sent))
+
+
+def test_who_does_not_answer_goes_with_its_group():
+    """Each round another half of each group answers with the same step: a group goes one step per round, and nobody is
+    ahead of it."""
+    found = rows([0] * 6 + [1] * 6, noise=0.0)
     halves = [{f"c{k:02d}": found[k] for k in range(12) if k % 2 == part} for part in (0, 1)]
-    state = run([halves[number % 2] for number in range(6)])
-    ((share, _),) = state["partitions"]
-    got = FedPool().broadcast(state, "c00").row
-    wanted = share * 6 * found[:6].mean(0) + (1 - share) * state["mean"].row
-    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+    groups = [[f"c{k:02d}" for k in range(6)], [f"c{k:02d}" for k in range(6, 12)]]
+    with patch.object(
+        FedPool, "probable", lambda self, state: (0.0, 1.0, [[c for c in g if c in state["recent"]] for g in groups])
+    ):
+        state = run([halves[number % 2] for number in range(6)])
+    torch.testing.assert_close(FedPool().broadcast(state, "c00").row, 6 * found[0])
+    assert all(float(row.norm()) < 1e-9 for row in state["ahead"].values())
 
 
 def test_evidence_is_kept_up_to_date():
@@ -167,21 +211,16 @@ def test_a_round_without_answers_changes_nothing():
 
 
 def test_a_newcomer_is_offered_the_model_of_all_and_those_of_the_groups():
-    """Of two groups both, also where no groups are likelier; of clients in whom no group can be told, FedAvg's model
-    alone."""
+    """Of two groups both; of clients in whom no group can be told, the model of all alone."""
     found = rows([0] * 4 + [1] * 4, noise=0.2)
     state = run([named(found)])
-    doubted = state | {"partitions": [(0.4, groups) for _, groups in state["partitions"]]}
+    of_all, *models = FedPool().pool(state)
+    assert torch.equal(of_all.row, state["mean"].row)
     wanted = torch.stack([found[:4].mean(0), found[4:].mean(0)])
-    for each in (state, doubted):
-        of_all, *models = FedPool().pool(each)
-        assert torch.equal(of_all.row, state["mean"].row)
-        torch.testing.assert_close(torch.stack(sorted((m.row for m in models), key=lambda row: float(row[0]))),
-                                   wanted[wanted[:, 0].argsort()])  # fmt: skip
-    state = run([named(found[:6])])
-    (model,) = FedPool().pool(state)
-    assert torch.equal(model.row, state["mean"].row)
-    assert not torch.allclose(model.row, wanted[0])
+    torch.testing.assert_close(torch.stack(sorted((m.row for m in models), key=lambda row: float(row[0]))),
+                               wanted[wanted[:, 0].argsort()])  # fmt: skip
+    (model,) = FedPool().pool(run([named(found[:6])]))
+    torch.testing.assert_close(model.row, found[:6].mean(0))
 
 
 def finished(held_out: list[int], best: float, *, steps: int = 20, private: bool = False) -> tuple[float, dict]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "analysis"
 
@@ -20,12 +21,17 @@ def script(monkeypatch) -> ModuleType:
 
 
 def test_the_partitions_of_other_rows(script):
-    likely = [(0.5, [["a", "b"], ["c"]]), (0.2, [["a"], ["b", "c"]])]
-    state = {"recent": {"a": 0, "c": 0, "b": 0}, "partitions": likely}
-    assert script.Other(row="hard")._others(state) == [(1.0, [["a", "b"], ["c"]])]
-    assert script.Other(row="hard")._others({**state, "partitions": likely[1:]}) == []  # one group of all has 0.8
-    told = script.Other(row="oracle", groups={"a": 1, "b": 0, "c": 1})
-    assert told._others(state) == [(1.0, [["b"], ["a", "c"]])]
+    """Two blocks in the sum of all rounds, none in the last one, and what it is told."""
+    blocks = torch.block_diag(torch.ones(6, 6, dtype=torch.float64), torch.ones(6, 6, dtype=torch.float64))
+    blocks += torch.diag(torch.arange(12) / 100)
+    names = [f"c{k:02d}" for k in range(12)]
+    state = {"recent": dict.fromkeys(names, 0), "evidence": blocks, "products": torch.eye(12, dtype=torch.float64)}
+    none, share, groups = script.FedPool().probable(state)
+    assert share > none and sorted(groups) == [names[:6], names[6:]]
+    none, share, _ = script.Other(row="last round").probable(state)
+    assert share < none
+    told = script.Other(row="oracle", groups={name: int(name in names[:2]) for name in names})
+    assert told.probable(state) == (0.0, 1.0, [names[2:], names[:2]])
 
 
 def test_two_rounds_with_groups_of_unequal_size(script):
