@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from llm_fed.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.grid import WEIGHTS
 from llm_fed.messages.wire import Message
@@ -144,7 +145,8 @@ class FedPool(Method):
     def pool(self, state: Message) -> list[State]:
         """The model of all, and those of the groups, if there are any: who joins chooses by its examples."""
         of_all: State = state["mean"]
-        return [of_all, *(of_all.like(model) for model in state["models"] if len(state["models"]) > 1)]
+        models = _models(state)
+        return [of_all, *(of_all.like(model) for model in models if len(models) > 1)]
 
     def report(self, state: Message) -> dict[str, Any]:
         none, share, groups = state["probable"]
@@ -160,9 +162,23 @@ def _weighted(rows: list[Tensor], sizes: list[int], nothing: Tensor) -> Tensor:
     return found if rows else nothing
 
 
+def _models(state: Message) -> list[Tensor]:
+    """The groups' models, each (P,).
+
+    Raises:
+        UserError: the state is of llm_fed 0.2.0, whose groups had no models of their own.
+    """
+    if "models" not in state:
+        raise UserError(
+            "this run of fedpool was begun with llm_fed 0.2.0, which found groups in another way; continue it with "
+            "that version, or begin a new run"
+        )
+    return state["models"]
+
+
 def _model_of(state: Message, client: str) -> Tensor:
     """The row (P,) that a client is sent: its group's model, or that of all where it never answered."""
-    own = (model for model, group in zip(state["models"], state["groups"], strict=True) if client in group)
+    own = (model for model, group in zip(_models(state), state["groups"], strict=True) if client in group)
     return next(own, state["mean"].row)
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
+from llm_fed.errors import UserError
 from llm_fed.method import Upload
 from llm_fed.methods.fedpool import FedPool, _candidates, _groups, _length, cosines, likely
 from llm_fed.site import Private
@@ -221,6 +222,14 @@ def test_a_newcomer_is_offered_the_model_of_all_and_those_of_the_groups():
                                wanted[wanted[:, 0].argsort()])  # fmt: skip
     (model,) = FedPool().pool(run([named(found[:6])]))
     torch.testing.assert_close(model.row, found[:6].mean(0))
+
+
+def test_a_state_of_the_first_version_is_refused():
+    """It has no models of groups, so that neither a run nor `join` could go on from it."""
+    with pytest.raises(UserError, match="begun with llm_fed 0.2.0"):
+        FedPool().broadcast({"mean": State.of({"w": torch.zeros(1)}), "sums": {}, "partitions": []}, "a")
+    with pytest.raises(UserError, match="begin a new run"):
+        FedPool().pool({"mean": State.of({"w": torch.zeros(1)}), "sums": {}, "partitions": []})
 
 
 def finished(held_out: list[int], best: float, *, steps: int = 20, private: bool = False) -> tuple[float, dict]:
