@@ -65,7 +65,7 @@ class FedPool(Method):
 
     def broadcast(self, state: Message, client: str) -> Message:
         of_all: State = state["mean"]
-        return of_all.like(_model_of(state, client))
+        return of_all.like(dict(_by_client(state)).get(client, of_all.row))
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
@@ -97,14 +97,19 @@ class FedPool(Method):
         self, state: Message, mean: State, sizes: dict[str, int], uploads: list[Upload], groups: list[list[str]]
     ) -> Message:
         """The models after a round in these groups, and how far each client's updates would have led it beyond them."""
-        before, ahead = {client: _model_of(state, client) for client in state["sizes"]}, dict(state["ahead"])
+        before = dict(_by_client(state))
+        ahead = dict(state["ahead"])
+
+        def uploads_of(group: list[str]) -> list[Upload]:
+            clients = set(group)
+            return [upload for upload in uploads if upload.client in clients]
 
         def moved(group: list[str], share: float) -> tuple[Tensor, Tensor]:
             """Where those who had answered were on average, a share of the way ahead, and the group's mean update."""
             known = [client for client in group if client in before]
             rows = [before[client] + share * ahead[client] if share else before[client] for client in known]
             model = _weighted(rows, [sizes[client] for client in known], state["mean"].row)
-            own = [upload for upload in uploads if upload.client in group]
+            own = uploads_of(group)
             step = _weighted([u.content.row for u in own], [u.num_examples for u in own], torch.zeros_like(model))
             return model + step, step
 
@@ -115,9 +120,8 @@ class FedPool(Method):
             for client in group:
                 known = client in before
                 ahead[client] = ahead[client] + before[client] + step - model if known else torch.zeros_like(model)
-            for upload in uploads:
-                if upload.client in group:
-                    ahead[upload.client] = ahead[upload.client] + upload.content.row - step
+            for upload in uploads_of(group):
+                ahead[upload.client] = ahead[upload.client] + upload.content.row - step
         of_all = models[0].clone() if len(models) == 1 else moved(list(sizes), 0.0)[0]
         return {"mean": mean.like(of_all), "groups": groups, "models": models, "ahead": ahead}
 
@@ -176,10 +180,10 @@ def _models(state: Message) -> list[Tensor]:
     return state["models"]
 
 
-def _model_of(state: Message, client: str) -> Tensor:
-    """The row (P,) that a client is sent: its group's model, or that of all where it never answered."""
-    own = (model for model, group in zip(_models(state), state["groups"], strict=True) if client in group)
-    return next(own, state["mean"].row)
+def _by_client(state: Message) -> Iterator[tuple[str, Tensor]]:
+    """Who answered before, each with its group's model (P,)."""
+    for model, group in zip(_models(state), state["groups"], strict=True):
+        yield from ((client, model) for client in group)
 
 
 def _products(before: Tensor, rows: dict[str, Tensor], changed: list[str]) -> Tensor:
