@@ -81,7 +81,9 @@ class FedPool(Method):
         found = {"sizes": sizes, "recent": recent, "products": products, "evidence": evidence}
         found["probable"] = none, share, groups = self.probable(found)
         groups = groups if share > none else [list(recent)]
-        return found | self._moved(state, averaged(server, state["mean"], uploads), sizes, uploads, groups)
+        # what is no floating-point number, such as BatchNorm's counters, is FedAvg's for all
+        like = averaged(server, state["mean"], uploads)
+        return found | self._moved(state, like, sizes, uploads, groups)
 
     def probable(self, state: Message) -> tuple[float, float, list[list[str]]]:
         """The probability that there are no groups, that of the most probable groups, and their clients."""
@@ -94,11 +96,10 @@ class FedPool(Method):
         )
 
     def _moved(
-        self, state: Message, mean: State, sizes: dict[str, int], uploads: list[Upload], groups: list[list[str]]
+        self, state: Message, like: State, sizes: dict[str, int], uploads: list[Upload], groups: list[list[str]]
     ) -> Message:
         """The models after a round in these groups, and how far each client's updates would have led it beyond them."""
-        before = dict(_by_client(state))
-        ahead = dict(state["ahead"])
+        before, ahead = dict(_by_client(state)), dict(state["ahead"])
 
         def uploads_of(group: list[str]) -> list[Upload]:
             clients = set(group)
@@ -123,7 +124,7 @@ class FedPool(Method):
             for upload in uploads_of(group):
                 ahead[upload.client] = ahead[upload.client] + upload.content.row - step
         of_all = models[0].clone() if len(models) == 1 else moved(list(sizes), 0.0)[0]
-        return {"mean": mean.like(of_all), "groups": groups, "models": models, "ahead": ahead}
+        return {"mean": like.like(of_all), "groups": groups, "models": models, "ahead": ahead}
 
     async def finish(self, client: Site, message: Message) -> None:
         if not self.personal_steps:

@@ -106,6 +106,15 @@ def test_the_model_of_all_is_fedavgs():
     assert FedPool().broadcast(state, "new").row.tolist() == [6.0]
 
 
+def test_where_all_are_one_group_nobody_catches_up():
+    """Also where a client brings more examples the second time: FedAvg goes 2 in the first round, and then 0."""
+    with patch.object(FedPool, "probable", lambda self, state: (0.6, 0.4, [["a"], ["b"]])):
+        state = run([{"a": torch.ones(1), "b": 3 * torch.ones(1)}])
+        again = [Upload(name, size, 0, State.of({"w": torch.zeros(1)})) for name, size in (("a", 1), ("b", 3))]
+        state = asyncio.run(FedPool().server_update(toy.server(), state, again))
+    assert state["groups"] == [["a", "b"]] and state["mean"].row.tolist() == [2.0]  # groups are less probable
+
+
 def groups_of(state: dict) -> list[list[str]]:
     return sorted(map(sorted, state["groups"]))
 
@@ -166,9 +175,11 @@ def test_who_does_not_answer_goes_with_its_group():
     found = rows([0] * 6 + [1] * 6, noise=0.0)
     halves = [{f"c{k:02d}": found[k] for k in range(12) if k % 2 == part} for part in (0, 1)]
     groups = [[f"c{k:02d}" for k in range(6)], [f"c{k:02d}" for k in range(6, 12)]]
-    with patch.object(
-        FedPool, "probable", lambda self, state: (0.0, 1.0, [[c for c in g if c in state["recent"]] for g in groups])
-    ):
+
+    def probable(self, state):
+        return 0.0, 1.0, [[client for client in group if client in state["recent"]] for group in groups]
+
+    with patch.object(FedPool, "probable", probable):
         state = run([halves[number % 2] for number in range(6)])
     torch.testing.assert_close(FedPool().broadcast(state, "c00").row, 6 * found[0])
     assert all(float(row.norm()) < 1e-9 for row in state["ahead"].values())
