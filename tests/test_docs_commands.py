@@ -6,6 +6,7 @@ Python compiles, YAML is a configuration, and JSON can be read.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import io
@@ -30,6 +31,7 @@ from llm_fed.commands.quickstart import ASSETS
 from llm_fed.config import TaskConfig
 
 BASE = str(ASSETS / "tiny-base")
+SCRIPTS = sorted(path.relative_to(outside.ROOT).as_posix() for path in outside.ROOT.glob("scripts/**/*.py"))
 LANGUAGES = {"bash", "python", "yaml", "json", "csv", "toml", ""}
 RUN = [block for block in BLOCKS if block.language in ("bash", "python") and doc_blocks.reason(block) is None]
 LONG = ("llm-fed compare", "llm-fed merge", "llm_fed.compare", "llm_fed.testing", "timeit", "keys.py", "launches.py")
@@ -91,6 +93,16 @@ def test_commands_in_sentences_are_such_as_llm_fed_takes():
         (command,) = doc_commands.commands(re.sub(r"\S+=\.\.\.", "", text))
         with contextlib.suppress(MissingParameter):  # a sentence may name a command without all that it needs
             assert doc_commands.check(command), f"{page}: {text}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_take_the_commands_of_their_docstrings(script):
+    """With all the options that stand in brackets."""
+    text = ast.get_docstring(ast.parse((outside.ROOT / script).read_text())) or ""
+    lines = re.findall(rf"^ *((?:\S+=\S+ |nice \S+ \S+ )*python {script}(?:.*\\\n)*.*)$", text, re.MULTILINE)
+    code = re.sub(r"(--[\w-]+) \.\.\.", r"\1 VALUE", "\n".join(lines))
+    for command in doc_commands.commands(re.sub(r"[\[\]]|\.\.\.", "", code)):
+        assert doc_commands.check(command)
 
 
 @by_name(BLOCKS, {"python"})

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
                         help="sizes of messages may differ from round to round by this share")  # fmt: skip
     parser.add_argument("--order-tolerance", type=float, default=1e-12, metavar="NUMBER",
                         help="by so much may the server's state depend on the order of uploads")  # fmt: skip
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     try:
         local = [word for word in given.settings if word.startswith("local.")]
         words = [f"method.{word.removeprefix('method.')}" for word in given.settings if word not in local]

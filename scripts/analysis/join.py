@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ASSETS / "quickstart.yaml", help="a run file")
     parser.add_argument("--clients", help="clients to leave out, e.g. a,b,c (default: each in turn)")
     parser.add_argument("--examples", type=int, default=16, help="that a client has who joins")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     with plain_errors(parser):
         words = [f"base.name={ASSETS / 'tiny-base'}"] if asked.config == parser.get_default("config") else []
         config = configfile.load(asked.config, [*words, *asked.settings])

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--hours", type=float, default=1.0)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     named = [word for word in arguments.words if "=" not in word]
     words = [word for word in arguments.words if "=" in word]
     config = configfile.load(named[0] if named else QUICKSTART, words if named else [*SHORT, *words])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib.util
 import re
+import runpy
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
+import pytest
 from typer.main import get_command
 
 from llm_fed import cli, configfile, shipped
@@ -127,11 +133,17 @@ def check(command: Command) -> bool:
         assert importlib.util.find_spec(words[2]), words[2]
         return True
     script = next((word for word in words[:2] if word.startswith(OURS) and word.endswith((".py", ".sh"))), None)
-    if script:
-        source = _source(ROOT / script)
-        options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if not script:
+        return False
+    source, rest = _source(ROOT / script), words[words.index(script) + 1 :]
+    if passed_on := re.search(r'main\(\["(\w+)", \*sys\.argv', source):
+        check_llm_fed([passed_on[1], *rest])
+    elif "argparse" in source:
+        check_script(ROOT / script, rest)
+    else:
+        options = [word.partition("=")[0] for word in rest if word.startswith("--")]
         assert all(f'"{option}"' in source for option in options), f"{script} {options}"
-    return script is not None
+    return True
 
 
 def _source(script: Path) -> str:
@@ -139,6 +151,37 @@ def _source(script: Path) -> str:
     text = script.read_text()
     beside = {found[1] for found in re.finditer(r"^(?:from|import) (\w+)", text, re.MULTILINE)}
     return text + "".join(path.read_text() for path in script.parent.glob("*.py") if path.stem in beside)
+
+
+def check_script(script: Path, words: list[str]) -> None:
+    """By the script's own parser, at which it ends.
+
+    Raises:
+        ValueError: what the parser says of the words.
+    """
+
+    class Parsed(Exception):
+        pass
+
+    def parsed_by(parse: Callable[..., object]) -> Callable[..., NoReturn]:
+        def parsed(*given: object, **named: object) -> NoReturn:
+            parse(*given, **named)
+            raise Parsed
+
+        return parsed
+
+    def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise ValueError(f"{script.relative_to(ROOT)}: {message}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("parse_args", "parse_intermixed_args"):
+            patch.setattr(argparse.ArgumentParser, name, parsed_by(getattr(argparse.ArgumentParser, name)))
+        patch.setattr(argparse.ArgumentParser, "error", refuse)
+        patch.setattr(sys, "argv", [str(script), *words])
+        patch.syspath_prepend(str(script.parent))
+        with contextlib.suppress(Parsed):
+            runpy.run_path(str(script), run_name="__main__")
+            raise AssertionError(f"{script} reads no options")
 
 
 def check_llm_fed(words: list[str]) -> None:

@@ -210,6 +210,7 @@ def test_clients_train_as_a_method_asks_for(here, monkeypatch):
     ("words", "code", "parts"),
     [
         (["own:Own", "x=1"], 2, ["llm_fed.testing: unknown key method.x"]),
+        (["own:Own", "--bytes-vary", "0.1", "x=1"], 2, ["llm_fed.testing: unknown key method.x"]),
         (["own:Own", "x"], 2, ["got 'method.x' after the method"]),
         (["own:Own", "local.lr=0"], 2, ["local.lr is 0.0; it must be above 0"]),
         (["own:Own", "local.optimiser=sgd"], 2, ["unknown key local.optimiser (the closest is 'optimizer')"]),
