@@ -3,9 +3,12 @@ all clients' training pictures together, and with those of the client's own (as 
 
 Nothing is trained: means and variances of a finished run's exported models are computed anew by forward passes, one
 layer after the other being fed what the new statistics of the layers before make of the pictures; weights stay. Each
-client's test pictures decide. Writes RUN/analysis/batchnorm.csv, and a table.
+client's test pictures decide. Writes RUN/analysis/batchnorm.csv, and a table. With --round the models are those after
+an earlier round, before any final step at the clients, from a checkpoint that the run kept
+(`checkpoint.keep_rounds`), and the file is batchnorm-50.csv.
 
     python scripts/analysis/batchnorm.py RUN
+    python scripts/analysis/batchnorm.py RUN --round 50
 """
 
 from __future__ import annotations
@@ -23,9 +26,15 @@ from torch.optim.swa_utils import update_bn
 
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import Summary
+from llm_fed.experiment.build import Experiment
+from llm_fed.experiment.finish import personal_models
+from llm_fed.federation.clients import messages_for
+from llm_fed.federation.progress import restore
+from llm_fed.messages.wire import WireError
 from llm_fed.models.images import ImageBase
 from llm_fed.models.structure import Structure
 from llm_fed.rng import generator
+from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, pixels_of
@@ -42,13 +51,30 @@ def recomputed(base: ImageBase, structure: Structure, state: State, pictures: Se
     return flat.read()
 
 
-def accuracies(run: Path) -> dict[str, Summary]:
-    """The clients' test scores by whose statistics their models have.
+def after(built: Experiment, run: Path, round: int) -> dict[str, State]:
+    """The personal models after a round of which the run has a checkpoint.
 
     Raises:
-        UserError: the run is not finished, trained adapters, or has no test pictures at its clients or no BatchNorm.
+        UserError: it has none, or a damaged one.
+    """
+    try:
+        saved = Checkpoints(run / "checkpoints").load(round)
+    except WireError as error:
+        raise UserError(f"{run}: {error}; give a round of checkpoint.keep_rounds") from error
+    progress = restore(saved, built.clients, built.server)
+    return personal_models(built, messages_for(built.method, progress.state, built.scored), list(built.scored))
+
+
+def accuracies(run: Path, round: int | None = None) -> dict[str, Summary]:
+    """The clients' test scores by whose statistics their models have, at the end or after a round.
+
+    Raises:
+        UserError: the run is not finished, trained adapters, or has no test pictures at its clients or no BatchNorm;
+            it has no checkpoint of the round.
     """
     built, base, states = whole(run)
+    if round is not None:
+        states = after(built, run, round)
     if not any(site.data.queries.get("test") for site in built.clients.values()):
         raise UserError(f"{run}: no client has test pictures; give a run whose clients are tested")
     if not any(state.extras for state in states.values()):
@@ -86,12 +112,14 @@ def show(found: Mapping[str, Summary]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
+    parser.add_argument("--round", type=int, help="of a checkpoint that was kept (default: the exported models)")
     given = parser.parse_args()
     with plain_errors(parser):
-        found = accuracies(given.run)
+        found = accuracies(given.run, given.round)
         columns = [summary.clients for summary in found.values()]
         rows = [(client, *(scores[client] for scores in columns)) for client in columns[0]]
-        write_rows(given.run / "analysis" / "batchnorm.csv", ("client", *found), rows)
+        name = "batchnorm.csv" if given.round is None else f"batchnorm-{given.round}.csv"
+        write_rows(given.run / "analysis" / name, ("client", *found), rows)
         Console(markup=False, emoji=False).print(show(found))
 
 

@@ -410,6 +410,18 @@ def test_clients_are_scored_with_each_statistics(finished, analysis, capsys):
             assert float(rows[id][column]) == pytest.approx(100 * float(right.float().mean()), abs=1e-3)
 
 
+def test_models_of_a_kept_round_are_scored(finished, analysis, refused, capsys):
+    """After the last round they are the exported ones, as nothing is trained afterwards."""
+    run = finished("fedavg")
+    script = analysis("batchnorm", run)
+    analysis("batchnorm", run, "--round", 2)
+    assert rows_of(run / "analysis" / "batchnorm-2.csv") == rows_of(run / "analysis" / "batchnorm.csv")
+    built, _, states = analysis("finished").whole(run)
+    first = script.after(built, run, 1)
+    assert not any(torch.equal(first[id].row, states[id].row) for id in CLIENTS)
+    refused("give a round of checkpoint.keep_rounds", "batchnorm", run, "--round", 9)
+
+
 def test_models_without_batchnorm_are_refused(finished, refused):
     refused("have no BatchNorm", "batchnorm", finished("standalone"))
 
