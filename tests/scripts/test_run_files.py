@@ -70,7 +70,10 @@ def test_a_row_resolves_to_what_its_label_says(name, label, words):
         assert (config.adapter.rank, config.adapter.alpha) == (int(number[2:]), 2 * int(number[2:]))
     elif match := re.fullmatch(r"d=(\d+)( lr=(.+))?", number):
         assert config.method["num_models"] == int(match[1])
-        assert config.method.get("weight_lr", 0.1) == float(match[3] or 0.1)
+        weight_lr = config.method.get("weight_lr", 0.1)
+        assert float(match[3]) in (weight_lr, config.local.lr) if match[3] else weight_lr == 0.1
+    elif match := re.fullmatch(r"lr=(.+)", number):
+        assert config.local.lr == float(match[1])
     elif number.startswith("w="):
         assert config.method["weight"] == float(number[2:])
     elif number.startswith("resnet-"):
