@@ -23,6 +23,11 @@ PICTURES = {
         "Each client's mean score over the seeds under every row, with the standard deviation. The last group is the "
         "mean over the clients.",
     ),
+    "score_by_round": (
+        "Score by round",
+        "The mean over the clients in each scored round, also over the seeds. The band reaches from the lowest to the "
+        "highest seed.",
+    ),
     "score_by_bytes": (
         "Score by bytes",
         "What a score costs in uploads. A row that lies higher and further left than another is better and cheaper.",

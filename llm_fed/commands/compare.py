@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from llm_fed.commands.section import in_row, read_section
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Parameters, count_parameters
 from llm_fed.eval.forest import plot_verdict
-from llm_fed.eval.plots import Point, plot_methods, plot_tradeoff
+from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
 from llm_fed.experiment.bases import Bases
@@ -22,6 +23,7 @@ from llm_fed.models.lora import check_names
 from llm_fed.models.structure import structure_of
 from llm_fed.paths import public_text
 from llm_fed.runs.folder import holds_results
+from llm_fed.runs.reading import scores_by_round
 from llm_fed.runs.tracking import Reporter
 
 
@@ -73,7 +75,7 @@ def compare(
             reporter.note(f"{job.folder.name} failed: {job.outcome}")
         _write(_fill(table, plan), out)
     _write(_fill(table, plan), out)
-    table.pictures = _draw(table, out)
+    table.pictures = _draw(table, out, plan.file.eval.during)
     write_comparison(table, out / "table.html")
     return table
 
@@ -141,14 +143,18 @@ def _write(table: Table, out: Path) -> None:
             raise RunError(f"cannot write {out / name}: {error.strerror or error}") from error
 
 
-def _draw(table: Table, out: Path) -> list[Path]:
-    """Score against bytes up (POTARA, Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few
-    clients also each one's score under every row; from three draws on, the verdict on each pair."""
+def _draw(table: Table, out: Path, split: str) -> list[Path]:
+    """The score by round (Feddle, Figure 5) on the split that is scored during training, against bytes up (POTARA,
+    Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few clients also each one's score under
+    every row; from three draws on, the verdict on each pair."""
     drawn = []
     if judged := table.verdict.judged:
         drawn.append(plot_verdict(out / "verdict.png", judged[:2]))
     if 1 < len(table.clients) <= MAX_CLIENTS and (scores := table.by_client):
         drawn.append(plot_methods(out / "score_by_client.png", scores, metric=table.metric))
+    if curves := _curves(table, out, split):
+        score = f"{table.metric}, {split}"
+        drawn.append(plot_bands(out / "score_by_round.png", curves, xlabel="round", ylabel=score))
     for name, cost, unit in (
         ("score_by_bytes.png", "up per client over the run", "B"),
         ("score_by_parameters.png", "parameters on the server, in adapters", "×"),
@@ -163,3 +169,17 @@ def _draw(table: Table, out: Path) -> list[Path]:
             labels = {points[0][0] if len(points) == 1 else method: points for method, points in series.items()}
             drawn.append(plot_tradeoff(out / name, labels, cost=cost, unit=unit, metric=table.metric))
     return drawn
+
+
+def _curves(table: Table, out: Path, split: str) -> dict[str, Band]:
+    """By row: the rounds that all its seeds have scored, and the mean, lowest and highest of the seeds' scores. Rows
+    with fewer than two such rounds have no curve."""
+    curves: dict[str, Band] = {}
+    for row in table.rows:
+        seeds = [scores_by_round(out / result.folder, split) for result in row.results.values()]
+        rounds = sorted(set.intersection(*map(set, seeds))) if seeds else []
+        if len(rounds) > 1:
+            scores = [[found[round] for found in seeds] for round in rounds]
+            bounds = [min(each) for each in scores], [max(each) for each in scores]
+            curves[row.label] = (rounds, [fmean(each) for each in scores], *bounds)
+    return curves

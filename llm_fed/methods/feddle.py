@@ -84,10 +84,11 @@ class Feddle(Method):
             fallback = torch.zeros_like(fallback)  # from there
         elif arrivals:
             model = State(model.layout, model.row, (model + mean(arrivals)).extras)
+        start = fallback if self.fallback_start else torch.zeros_like(fallback)
         if head is not None and self.search_epochs:
-            start = model.like(model.row + fallback @ atlas)
-            head = await server.fit_head(start, head, epochs=self.head_epochs, lr=self.head_lr)  # Eq. 8
-        found, losses = await self._search(server, model, atlas, fallback, head)
+            place = model.like(model.row + start @ atlas)
+            head = await server.fit_head(place, head, epochs=self.head_epochs, lr=self.head_lr)  # Eq. 8
+        found, losses = await self._search(server, model, atlas, start, fallback, head)
         return {
             "model": model.like(model.row + found @ atlas),  # Eq. 6
             "anchors": anchors,
@@ -116,10 +117,9 @@ class Feddle(Method):
         return anchors, importance
 
     async def _search(
-        self, server: Site, model: State, atlas: Tensor, fallback: Tensor, head: State | None
+        self, server: Site, model: State, atlas: Tensor, start: Tensor, fallback: Tensor, head: State | None
     ) -> tuple[Tensor, list[float]]:
         """The coefficients (M,), and the loss on the server's data at each step of the search (Eq. 10)."""
-        start = fallback if self.fallback_start else torch.zeros_like(fallback)
         coefficients = nn.Parameter(start.clone())
         pull = self.regularization if self.regularization is not None else 0.01 if server.data.foreign else 0.0
         optimizer = torch.optim.Adam([coefficients], lr=self.search_lr)

@@ -15,6 +15,7 @@ from llm_fed import checksum, paths
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import UserError, require
+from llm_fed.runs.records import read_records
 
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
 _FORMERLY = {"base.dtype": "bfloat16"}
@@ -49,6 +50,18 @@ def saved_config(folder: Path) -> dict[str, Any]:
 def comparable(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Of the lines of a metrics.jsonl those since scores were last made in another way (eval.metric, say)."""
     return lines[max((place for place, line in enumerate(lines) if line["kind"] == "search anew"), default=0) :]
+
+
+def scores_by_round(folder: Path, split: str) -> dict[int, float]:
+    """The mean over the clients (0-100) by round, in the rounds in which this split was scored during training.
+
+    A run that is tested during training is tested once more at its end; the first score of a round counts.
+    """
+    found: dict[int, float] = {}
+    for line in comparable(read_records(folder / "metrics.jsonl")):
+        if line["kind"] == "score" and line["split"] == split and line["round"]:  # round 0 is the base alone
+            found.setdefault(line["round"], line["mean"])
+    return found
 
 
 def finished(folder: Path) -> dict[str, Any]:

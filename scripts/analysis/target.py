@@ -35,7 +35,7 @@ from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
 from llm_fed.runs import extend
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.reading import comparable, read_config
+from llm_fed.runs.reading import read_config, scores_by_round
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
@@ -59,10 +59,7 @@ def search(run: Path, target: float) -> Outcome:
         UserError: a run without scores of its rounds, or without checkpoints.
     """
     config, lines = read_config(run), read_records(run / "metrics.jsonl")
-    curve: dict[int, float] = {}
-    for line in comparable(lines):
-        if line["kind"] == "score" and line["split"] == config.eval.during:
-            curve.setdefault(line["round"], line["mean"])  # a second score is the final one, after fine-tuning
+    curve = scores_by_round(run, config.eval.during)
     if not curve:
         raise UserError(f"{run} has no scores of its rounds; give runs with a {config.eval.during} split")
     good = [round for round, score in curve.items() if score >= target]

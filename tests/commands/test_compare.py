@@ -308,6 +308,32 @@ def test_pictures_of_scores_and_costs(done, tmp_path):
         assert (done / "out" / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_scores_by_round_are_those_of_training(small, tmp_path, monkeypatch):
+    """The mean of the seeds and their bounds; what clients do after the last round (fedavg+) is not part of it."""
+    drawn = {}
+
+    def spy(path, curves, **labels):
+        drawn.update(curves, path=path, **labels)
+        return plots.plot_bands(path, curves, **labels)
+
+    monkeypatch.setattr("llm_fed.commands.compare.plot_bands", spy)
+    settings = {"fedit": ("fedit", 1), "plus": ("fedavg+", 1), "rarely": ("fedit", 2)}
+    rows = {label: [f"method={method}", f"eval.every={every}"] for label, (method, every) in settings.items()}
+    config, out = write(small, tmp_path / "c.yaml", rows), tmp_path / "out"
+    compare.compare(config, ["eval.during=test"], out=out)
+    assert "rarely" not in drawn and drawn["path"].read_bytes().startswith(b"\x89PNG")
+    assert (drawn["xlabel"], drawn["ylabel"]) == ("round", "rouge1, test")
+    for label in ("fedit", "plus"):
+        rounds, mean, low, high = drawn[label]
+        assert rounds == [1, 2]
+        for place, round in enumerate(rounds):
+            scores = []
+            for seed in (0, 1):
+                lines = read_records(out / f"{label}-seed{seed}" / "metrics.jsonl")
+                scores.append([line for line in lines if line["kind"] == "score" and line["round"] == round][0]["mean"])
+            assert (low[place], mean[place], high[place]) == (min(scores), sum(scores) / 2, max(scores))
+
+
 def test_draws_are_seeds_and_go_on(small, tmp_path, llm_fed, trained):
     """Three draws after one: what is there is not trained again, and from three on there is a verdict."""
     config = write(small, tmp_path / "c.yaml", {"a": ["method=local"], "b": ["method=fedit"]}, seeds=[7])

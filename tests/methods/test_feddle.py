@@ -119,14 +119,17 @@ def test_a_search_out_of_domain_is_autograd_under_the_new_head():
     assert moved.abs().max() > 1e-3
 
 
-def test_the_new_head_is_fitted_to_the_features_of_the_fallback():
+@pytest.mark.parametrize("fallback_start", [True, False])
+def test_the_new_head_is_fitted_to_the_features_at_the_start_of_the_search(fallback_start):
     """Eq. 8 by a plain loop of Adam, from the head of the round before."""
     base = tiny_images.cnn()
     server = tiny_images.party(base, tiny_images.pictures(20, classes=6), "server")
     server.data = replace(server.data, num_labels=6, foreign=True)
-    method = Feddle(head_epochs=2, head_lr=0.05)
+    method = Feddle(head_epochs=2, head_lr=0.05, fallback_start=fallback_start)
     run = searched(method, server, VisionEngine(base))
-    model = run.before["model"].row + sum(update.row for update in run.updates[1:]) / 2
+    model = run.before["model"].row
+    if fallback_start:
+        model = model + sum(update.row for update in run.updates[1:]) / 2
     module = copy.deepcopy(base.model).eval()
     head = nn.Linear(64, 6).double()
     head.load_state_dict(run.before["head"].tensors())
