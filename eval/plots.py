@@ -184,8 +184,8 @@ def plot_bands(
     for number, (label, (x, middle, low, high)) in enumerate(curves.items()):
         colour = PALETTE[number % len(PALETTE)]
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-        marker = MARKERS[number % len(MARKERS)]
-        axes.plot(x, middle, marker=marker, color=colour, markersize=3.5, linewidth=1.4, label=label)
+        line = ("-" if number < len(PALETTE) else "--") + MARKERS[number % len(MARKERS)]
+        axes.plot(x, middle, line, color=colour, markersize=3.5, linewidth=1.4, label=label)
     if all(isinstance(place, int) for x, *_ in curves.values() for place in x):
         axes.xaxis.set_major_locator(whole_numbers())
     axes.set(xlabel=xlabel, ylabel=ylabel)

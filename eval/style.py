@@ -29,6 +29,7 @@ MAX_NAMES = 40  # more rows than this are numbered, not named
 MAX_CURVES = 200  # of more clients than this, every n-th is drawn
 MAX_CELLS = 160  # more cells than this are not labelled with their values
 MAX_LETTERS = 24  # longer names are cut
+LEGEND_LINE = 0.22  # inches
 
 
 def one_figure(width: float, height: float, dark: bool) -> tuple[Figure, Axes]:
@@ -62,15 +63,20 @@ def name_rows(axes: Any, positions: Any, names: Sequence[str]) -> None:
 
 
 def legend(figure: Figure, columns: int = 3) -> None:
-    """Of what the first axes show, above them."""
+    """Of what the first axes show, above them: in as many columns as fit, and the figure grows by what is above two
+    lines."""
     axes = figure.axes[0]
     handles, _ = axes.get_legend_handles_labels()
-    figure.legend(
-        loc="outside upper left",
-        ncols=min(columns, len(handles)),
-        frameon=False,
-        labelcolor=axes.xaxis.label.get_color(),
-    )
+    columns = min(columns, len(handles))
+    while True:
+        colour = axes.xaxis.label.get_color()
+        made = figure.legend(loc="outside upper left", ncols=columns, frameon=False, labelcolor=colour)
+        if columns <= 1 or made.get_window_extent().width <= figure.bbox.width:
+            break
+        made.remove()
+        columns -= 1
+    lines = -(-len(handles) // columns) if handles else 0
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, lines - 2))
 
 
 def save(figure: Figure, path: Path) -> Path:
