@@ -185,7 +185,7 @@ def test_the_report_has_a_column(small, tmp_path):
 
 
 def test_a_comparison_has_a_line_where_every_run_has_it(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "_draw", lambda table, out: [])
+    monkeypatch.setattr(compare, "_draw", lambda table, out, split: [])
     section = {"seeds": [0], "rows": {"one": ["method=local"], "two": ["method=fedit"]}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1, compare=section)))
     table = compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
@@ -202,7 +202,7 @@ def test_a_comparison_has_a_line_where_every_run_has_it(small, tmp_path, monkeyp
 
 
 def test_a_comparison_from_before_is_taken_over(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "_draw", lambda table, out: [])
+    monkeypatch.setattr(compare, "_draw", lambda table, out, split: [])
     section = {"seeds": [0], "rows": {"one": ["method=local"]}}
     for base in (False, True):
         (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1, eval={"base": base}, compare=section)))
