@@ -25,8 +25,8 @@ PICTURES = {
     ),
     "score_by_round": (
         "Score by round",
-        "The mean over the clients in each scored round, also over the seeds. The band reaches from the lowest to the "
-        "highest seed.",
+        "The mean over the clients and the seeds in each scored round. The band reaches from the lowest to the highest "
+        "seed.",
     ),
     "score_by_bytes": (
         "Score by bytes",

@@ -144,7 +144,7 @@ def _write(table: Table, out: Path) -> None:
 
 
 def _draw(table: Table, out: Path, split: str) -> list[Path]:
-    """The score by round (Feddle, Figure 5) on the split that is scored during training, against bytes up (POTARA,
+    """The score by round (Feddle, Figure 5), on the `split` that is scored during training; against bytes up (POTARA,
     Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few clients also each one's score under
     every row; from three draws on, the verdict on each pair."""
     drawn = []

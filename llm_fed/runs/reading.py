@@ -59,7 +59,8 @@ def scores_by_round(folder: Path, split: str) -> dict[int, float]:
     """
     found: dict[int, float] = {}
     for line in comparable(read_records(folder / "metrics.jsonl")):
-        if line["kind"] == "score" and line["split"] == split and line["round"]:  # round 0 is the base alone
+        is_scored = line["kind"] == "score" and "mean" in line  # without a mean: no client has examples of the split
+        if is_scored and line["split"] == split and line["round"]:  # round 0 is the base alone
             found.setdefault(line["round"], line["mean"])
     return found
 
