@@ -14,6 +14,7 @@ import numpy as np
 
 from llm_fed.config import Config
 from llm_fed.eval.pairs import LEAST, LEVEL, Cell, Column, compare_methods
+from llm_fed.runs.reading import scores_in_training
 from llm_fed.runs.records import read_records
 
 MAX_PAIRS = 15  # of more pairs the terminal shows the headline alone
@@ -199,11 +200,11 @@ def last_round(folder: Path, config: Config) -> dict[str, Any] | None:
     {split, average, worst_half}; None where the last round is the one that was tested, or a run has no rounds."""
     if config.eval.select == "last":
         return None
-    for line in read_records(folder / "metrics.jsonl"):
-        is_last = line["kind"] == "score" and (line["round"], line["split"]) == (config.rounds, config.eval.during)
-        if is_last and "mean" in line:
-            return {"split": line["split"], "average": line["mean"], "worst_half": line["worst_half"]}
-    return None
+    scored = scores_in_training(read_records(folder / "metrics.jsonl"), config.eval.during)
+    line = scored.get(config.rounds, {})
+    if "mean" not in line:
+        return None
+    return {"split": line["split"], "average": line["mean"], "worst_half": line["worst_half"]}
 
 
 def _upper(text: str) -> str:

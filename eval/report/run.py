@@ -15,7 +15,7 @@ from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, read_timing, reference, usage
 from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES
-from llm_fed.runs.reading import comparable
+from llm_fed.runs.reading import comparable, scores_in_training
 
 KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy")
 ALONE = "the base alone"
@@ -45,7 +45,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
     timing = read_timing(run_dir / "timing.jsonl")
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
     since, during = comparable(lines), facts.pop("during")
-    curve, final = _scores([line for line in since if line["kind"] == "score"], during)
+    curve, final = _scores(since, during)
     shown = final or (curve[-1] if curve else None)
     if shown:
         shown = {"loss": None, "losses": {}} | shown  # earlier versions scored without them
@@ -90,17 +90,12 @@ def _values(run_dir: Path) -> dict[str, Any]:
     )
 
 
-def _scores(lines: list[Line], during: str) -> tuple[list[Line], Line | None]:
+def _scores(lines: Sequence[Line], during: str) -> tuple[list[Line], Line | None]:
     """The scores of the split that is scored `during` training, one per round, and the final test score."""
-    curve: dict[int, Line] = {}
-    final = None
-    for line in lines:
-        # the final score of a run that is tested during training is the second one of its round
-        if line["split"] == during and line["round"] not in curve:
-            curve[line["round"]] = line
-        elif line["split"] == "test" and line["round"]:  # round 0 is the base alone
-            final = line
-    return list(curve.values()), final
+    curve = list(scores_in_training(lines, during).values())
+    tested = [line for line in lines if (line["kind"], line.get("split")) == ("score", "test") and line["round"]]
+    final = [line for line in tested if not any(line is point for point in curve)]
+    return curve, final[-1] if final else None
 
 
 def _samples(lines: Sequence[Line]) -> dict[str, list[Line]]:

@@ -52,17 +52,23 @@ def comparable(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     return lines[max((place for place, line in enumerate(lines) if line["kind"] == "search anew"), default=0) :]
 
 
-def scores_by_round(folder: Path, split: str) -> dict[int, float]:
-    """The mean over the clients (0-100) by round, in the rounds in which this split was scored during training.
+def scores_in_training(lines: Sequence[dict[str, Any]], split: str) -> dict[int, dict[str, Any]]:
+    """The score of each round that was made during training, of the lines of a metrics.jsonl that are comparable.
 
-    A run that is tested during training is tested once more at its end; the first score of a round counts.
+    A run that is tested during training is tested once more at its end: the first score of a round counts. Round 0 is
+    the base alone. A score has no `mean` where no client has examples of the split.
     """
-    found: dict[int, float] = {}
-    for line in comparable(read_records(folder / "metrics.jsonl")):
-        is_scored = line["kind"] == "score" and "mean" in line  # without a mean: no client has examples of the split
-        if is_scored and line["split"] == split and line["round"]:  # round 0 is the base alone
-            found.setdefault(line["round"], line["mean"])
+    found: dict[int, dict[str, Any]] = {}
+    for line in comparable(lines):
+        if line["kind"] == "score" and line["split"] == split:
+            found.setdefault(line["round"], line)
     return found
+
+
+def scores_by_round(folder: Path, split: str) -> dict[int, float]:
+    """The mean over the clients (0-100) by round, in the rounds after which this split was scored during training."""
+    found = scores_in_training(read_records(folder / "metrics.jsonl"), split)
+    return {round: line["mean"] for round, line in found.items() if round and "mean" in line}
 
 
 def finished(folder: Path) -> dict[str, Any]:

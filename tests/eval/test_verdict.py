@@ -3,15 +3,17 @@ from."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
 import pytest
 
+from llm_fed.config import Config, EvalConfig
 from llm_fed.eval import forest
 from llm_fed.eval.pairs import Pair, compare_methods, reference
-from llm_fed.eval.verdict import Scored, Verdict
+from llm_fed.eval.verdict import Scored, Verdict, last_round
 
 
 def scores(**methods: Sequence[float]) -> dict[str, dict[tuple[int, int], float]]:
@@ -221,6 +223,18 @@ def test_the_last_round_counts_where_all_runs_of_a_method_have_it():
     assert list(verdict.columns) == ["average", "worst_half", "last_average", "last_worst_half"]
     assert verdict.title("last_average") == "average over the clients, last round, validation examples"
     assert list(made(missing=True).columns) == ["average", "worst_half"]
+
+
+def test_the_last_round_is_that_of_the_scores_as_they_are_made_now(tmp_path):
+    """Its score before eval.metric was changed is another quantity; the one after it is no score of training."""
+    score = {"kind": "score", "round": 3, "split": "test", "mean": 90.0, "worst_half": 80.0}
+    lines = [score, {"kind": "search anew", "round": 3}, score | {"mean": 50.0, "worst_half": 40.0}, score]
+    path = tmp_path / "metrics.jsonl"
+    config = Config(rounds=3, eval=EvalConfig(during="test", select="best"))
+    for count, expected in ((1, (90.0, 80.0)), (2, None), (3, (50.0, 40.0)), (4, (50.0, 40.0))):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines[:count]))
+        found = last_round(tmp_path, config)
+        assert (found and (found["average"], found["worst_half"])) == expected
 
 
 def test_as_text_and_json(tmp_path):
