@@ -82,7 +82,10 @@ def read_rows(path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Se
         UserError: the file or a row has a mistake; it says in which row.
     """
     for word in words:
-        if word.partition("=")[0] in ("method", "method.name", "seed"):
+        key = word.partition("=")[0]
+        if key.partition(".")[0] == "compare":
+            raise UserError(f"{word} is no setting of a run; give --seeds or --methods, or change it in {path}")
+        if key in ("method", "method.name", "seed"):
             raise UserError(f"{word} would make all rows the same; give --methods and --seeds instead")
     section = read_section(path)
     of_file = section.rows
@@ -133,6 +136,8 @@ def read_section(path: str | Path) -> Section:
     for label, words in rows.items():
         if not (isinstance(words, list) and all(isinstance(word, str) and "=" in word for word in words)):
             raise UserError(f"{path}: row {label!r} is {words!r}; it takes a list of words such as local.lr=1e-4")
+        if "seed" in (word.partition("=")[0] for word in words):
+            raise UserError(f"{path}: row {label!r} has a seed, but all rows have those of compare.seeds or --seeds")
     if not (isinstance(seeds, list) and all(type(seed) is int for seed in seeds)):
         raise UserError(f"{path}: compare.seeds is {seeds!r}; it takes a list of whole numbers")
     budget = section.get("budget")

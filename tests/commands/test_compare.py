@@ -193,6 +193,8 @@ def test_a_run_that_fails_does_not_lose_the_others(small, tmp_path, trained, llm
         ({"a": []}, ["--seeds", "0,x"], ["--seeds", "whole numbers"]),
         ({"a": []}, ["method=local"], ["method=local", "--methods"]),
         ({"a": []}, ["seed=3"], ["seed=3", "--seeds"]),
+        ({"a": ["seed=3"]}, [], ["row 'a' has a seed", "--seeds"]),
+        ({"a": []}, ["compare.seeds=[1]"], ["compare.seeds=[1] is no setting of a run", "--seeds"]),
         ({}, [], ["has no compare section", "--methods"]),
         ({"a": "method=fedit"}, [], ["row 'a'", "list of words"]),
         ({"a": ["fedit"]}, [], ["row 'a'", "list of words"]),
