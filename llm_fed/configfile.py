@@ -49,7 +49,7 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
     """The configuration in a YAML file or in nested values, with `key=value` words (dotted keys) laid over it, checked.
 
     A word that names another method than the file replaces the file's whole `method` section. A `compare` section,
-    which `compare.load_rows` reads, is left out.
+    which `llm-fed compare` reads, is left out.
 
     Raises:
         UserError: the file cannot be read, a key is unknown (the closest one is named), or a value is out of range.

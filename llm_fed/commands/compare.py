@@ -16,6 +16,7 @@ from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
+from llm_fed.experiment import unused
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import prepare
 from llm_fed.files import write_file
@@ -92,8 +93,11 @@ def _empty_table(plan: Plan, bases: Bases) -> Table:
         return counted[id(job)]
 
     def build(job: Job, label: str) -> Parameters:
+        begins = not holds_results(job.folder)
+        if begins:
+            unused.check(job.config)
         built = prepare(job.config, Reporter(Console(quiet=True)), base=bases.of(job.config))
-        if not holds_results(job.folder):
+        if begins:
             check_names(built.base.model, job.config.adapter)
         metrics[label] = built.metric
         needs = [count(need, label) for need in job.needs.values()]

@@ -16,7 +16,7 @@ from llm_fed import methods, signs
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.experiment import announce, start
+from llm_fed.experiment import announce, start, unused
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.environment import same_environment
@@ -75,10 +75,13 @@ def train(
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":
             reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
         _check_place(run.config, folder)
+        begins = fresh or not holds_results(folder)  # what was begun before these were checked goes on as it is
+        if begins:
+            unused.check(run.config)
         experiment = prepare(run.config, reporter, base=base)
         check_cohort(config, experiment.schedule.cohort_size)
         run.config = config = experiment.config
-        if fresh or not holds_results(folder):  # what was begun before this was checked goes on as it is
+        if begins:
             check_names(experiment.base.model, config.adapter)
         models.check_names(config.export.clients, experiment.scored)
         if ranks:
@@ -124,6 +127,8 @@ def dry_run(
     reporter = reporter or Reporter()
     with reporter.working():
         reached, complete = look(folder, config, fresh)
+        if fresh or not holds_results(folder):
+            unused.check(config)
         built = prepare(config, reporter, base=base)
         check_cohort(config, built.schedule.cohort_size)
         parents = [

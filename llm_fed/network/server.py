@@ -12,7 +12,7 @@ from llm_fed import signs, tasks
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, one_line
 from llm_fed.eval import merges
-from llm_fed.experiment import announce, bases, start
+from llm_fed.experiment import announce, bases, start, unused
 from llm_fed.experiment.build import Experiment, prepare, structures
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
@@ -67,9 +67,12 @@ def train(
         if done is not None and not done.get("unfinished"):
             reporter.note(f"{folder} is complete: {config.rounds} rounds; fresh=true starts again")
             return done
+        begins = fresh or not holds_results(folder)
+        if begins:
+            unused.check(run.config)
         built = prepare(run.config, reporter, base=base, task=_own_data(run.config), everybody=False)
         run.config = config = built.config
-        if fresh or not holds_results(folder):
+        if begins:
             check_names(built.base.model, config.adapter)
         if run.before is not None:
             for note in extend.notes(run.before, config, folder, built.method):

@@ -1,0 +1,77 @@
+"""Settings that would change nothing in a run: a reader of its configuration would believe the wrong thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from llm_fed import tasks
+from llm_fed.config import Config
+from llm_fed.errors import UserError
+
+BY_LABEL = ("dirichlet", "pathological", "cluster")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A setting that counts only beside others."""
+
+    key: str
+    counts: Callable[[Config], bool]
+    beside: str  # what these others are
+
+    def broken(self, config: Config) -> bool:
+        """Whether the setting has another value than its default, and does not count."""
+        value = attrgetter(self.key)
+        return value(config) != value(_DEFAULT) and not self.counts(config)
+
+
+def _partition(kinds: tuple[str, ...]) -> Callable[[Config], bool]:
+    return lambda config: config.task.partition.kind in kinds
+
+
+def _text(config: Config) -> bool:
+    return not tasks.find(config.task.name).images
+
+
+_DEFAULT = Config()
+RULES = (
+    Rule("task.partition.alpha", _partition(BY_LABEL[:2]), "task.partition.kind=dirichlet or pathological"),
+    Rule(
+        "task.partition.clients",
+        lambda config: config.task.partition.kind != "natural",
+        "a task.partition.kind that makes new clients, e.g. iid or dirichlet",
+    ),
+    Rule(
+        "task.partition.label",
+        lambda config: config.task.partition.kind in BY_LABEL or config.task.partition.test is not None,
+        f"task.partition.kind={', '.join(BY_LABEL)}, or with task.partition.test",
+    ),
+    *(Rule(f"task.{name}", _text, "a task of text") for name in ("template", "loss_on", "max_length", "too_long")),
+    Rule("eval.max_new_tokens", _text, "a task of text"),
+    Rule("eval.of_last", lambda config: config.eval.select == "best", "eval.select=best"),
+    Rule("delay.per", lambda config: config.delay.sigma > 0, "delay.sigma above 0"),
+    Rule("privacy.delta", lambda config: config.privacy.clip is not None, "privacy.clip"),
+    Rule(
+        "privacy.where",
+        lambda config: config.privacy.clip is not None and config.privacy.unit == "client",
+        "privacy.clip and privacy.unit=client",
+    ),
+    Rule("server.liars", lambda config: config.server.aggregation != "mean", "a server.aggregation other than mean"),
+)
+
+
+def check(config: Config) -> None:
+    """Refuse a setting of a new run that would change nothing.
+
+    Raises:
+        UserError: the first one, and beside which settings it counts.
+    """
+    for rule in RULES:
+        if rule.broken(config):
+            value = attrgetter(rule.key)(config)
+            raise UserError(
+                f"{rule.key}={value} would change nothing, since it counts only with {rule.beside}; set that, or leave "
+                f"{rule.key.rpartition('.')[2]} out"
+            )
