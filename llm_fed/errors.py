@@ -70,3 +70,11 @@ def closest(name: str, valid: Collection[str]) -> str | None:
 
     found = difflib.get_close_matches(form, by_form, n=max(1, len(by_form)))
     return by_form[max(found, key=likeness)] if found else None
+
+
+def inert(key: str, value: object, beside: str) -> UserError:
+    """The error of a setting that would change nothing, as it counts only beside others."""
+    name = key.rpartition(".")[2]
+    return UserError(
+        f"{key}={value} would change nothing, since it counts only with {beside}; set that, or leave {name} out"
+    )

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llm_fed.errors import inert
 from llm_fed.messages.wire import Message
 from llm_fed.rng import derive
 from llm_fed.settings import check_fields
@@ -99,6 +100,17 @@ class Method:
             UserError: the first bad value, and what it must be.
         """
         check_fields(self, "method.")
+
+    def refuse_inert(self, setting: str, counts: bool, beside: str) -> None:
+        """For `init`: refuse a hyper-parameter that is not its default where it does not count.
+
+        Args:
+            counts: whether it changes anything.
+            beside: beside which settings it would.
+        """
+        value = getattr(self, setting)
+        if not counts and value != getattr(type(self), setting):
+            raise inert(f"method.{setting}", value, beside)
 
     # Steps before the first round.
 

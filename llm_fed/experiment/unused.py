@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from llm_fed import tasks
 from llm_fed.config import Config
-from llm_fed.errors import UserError
+from llm_fed.errors import inert
 
 BY_LABEL = ("dirichlet", "pathological", "cluster")
 
@@ -70,8 +70,4 @@ def check(config: Config) -> None:
     """
     for rule in RULES:
         if rule.broken(config):
-            value = attrgetter(rule.key)(config)
-            raise UserError(
-                f"{rule.key}={value} would change nothing, since it counts only with {rule.beside}; set that, or leave "
-                f"{rule.key.rpartition('.')[2]} out"
-            )
+            raise inert(rule.key, attrgetter(rule.key)(config), rule.beside)

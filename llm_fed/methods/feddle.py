@@ -60,6 +60,8 @@ class Feddle(Method):
                             "effect; set server.aggregation=mean")  # fmt: skip
         model = server.initial()
         head = server.new_head(model) if server.data.foreign and server.data.num_labels else None
+        for setting in ("head_epochs", "head_lr"):
+            self.refuse_inert(setting, head is not None, "pictures of another task at the server (task.server.name)")
         return {"model": model, "anchors": [], "importance": [], "head": head, "search": {}}
 
     def broadcast(self, state: Message, client: str) -> Message:

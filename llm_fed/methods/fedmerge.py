@@ -68,7 +68,11 @@ class FedMerge(Method):
 
     def init(self, server: Site) -> Message:
         refuse_krum(server)
-        soup = draw_soup(server, self.num_models, self.soup_init, self.init_noise)
+        step, chosen = self._weight_step(server), self._inner_product(server)
+        self.refuse_inert("weight_lr", step != "fixed-magnitude", "method.weight_step=normalized or plain")
+        self.refuse_inert("max_step", step == "fixed-magnitude", "method.weight_step=fixed-magnitude")
+        self.refuse_inert("last_layers", chosen == "last-layers", "method.inner_product=last-layers")
+        soup = first_soup(server, self)
         return {"soup": soup, "logits": {}}  # logits a_i by client, zeros until its first upload
 
     def pool(self, state: Message) -> list[State]:
@@ -85,9 +89,8 @@ class FedMerge(Method):
             return state
         deltas, sizes = stack(upload.content for upload in uploads), sizes_of(server, uploads)  # (k, P), (k,)
         logits = torch.stack([logit_row(state, upload.client) for upload in uploads])  # (k, d)
-        inner_product = self.inner_product or by_form(server, adapters="last-layers", whole="head")
-        where = coordinates(state["soup"][0].layout, inner_product, self.last_layers)
-        weight_step = self.weight_step or by_form(server, adapters="normalized", whole="fixed-magnitude")
+        where = coordinates(state["soup"][0].layout, self._inner_product(server), self.last_layers)
+        weight_step = self._weight_step(server)
 
         def weights_after(soup: list[State]) -> Tensor:
             gradient = logit_gradient(stack(soup), deltas, logits.softmax(1), where)
@@ -103,6 +106,12 @@ class FedMerge(Method):
             logits = weights_after(soup if self.order == "algorithm1" else state["soup"])
         rows = {upload.client: row for upload, row in zip(uploads, logits, strict=True)}
         return {"soup": soup, "logits": {**state["logits"], **rows}}
+
+    def _weight_step(self, server: Site) -> str:
+        return self.weight_step or by_form(server, adapters="normalized", whole="fixed-magnitude")
+
+    def _inner_product(self, server: Site) -> str:
+        return self.inner_product or by_form(server, adapters="last-layers", whole="head")
 
     def _logit_step(self, how: str, gradient: Tensor, share: Tensor) -> Tensor:
         if how == "normalized":  # App. B: every client's row has the same length
@@ -139,7 +148,7 @@ class FedMergeFixed(Method):
 
     def init(self, server: Site) -> Message:
         refuse_krum(server)
-        return {"soup": draw_soup(server, self.num_models, self.soup_init, self.init_noise), "seen": []}
+        return {"soup": first_soup(server, self), "seen": []}
 
     def weights(self, client: str) -> Tensor:
         """w_i (d,): 1 / models_per_client at the models that this client drew."""
@@ -169,11 +178,18 @@ class FedMergeFixed(Method):
         return weights_report({client: self.weights(client) for client in state["seen"]})
 
 
-def draw_soup(server: Site, num_models: int, how: str | None, noise: float) -> list[State]:
+def first_soup(server: Site, method: FedMerge | FedMergeFixed) -> list[State]:
+    """The soup before round 1, as the method's settings say."""
+    how = method.soup_init or by_form(server, adapters="scaled", whole="shared")
+    method.refuse_inert("init_noise", how == "shared", "method.soup_init=shared")
+    return draw_soup(server, method.num_models, how, method.init_noise)
+
+
+def draw_soup(server: Site, num_models: int, how: str, noise: float) -> list[State]:
     """d states that differ (equal ones would keep the weights' gradient at zero for ever); one alone is FedAvg's
     start. `how` is `soup_init`."""
     models = [server.initial(), *(server.initial("soup", j) for j in range(1, num_models))]
-    rows, how = stack(models), how or by_form(server, adapters="scaled", whole="shared")
+    rows = stack(models)
     differ = (rows != rows[0]).any(0)  # what is not drawn stays as it is: B, the scales of a norm, a checkpoint's body
     if how == "shared":
         rows = torch.cat([rows[:1], torch.where(differ, rows[0] + noise * rows[1:], rows[0])])

@@ -38,6 +38,11 @@ class FedMoE(Method):
         wrapped = structure.beside("own", "small", "gate" if self.gate == "learned" else "even")
         return replace(wrapped, gate=GateShape(self.gate_width, self.gate_norm))
 
+    def init(self, server: Site) -> Message:
+        for setting in ("gate_lr", "gate_width", "gate_norm"):
+            self.refuse_inert(setting, self.gate == "learned", "method.gate=learned")
+        return super().init(server)
+
     async def client_update(self, client: Site, message: Message) -> Message:
         if self.gate == "even":
             return await super().client_update(client, message)

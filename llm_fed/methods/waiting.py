@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, inert
 from llm_fed.merge.robust import lacking
 from llm_fed.messages.wire import Message
 from llm_fed.method import Upload, averaged, by_arrival
@@ -27,6 +27,8 @@ def begun(server: Site, model: State, wait: Wait, wait_for: int | None) -> Messa
     Raises:
         UserError: `server.aggregation` never makes a mean of the answers that are waited for.
     """
+    if wait != "first_n" and wait_for is not None:
+        raise inert("method.wait_for", wait_for, "method.wait=first_n")
     if wait == "first_n" and wait_for is not None and (why := lacking(wait_for, server.step)):
         raise UserError(f"{why} that are waited for; set method.wait_for")
     return _afresh(model, 1) if wait == "first_n" else model

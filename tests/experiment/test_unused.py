@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import battery
 import pytest
 import tiny_images
 from rich.console import Console
@@ -80,6 +81,32 @@ def test_a_run_that_was_begun_with_one_goes_on(small, tmp_path, monkeypatch, llm
     assert llm_fed("run", path, "rounds=2", *words).code == 0
     assert llm_fed("eval", out).code == 0
     llm_fed("run", path, "--fresh", *words).assert_refused("would change nothing")
+
+
+OF_METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("fedmerge of pictures", {"weight_lr": 0.5}, {"weight_step": "normalized"}),
+    ("fedmerge", {"max_step": 0.5}, {"weight_step": "fixed-magnitude"}),
+    ("fedmerge", {"init_noise": 0.5}, {"soup_init": "shared"}),
+    ("fedmerge-fixed", {"init_noise": 0.5}, {"soup_init": "shared"}),
+    ("fedmerge of pictures", {"last_layers": 1}, {}),
+    ("fedmerge", {"last_layers": 1, "inner_product": "all"}, {"inner_product": "last-layers"}),
+    ("feddle", {"head_epochs": 2}, {}),
+    ("feddle of pictures", {"head_lr": 0.1}, {}),
+    ("fedit", {"wait_for": 2}, {"wait": "first_n"}),
+    ("hfcl", {"wait_for": 2, "wait": "deadline"}, {"wait": "first_n"}),
+    ("fedmoe of pictures", {"gate_lr": 0.1, "gate": "even"}, {"gate": "learned"}),
+    ("fedmoe of pictures", {"gate_width": 8, "gate": "even"}, {"gate": "learned"}),
+    ("fedmoe of pictures", {"gate_norm": False, "gate": "even"}, {"gate": "learned"}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "beside"), OF_METHODS, ids=str)
+def test_a_setting_of_a_method_counts_only_beside_others(tmp_path, name, settings, beside):
+    first = next(iter(settings))
+    with pytest.raises(UserError, match=f"^method.{first}=.* would change nothing"):
+        battery.go(name, tmp_path / "a", settings=settings)
+    if beside:
+        battery.go(name, tmp_path / "b", settings={**settings, **beside}, rounds=1)
 
 
 # Another value of every setting, in a run of text and in one of images; a value that does not fit is refused.

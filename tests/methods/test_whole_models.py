@@ -93,7 +93,7 @@ def test_a_soup_of_whole_models_differs_in_what_is_drawn():
     base = base_of("resnet-9")
     server = server_of(base, FedIT(), {})
     soups = {how: draw_soup(server, 4, how, 0.3) for how in ("independent", "scaled", "shared")}
-    assert stack(draw_soup(server, 4, None, 0.3)).equal(stack(soups["shared"]))
+    assert stack(FedMerge(num_models=4).init(server)["soup"]).equal(stack(soups["shared"]))
     for soup in soups.values():
         norms = [name for name in soup[0] if "stem.0.1" in name]
         assert len(norms) == 2

@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedem": {"num_models": 2},
     "ifca": {"num_models": 2, "warmup_rounds": 1},
     "fedmerge": {"num_models": 3, "weight_lr": 0.5},
+    "fedmerge of pictures": {"num_models": 3},
     "fedmerge-fixed": {"num_models": 3, "models_per_client": 2},
     "fedbuff": {"buffer": 2},
     "ca2fl": {"buffer": 2},
@@ -140,7 +141,8 @@ def setup_of(name: str) -> Setup:
 def settings_of(name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The method of a name of this file; with other settings than those here."""
     plain = name.removesuffix(OF_PICTURES)
-    return {"name": plain, **(SETTINGS.get(plain, {}) if settings is None else settings)}
+    own = SETTINGS.get(name, SETTINGS.get(plain, {}))
+    return {"name": plain, **(own if settings is None else settings)}
 
 
 def go(name: str, folder: Path, *, settings: Mapping[str, Any] | None = None, **options: Any) -> Outcome:
