@@ -101,17 +101,6 @@ class Method:
         """
         check_fields(self, "method.")
 
-    def refuse_inert(self, setting: str, counts: bool, beside: str) -> None:
-        """For `init`: refuse a hyper-parameter that is not its default where it does not count.
-
-        Args:
-            counts: whether it changes anything.
-            beside: beside which settings it would.
-        """
-        value = getattr(self, setting)
-        if not counts and value != getattr(type(self), setting):
-            raise inert(f"method.{setting}", value, beside)
-
     # Steps before the first round.
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
@@ -188,3 +177,15 @@ def by_arrival(server: Site, uploads: list[Upload]) -> list[Upload]:
     In client order, the same clients would always come first.
     """
     return sorted(uploads, key=lambda upload: derive(server.seed, "arrival", server.round, upload.client))
+
+
+def refuse_inert(method: Method, setting: str, counts: bool, beside: str) -> None:
+    """For `init`: refuse a hyper-parameter that is not its default where it does not count.
+
+    Args:
+        counts: whether it changes anything.
+        beside: beside which settings it would.
+    """
+    value = getattr(method, setting)
+    if not counts and value != getattr(type(method), setting):
+        raise inert(f"method.{setting}", value, beside)

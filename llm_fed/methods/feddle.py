@@ -12,7 +12,7 @@ from llm_fed.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.atlas import normalized
 from llm_fed.messages.wire import Message
-from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.method import Method, Upload, by_arrival, refuse_inert
 from llm_fed.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from llm_fed.site import Site
 from llm_fed.state import State
@@ -61,7 +61,7 @@ class Feddle(Method):
         model = server.initial()
         head = server.new_head(model) if server.data.foreign and server.data.num_labels else None
         for setting in ("head_epochs", "head_lr"):
-            self.refuse_inert(setting, head is not None, "pictures of another task at the server (task.server.name)")
+            refuse_inert(self, setting, head is not None, "pictures of another task at the server (task.server.name)")
         return {"model": model, "anchors": [], "importance": [], "head": head, "search": {}}
 
     def broadcast(self, state: Message, client: str) -> Message:

@@ -18,7 +18,7 @@ from torch import Tensor
 from llm_fed.errors import UserError
 from llm_fed.merge import robust
 from llm_fed.messages.wire import Message
-from llm_fed.method import Method, Upload
+from llm_fed.method import Method, Upload, refuse_inert
 from llm_fed.models.structure import Full
 from llm_fed.rng import generator
 from llm_fed.settings import NonNegativeFloat, PositiveInt
@@ -69,9 +69,9 @@ class FedMerge(Method):
     def init(self, server: Site) -> Message:
         refuse_krum(server)
         step, chosen = self._weight_step(server), self._inner_product(server)
-        self.refuse_inert("weight_lr", step != "fixed-magnitude", "method.weight_step=normalized or plain")
-        self.refuse_inert("max_step", step == "fixed-magnitude", "method.weight_step=fixed-magnitude")
-        self.refuse_inert("last_layers", chosen == "last-layers", "method.inner_product=last-layers")
+        refuse_inert(self, "weight_lr", step != "fixed-magnitude", "method.weight_step=normalized or plain")
+        refuse_inert(self, "max_step", step == "fixed-magnitude", "method.weight_step=fixed-magnitude")
+        refuse_inert(self, "last_layers", chosen == "last-layers", "method.inner_product=last-layers")
         soup = first_soup(server, self)
         return {"soup": soup, "logits": {}}  # logits a_i by client, zeros until its first upload
 
@@ -181,7 +181,7 @@ class FedMergeFixed(Method):
 def first_soup(server: Site, method: FedMerge | FedMergeFixed) -> list[State]:
     """The soup before round 1, as the method's settings say."""
     how = method.soup_init or by_form(server, adapters="scaled", whole="shared")
-    method.refuse_inert("init_noise", how == "shared", "method.soup_init=shared")
+    refuse_inert(method, "init_noise", how == "shared", "method.soup_init=shared")
     return draw_soup(server, method.num_models, how, method.init_noise)
 
 

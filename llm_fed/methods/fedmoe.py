@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from llm_fed.messages.wire import Message
-from llm_fed.method import Method
+from llm_fed.method import Method, refuse_inert
 from llm_fed.models.structure import GateShape, Structure
 from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
@@ -40,7 +40,7 @@ class FedMoE(Method):
 
     def init(self, server: Site) -> Message:
         for setting in ("gate_lr", "gate_width", "gate_norm"):
-            self.refuse_inert(setting, self.gate == "learned", "method.gate=learned")
+            refuse_inert(self, setting, self.gate == "learned", "method.gate=learned")
         return super().init(server)
 
     async def client_update(self, client: Site, message: Message) -> Message:

@@ -79,16 +79,16 @@ class PlainMoE:
 @pytest.mark.parametrize(
     "small, own, settings",
     [
-        ("cnn", ("resnet-9", "cnn"), {}),
-        ("resnet-9", ("cnn",), {}),
-        ("cnn", ("cnn",), {"gate_width": 5, "gate_norm": False}),
+        ("cnn", ("resnet-9", "cnn"), {"gate_lr": 0.2}),
+        ("resnet-9", ("cnn",), {"gate_lr": 0.2}),
+        ("cnn", ("cnn",), {"gate_lr": 0.2, "gate_width": 5, "gate_norm": False}),
         ("cnn", ("cnn",), {"gate": "even"}),
     ],
 )
 def test_fedmoe_is_a_plain_loop(small, own, settings):
     """Two clients, two rounds: models with and without BatchNorm, the gate at a learning rate of its own that falls
     with the others', a last batch of one picture, and the small extractors averaged by numbers of examples."""
-    base, method = base_of(small), FedMoE(gate_lr=0.2, **settings)
+    base, method = base_of(small), FedMoE(**settings)
     clients = sites(base, method, own)
     first = method.init(server_of(base, method, clients))
     assert set(first.layout.names) == {n for n in first.layout.names if n.startswith("small.") and "head" not in n}
