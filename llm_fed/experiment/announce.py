@@ -183,9 +183,10 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         for layout in (layouts[s.structure] for s in sites or [server])
     ]  # fmt: skip
     sent = None
-    if not method.needs and not reached:
-        message = method.broadcast(method.init(server), next(iter(server.clients or names)))
-        sent = entries(method.upload_like(message))
+    if not reached:
+        state = method.init(server)  # a method that cannot start here says so now, before its parents are trained
+        if not method.needs:
+            sent = entries(method.upload_like(method.broadcast(state, next(iter(server.clients or names)))))
     where = "cpu" if base.device.type == "cpu" else f"{base.device} ({torch.cuda.get_device_name(base.device)})"
     same = config.local.steps or 0
     steps = Counts.of(local_steps(site) for site in sites if site.train) if sites else Counts(0, same, same)

@@ -9,6 +9,7 @@ from typing import ClassVar
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods import waiting
+from llm_fed.methods.heads import refuse_without_head
 from llm_fed.methods.waiting import Wait
 from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
@@ -48,6 +49,7 @@ class FedIT(Method):
         return r"\.lora_[AB]$" if self.private_head else r".*"
 
     def init(self, server: Site) -> Message:
+        refuse_without_head(self, server, "private_head")
         return waiting.begun(server, super().init(server), self.wait, self.wait_for)
 
     def broadcast(self, state: Message, client: str) -> Message:

@@ -10,6 +10,7 @@ from llm_fed.merge.fisher import fisher_merge
 from llm_fed.merge.mean import mean
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Needed
+from llm_fed.methods.heads import refuse_without_head
 from llm_fed.methods.parents import parent, rounded
 from llm_fed.models.lora import HEAD, factor_of
 from llm_fed.settings import NonNegativeFloat, PositiveInt
@@ -41,6 +42,10 @@ class FisherMerging(Method):
 
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
+
+    def init(self, server: Site) -> Message:
+        refuse_without_head(self, server, "head")
+        return super().init(server)
 
     async def finish(self, client: Site, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)

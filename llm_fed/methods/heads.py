@@ -1,4 +1,4 @@
-"""What clients exchange whose models differ: heads, and means by class.
+"""Heads of image models, and what clients exchange whose models differ: heads, and means by class.
 
 Shape letters: N images, C classes, H features, D numbers of one image's logits or features.
 """
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from llm_fed.errors import UserError
+from llm_fed.method import Method, refuse_inert
+from llm_fed.models.lora import HEAD, factor_of
 from llm_fed.site import Site
 from llm_fed.state import State
 
@@ -19,6 +21,13 @@ def head_shape(state: State) -> tuple[int, int]:
     """(C, H) of the head of an image model's state."""
     classes, features = state.layout.shape_of[f"{state.layout.head}.weight"]
     return classes, features
+
+
+def refuse_without_head(method: Method, server: Site, *settings: str) -> None:
+    """For `init`: refuse hyper-parameters about the head where no head is trained beside the LoRA factors."""
+    head = any(factor_of(name) == HEAD for name in server.initial())
+    for setting in settings:
+        refuse_inert(method, setting, head, "a head that is trained beside the adapters, as image models have")
 
 
 def own_model(client: Site) -> State:

@@ -16,6 +16,7 @@ from llm_fed.merge.moments import Evidence
 from llm_fed.merge.potara import sweep, traces
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Needed
+from llm_fed.methods.heads import refuse_without_head
 from llm_fed.methods.parents import Space, curve, doubled, mixed, parent, rounded
 from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
 from llm_fed.models.structure import Structure
@@ -67,6 +68,10 @@ class Potara(Method):
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
+
+    def init(self, server: Site) -> Message:
+        refuse_without_head(self, server, "head")
+        return super().init(server)
 
     async def finish(self, client: Site, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)

@@ -16,6 +16,7 @@ from llm_fed import configfile
 from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import UserError
 from llm_fed.experiment import run, unused
+from llm_fed.methods import METHODS
 from llm_fed.runs.tracking import Reporter
 
 IMAGES = {"task": {"name": "cifar10", "partition": {"kind": "iid", "clients": 2}}, "adapter": None}
@@ -107,6 +108,27 @@ def test_a_setting_of_a_method_counts_only_beside_others(tmp_path, name, setting
         battery.go(name, tmp_path / "a", settings=settings)
     if beside:
         battery.go(name, tmp_path / "b", settings={**settings, **beside}, rounds=1)
+
+
+OF_HEADS = [
+    *((name, "private_head=true") for name in ("fedit", *(name for name, kind in METHODS.items() if kind.needs))),
+    ("potara", "head=own"),
+    ("potara", "head=traced"),
+    ("fisher-merging", "head=mean"),
+]
+
+
+@pytest.mark.parametrize(("name", "word"), OF_HEADS)
+def test_a_head_that_there_is_not_cannot_be_treated_apart(small, tmp_path, llm_fed, name, word):
+    """Language models have none; image models with adapters train theirs (test_image_adapter_runs.py)."""
+    refused = llm_fed("run", small.config(tmp_path / "c.yaml"), f"method={name}", f"method.{word}", "--dry-run")
+    refused.assert_refused(f"method.{word.split('=')[0]}=", "would change nothing", "a head that is trained")
+
+
+def test_a_merge_is_refused_before_its_parents_are_trained(small, tmp_path, llm_fed):
+    words = ["method=potara", "method.head=own", "--out", tmp_path / "out"]
+    llm_fed("run", small.config(tmp_path / "c.yaml"), *words).assert_refused("method.head=own would change nothing")
+    assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 # Another value of every setting, in a run of text and in one of images; a value that does not fit is refused.
