@@ -46,19 +46,23 @@ class Layout:
         matrices = [name for name in self.names if len(self.shape_of[name]) == 2]
         return module_of(matrices[-1])
 
-    def matching(self, pattern: str) -> tuple[str, ...]:
+    def matching(self, pattern: str, setting: str = "") -> tuple[str, ...]:
         """The names in which the regular expression `pattern` is found.
+
+        Args:
+            setting: the setting that the pattern comes from, for messages.
 
         Raises:
             UserError: nothing matches, or `pattern` is not a regular expression.
         """
+        said = f"{setting}={pattern!r}" if setting else repr(pattern)
         try:
             found = tuple(name for name in self.names if re.search(pattern, name))
         except re.error as error:
-            raise UserError(f"{pattern!r} is not a regular expression: {error}") from error
+            raise UserError(f"{said} is not a regular expression: {error}") from error
         if not found:
             example = difflib.get_close_matches(pattern, self.names, n=1, cutoff=0) or ["none"]
-            raise UserError(f"{pattern!r} matches none of {len(self.names)} entries, e.g. {example[0]}")
+            raise UserError(f"{said} matches none of {len(self.names)} entries, e.g. {example[0]}")
         return found
 
     def segments(self, pattern: str) -> list[slice]:

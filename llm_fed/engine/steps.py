@@ -64,7 +64,8 @@ class Steps:
         fit = next(iter(fits.values()))
         self._settings, self._places, self.segments = fit.optimizer, list[slice](), list[list[str]]()
         self.parameters: dict[int, list[nn.Parameter]] = {k: [] for k in fits}
-        frozen = set() if self._settings.frozen is None else set(layout.matching(self._settings.frozen))
+        pattern = self._settings.frozen
+        frozen = set() if pattern is None else set(layout.matching(pattern, "local.freeze"))
         trained = [name for name in layout.matching(fit.train) if name not in frozen]
         if not trained:
             raise UserError(f"local.freeze={self._settings.frozen!r} leaves nothing to train; make it match less")

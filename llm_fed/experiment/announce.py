@@ -179,7 +179,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
     frozen = config.local.freeze
     trained = [
         sum(math.prod(layout.shape_of[name]) for name in {*layout.matching(method.trained)}
-            - {*(() if frozen is None else layout.matching(frozen))})
+            - {*(() if frozen is None else layout.matching(frozen, "local.freeze"))})
         for layout in (layouts[s.structure] for s in sites or [server])
     ]  # fmt: skip
     sent = None

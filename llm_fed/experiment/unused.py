@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from llm_fed import tasks
 from llm_fed.config import Config
-from llm_fed.errors import inert
+from llm_fed.errors import UserError, inert
 
 BY_LABEL = ("dirichlet", "pathological", "cluster")
 
@@ -63,11 +63,17 @@ RULES = (
 
 
 def check(config: Config) -> None:
-    """Refuse a setting of a new run that would change nothing.
+    """Refuse a setting of a new run that would change nothing, or would never be reached.
 
     Raises:
-        UserError: the first one, and beside which settings it counts.
+        UserError: the first one, and what to do about it.
     """
     for rule in RULES:
         if rule.broken(config):
             raise inert(rule.key, attrgetter(rule.key)(config), rule.beside)
+    local = config.local
+    if local.steps is not None and local.warmup_steps >= local.steps:
+        raise UserError(
+            f"local.warmup_steps={local.warmup_steps} leaves none of the {local.steps} steps of a round at local.lr; "
+            "lower it, or raise local.steps"
+        )

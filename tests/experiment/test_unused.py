@@ -60,6 +60,16 @@ def test_noise_of_single_examples_is_always_the_clients(tmp_path):
         unused.check(config(TEXT, {**of_examples, "privacy.where": "client"}))
 
 
+@pytest.mark.parametrize("steps, warmup, good", [(2, 0, True), (2, 1, True), (2, 2, False), (2, 9, False)])
+def test_a_rate_that_no_step_would_reach(steps, warmup, good):
+    """Steps count from 0; the first one at `local.lr` is number `warmup_steps`."""
+    asked = config(TEXT, {"local.steps": steps, "local.warmup_steps": warmup})
+    if good:
+        return unused.check(asked)
+    with pytest.raises(UserError, match=f"^local.warmup_steps={warmup} leaves none of the 2 steps"):
+        unused.check(asked)
+
+
 def test_all_rules_have_a_case():
     assert {word.partition("=")[0] for _, word, _ in CASES} == {rule.key for rule in unused.RULES}
 
