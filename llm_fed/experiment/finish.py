@@ -22,9 +22,14 @@ from llm_fed.federation.progress import Progress, restore
 from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError
 from llm_fed.method import Method
-from llm_fed.runs.folder import Run
+from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import NOISY_STEPS, OPTIMIZER, Site
+
+UNMOVED = (
+    "the tested models are those that the run began with, as no update has moved them; see whether updates were "
+    "refused or late, and whether the method waits for more of them than come (such as method.buffer)"
+)
 
 
 def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> dict[str, Any]:
@@ -82,6 +87,8 @@ def deliver(
         exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
         written = set(exported)
         personal = personal_models(experiment, messages, written)
+        if personal and all(state.equal(experiment.scored[id].initial()) for id, state in personal.items()):
+            log_event(run, round, experiment.server.id, "nothing learned", UNMOVED)
         samples = Samples(experiment)
         summary = experiment.score_states(personal, "test", listen=samples.listen)
     with signs.part("the base's answers to the samples"):

@@ -25,10 +25,15 @@ def begun(server: Site, model: State, wait: Wait, wait_for: int | None) -> Messa
     """The server's state with a model that no client has answered yet.
 
     Raises:
-        UserError: `server.aggregation` never makes a mean of the answers that are waited for.
+        UserError: `wait_for` does not count, or so many answers never come, or `server.aggregation` makes no mean of
+            them.
     """
     if wait != "first_n" and wait_for is not None:
         raise inert("method.wait_for", wait_for, "method.wait=first_n")
+    if wait_for is not None and 0 < len(server.clients) < wait_for:
+        raise UserError(
+            f"method.wait_for={wait_for} answers to one model never come from {len(server.clients)} clients; lower it"
+        )
     if wait == "first_n" and wait_for is not None and (why := lacking(wait_for, server.step)):
         raise UserError(f"{why} that are waited for; set method.wait_for")
     return _afresh(model, 1) if wait == "first_n" else model
