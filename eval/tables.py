@@ -39,6 +39,7 @@ class Result:
     federation: int | None = None  # its seed; None: that of the cell
     training: int | None = None
     last: Mapping[str, Any] | None = None  # `verdict.last_round`
+    events: Mapping[str, int] = field(default_factory=dict)  # what went wrong how often, e.g. {"refused upload": 3}
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,10 @@ class Table:
             notes.append(self._within_budget(self.budget))
         for row in self.rows:
             notes += [f"{row.label}, seed {seed} failed: {reason}" for seed, reason in row.failures.items()]
+            for seed, result in row.results.items():
+                said = [f"{event} ({count} times)" if count > 1 else event for event, count in result.events.items()]
+                if said:
+                    notes.append(f"{row.label}, seed {seed}: {', '.join(said)}; the report in its folder says more.")
         return notes + self.notes
 
     def _within_budget(self, budget: float) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.plugins import short
 from llm_fed.runs.folder import Run, holds_results
-from llm_fed.runs.reading import saved_config
+from llm_fed.runs.reading import events, saved_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 
@@ -77,7 +78,12 @@ class Job:
             federation=self.config.federation_seed,
             training=self.config.training_seed,
             last=last_round(self.folder, self.config),
+            events=dict(self._events()),
         )
+
+    def _events(self) -> Counter[str]:
+        """What went wrong, here and in the runs that this one starts from."""
+        return sum((need._events() for need in self.needs.values()), events(self.folder))
 
     def _traffic(self, last_round: int | None = None) -> Traffic:
         """Bytes up to a round; of a method that starts from other runs, theirs up to the rounds that it uses."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ def scores_by_round(folder: Path, split: str) -> dict[int, float]:
     """The mean over the clients (0-100) by round, in the rounds after which this split was scored during training."""
     found = scores_in_training(read_records(folder / "metrics.jsonl"), split)
     return {round: line["mean"] for round, line in found.items() if round and "mean" in line}
+
+
+def events(folder: Path) -> Counter[str]:
+    """What went wrong in a run, such as uploads that were refused, and how often."""
+    return Counter(line["event"] for line in read_records(folder / "metrics.jsonl") if line["kind"] == "event")
 
 
 def finished(folder: Path) -> dict[str, Any]:
