@@ -64,11 +64,11 @@ class Steps:
         fit = next(iter(fits.values()))
         self._settings, self._places, self.segments = fit.optimizer, list[slice](), list[list[str]]()
         self.parameters: dict[int, list[nn.Parameter]] = {k: [] for k in fits}
-        pattern = self._settings.frozen
-        frozen = set() if pattern is None else set(layout.matching(pattern, "local.freeze"))
+        freeze = self._settings.frozen
+        frozen = set() if freeze is None else set(layout.matching(freeze, "local.freeze"))
         trained = [name for name in layout.matching(fit.train) if name not in frozen]
         if not trained:
-            raise UserError(f"local.freeze={self._settings.frozen!r} leaves nothing to train; make it match less")
+            raise UserError(f"local.freeze={freeze!r} leaves nothing to train; make it match less")
         special = {name: pattern for pattern in self._settings.lr_of for name in layout.matching(pattern)}
         groups: list[dict[str, Any]] = []
         for pattern, lr in {"": self._settings.lr, **self._settings.lr_of}.items():

@@ -207,22 +207,6 @@ def test_mistakes_are_found_before_anything_is_trained(small, tmp_path, llm_fed,
     assert trained == [] and not (tmp_path / "out").exists()
 
 
-def test_what_went_wrong_in_a_run_is_said_below_the_table(small, tmp_path, llm_fed):
-    """One of three uploads in each of two rounds is longer than the middle one; a buffer of 100 is never full."""
-    rows = {
-        "strict": ["method=fedit", "norm_bound=1.0001"],
-        "never": ["method=fedbuff", "method.buffer=100"],
-        "well": [],
-    }
-    config = write(small, tmp_path / "c.yaml", rows)
-    assert llm_fed("compare", config, "--out", tmp_path / "out").code == 0
-    lines = (tmp_path / "out/table.md").read_text().splitlines()
-    assert [line for line in lines if "the report in its folder" in line] == [
-        *(f"- strict, seed {k}: refused upload (2 times); the report in its folder says more." for k in (0, 1)),
-        *(f"- never, seed {k}: nothing learned; the report in its folder says more." for k in (0, 1)),
-    ]
-
-
 @pytest.mark.parametrize(
     "section, message",
     [([1], "takes a mapping"), ({"row": {}}, "the closest is 'rows'"), ({"rows": [1]}, "takes labels"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
+from llm_fed.experiment import finish
 from llm_fed.experiment.finish import UNMOVED
+from llm_fed.runs.records import read_records
 
 # No step is ever taken: the buffer does not fill, all answers are too late, or none arrives.
 NEVER = [
@@ -18,9 +18,8 @@ NEVER = [
 ]
 
 
-def events(folder) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "event"]
+def events(folder):
+    return [line for line in read_records(folder / "metrics.jsonl") if line["kind"] == "event"]
 
 
 @pytest.mark.parametrize("words", NEVER, ids=" ".join)
@@ -43,3 +42,16 @@ def test_more_answers_than_clients_are_not_waited_for(small, tmp_path, llm_fed):
     words = ["method=fedavg", "method.wait=first_n", "method.wait_for=4", "--out", tmp_path / "out"]
     refused = llm_fed("run", small.config(tmp_path / "c.yaml"), *words)
     refused.assert_refused("method.wait_for=4 answers to one model never come from 3 clients; lower it")
+
+
+def test_compare_says_below_its_table_what_went_wrong(small, tmp_path, llm_fed, monkeypatch):
+    """One of three uploads in each of two rounds is longer than the middle one; a buffer of 100 is never full."""
+    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    rows = {"never": NEVER[0], "strict": ["method=fedit", "norm_bound=1.0001"], "well": []}
+    config = small.config(tmp_path / "c.yaml", rounds=2, local={"steps": 4}, compare={"seeds": [0], "rows": rows})
+    assert llm_fed("compare", config, "--out", tmp_path / "out").code == 0
+    lines = (tmp_path / "out/table.md").read_text().splitlines()
+    assert [line for line in lines if "the report in its folder" in line] == [
+        "- never, seed 0: nothing learned; the report in its folder says more.",
+        "- strict, seed 0: refused upload (2 times); the report in its folder says more.",
+    ]
