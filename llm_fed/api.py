@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
+import yaml
 
-from llm_fed import configfile
+from llm_fed import configfile, spelling
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
 from llm_fed.files import write_file
@@ -215,7 +215,7 @@ def compare(
         raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
     folder = Path(out)
     if isinstance(config, Mapping):
-        path, text = folder / "comparison.yaml", OmegaConf.to_yaml(configfile.created(config))
+        path, text = folder / "comparison.yaml", yaml.safe_dump(spelling.plain(configfile.created(config)), sort_keys=False)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, text.encode())
     else:

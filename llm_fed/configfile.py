@@ -4,52 +4,29 @@ refused."""
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Mapping, Sequence
-from inspect import signature
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from llm_fed import shipped
+from llm_fed import paths, plugins, references, shipped, spelling
 from llm_fed.config import Config, check
 from llm_fed.errors import UserError, did_you_mean, one_line
-from llm_fed.settings import coerce, hints, key_of
+from llm_fed.settings import coerce, hint_of, hints, is_text, key_of, members_of, section_of
 
 Section = TypeVar("Section")
-
-# What YAML and OmegaConf raise for text that is no setting: encodings, thousands of digits, brackets in brackets.
-_UNREADABLE = (YAMLError, OmegaConfBaseException, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-
-
-def _variable(name: str, default: str | None = "") -> str | None:
-    """`${oc.env:NAME,default}`: a path from the environment. Other values are refused, since a file of settings may be
-    somebody else's, and what it reads is stored in the run folder: no token is a file or folder that exists."""
-    value = os.environ.get(name)
-    if value is None and default != "":
-        return default
-    if value is None or not Path(value).exists():
-        raise ValueError(f"{name} is not an existing path, and only paths are read from the environment")
-    return value
-
-
-# OmegaConf 2.4 warns of the one, and 2.3 means something older by the other.
-if "replace" in signature(OmegaConf.register_resolver).parameters:
-    OmegaConf.register_resolver("oc.env", _variable, replace=True)
-else:
-    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
 
 
 def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Config:
     """The configuration in a YAML file or in nested values, with `key=value` words (dotted keys) laid over it, checked.
 
-    A word that names another method than the file replaces the file's whole `method` section. A `compare` section,
-    which `llm-fed compare` reads, is left out.
+    A setting whose type is a text, or a list of texts, is taken as it stands, also where YAML would see a number. A
+    word that names another method than the file replaces the file's whole `method` section. A `compare` section, which
+    `llm-fed compare` reads, is left out.
 
     Raises:
         UserError: the file cannot be read, a key is unknown (the closest one is named), or a value is out of range.
@@ -59,24 +36,19 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
     else:
         given = read(path)
     given.pop("compare", None)  # of `llm-fed compare` alone
-    for word in words:
-        if "=" not in word:
-            raise UserError(f"got {word!r} after the configuration file; settings look like local.lr=1e-4")
+    laid_over = _tree(words, "the configuration file", "local.lr=1e-4")
+    if _another_method(given, laid_over):
+        given.pop("method")  # the settings of one method are not another's
+    tree = _merged(given, laid_over)
+    if missing := sorted(key for key, value in flat(tree).items() if value == "???"):
+        raise UserError(
+            f"{path} does not set {' and '.join(missing)}; give {' '.join(f'{key}=...' for key in missing)}"
+        )
     try:
-        laid_over = OmegaConf.from_dotlist([_spelled_out(word) for word in words])
-        if _another_method(given, laid_over):
-            given.pop("method")  # the settings of one method are not another's
-        laid = OmegaConf.merge(given, laid_over)
-        if isinstance(laid, DictConfig) and (missing := sorted(OmegaConf.missing_keys(laid))):
-            raise UserError(
-                f"{path} does not set {' and '.join(missing)}; give {' '.join(f'{key}=...' for key in missing)}"
-            )
-        merged = OmegaConf.to_container(laid, resolve=True)
-    except _UNREADABLE as error:
-        raise UserError(f"cannot apply {list(words)} to {path}: {one_line(str(error))}") from error
-    if not isinstance(merged, dict):
-        raise UserError(f"{path} holds {type(merged).__name__}, not a mapping of settings")
-    return from_dict({str(key): value for key, value in merged.items()})
+        tree = references.resolved(tree)
+    except UserError as error:
+        raise UserError(f"cannot use {' '.join([str(path), *words])}: {error}") from error
+    return from_dict(tree)
 
 
 def overlay(config: Config, words: Sequence[str], where: str) -> Config:
@@ -89,14 +61,11 @@ def overlay(config: Config, words: Sequence[str], where: str) -> Config:
         UserError: see `load`.
     """
     keys_of(words, where)
-    words = [_spelled_out(word) for word in words]
     try:
-        tree: Any = OmegaConf.to_container(
-            OmegaConf.merge(OmegaConf.create(as_dict(config)), OmegaConf.from_dotlist(words)), resolve=True
-        )
-    except _UNREADABLE as error:
-        raise UserError(f"cannot use {' '.join(words)}: {one_line(str(error))}") from error
-    return from_dict(tree)
+        laid_over = references.resolved(_tree(words, where))
+    except UserError as error:
+        raise UserError(f"cannot use {' '.join(words)}: {error}") from error
+    return from_dict(_merged(as_dict(config), laid_over))
 
 
 def keys_of(words: Sequence[str], where: str) -> list[str]:
@@ -106,65 +75,128 @@ def keys_of(words: Sequence[str], where: str) -> list[str]:
     Raises:
         UserError: a word is none, its key is unknown, or its value is of another type or out of range.
     """
-    for word in words:
-        if "=" not in word.lstrip("="):
-            raise UserError(f"got {word!r} after {where}; settings look like task.template=chat")
-    try:
-        tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist([_spelled_out(word) for word in words]))
-    except _UNREADABLE as error:
-        raise UserError(f"cannot use {' '.join(words)}: {one_line(str(error))}") from error
+    tree = _tree(words, where)
     _build(Config, tree, "")
     return list(flat(tree))
 
 
-def read(path: str | Path) -> DictConfig:
-    """A YAML file of settings as it stands, unchecked; one that llm_fed ships may be given by its name alone.
+def read(path: str | Path) -> dict[str, Any]:
+    """A YAML file of settings as it stands, unchecked, see `spelling.read`; one that llm_fed ships may be given by its
+    name alone.
 
     Raises:
         UserError: the file cannot be read, or is no mapping.
     """
+    file = shipped.find(path)
     try:
-        given = OmegaConf.load(shipped.find(path))
-    except (OSError, *_UNREADABLE) as error:
+        given = spelling.read(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {one_line(str(error))}") from error
-    if not isinstance(given, DictConfig):
-        raise UserError(f"{path} holds a list, not a mapping of settings")
-    return given
+    except UserError as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    tree = {} if given is None else spelling.mapping_of(given)
+    if tree is None:
+        raise UserError(f"{path} holds a {type(spelling.plain(given)).__name__}, not a mapping of settings")
+    return tree
 
 
-def created(tree: Mapping[str, Any]) -> DictConfig:
+def created(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values as `read` would give them.
 
     Raises:
         UserError: a value that no file could hold.
     """
-    try:
-        return OmegaConf.create(dict(tree))
-    except OmegaConfBaseException as error:
-        raise UserError(
-            f"the configuration holds a value that YAML cannot express: {' '.join(str(error).split())}"
-        ) from error
+    return dict(spelling.created(OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else tree))
 
 
-def _another_method(given: DictConfig, laid_over: DictConfig) -> bool:
-    before, now = given.get("method") or {}, laid_over.get("method") or {}
-    return bool(before) and "name" in now and now["name"] != before.get("name")
+def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat") -> dict[str, Any]:
+    """Nested values of `key=value` words; of several with one key the last one counts.
+
+    Raises:
+        UserError: a word is none.
+    """
+    tree: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not (key and equals):
+            raise UserError(f"got {word!r} after {where}; settings look like {such_as}")
+        if key == "method" and re.fullmatch(r"[\w+.:-]+", text):
+            key = "method.name"
+        value = _value(key, text)
+        for part in reversed(_parts(key)):
+            value = {part: value}
+        tree = _merged(tree, value)
+    return tree
 
 
-def _spelled_out(word: str) -> str:
-    """`method=fedit` means `method.name=fedit`."""
-    return word.replace("method=", "method.name=", 1) if re.fullmatch(r"method=[\w+.:-]+", word) else word
+def _value(key: str, text: str) -> Any:
+    """What a word gives: a text that may be looked up as `str`, all else with its spelling."""
+    word = spelling.word(line_breaks(text) if key == "task.template" else text)
+    hint = hint_of(Config, key.split("."))
+    if key in paths.KEYS and word.value is not None:
+        return text
+    if hint is not None and is_text(hint):  # `{prompt}` is no mapping here
+        return word if spelling.mapping_of(word) is None else spelling.Word(word.text, word.text)
+    if isinstance(word.value, str) and references.is_reference(key, word.value):
+        return word.value
+    return word
+
+
+def line_breaks(text: str) -> str:
+    """A prompt template as it is typed in a shell, where `\\n` is a line break, and a backslash more is none."""
+    return re.sub(r"(\\?)\\n", lambda found: r"\n" if found[1] else "\n", text)
+
+
+def _parts(key: str) -> list[str]:
+    """The names in a dotted key. The last may have dots itself where it is no field, but a client's name."""
+    parts = key.split(".")
+    for length in range(1, len(parts)):
+        hint = hint_of(Config, parts[:length])
+        if any(get_origin(kind) is dict for kind, _ in members_of(hint)):
+            return [*parts[:length], ".".join(parts[length:])]
+    return parts
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """Nested values with others laid over them."""
+    below, above = spelling.mapping_of(one), spelling.mapping_of(other)
+    if below is None or above is None:
+        return other
+    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+
+
+def _another_method(given: dict[str, Any], laid_over: dict[str, Any]) -> bool:
+    before, now = spelling.mapping_of(given.get("method")) or {}, spelling.mapping_of(laid_over.get("method")) or {}
+    return bool(before) and "name" in now and str(now["name"]) != str(before.get("name"))
 
 
 def from_dict(tree: dict[str, Any]) -> Config:
-    """A checked configuration from nested plain values.
+    """A checked configuration from nested values.
 
     Raises:
         UserError: see `load`.
     """
+    if method := spelling.mapping_of(tree.get("method")):
+        tree = {**tree, "method": _settings_of_method(method)}
     config = _build(Config, tree, "")
     check(config)
     return config
+
+
+def _settings_of_method(section: dict[str, Any]) -> dict[str, Any]:
+    """A method's name and settings as plain values. Which ones are texts, its class says; no built-in one has any that
+    YAML could take for something else, so only a class from outside is asked."""
+    name = str(section.get("name"))
+    section = {**section, "name": name} if "name" in section else section
+    unclear = [key for key, value in section.items() if isinstance(value, spelling.Spelled)]
+    fields: Mapping[str, Any] = {}
+    if unclear and (":" in name or name in plugins.by_name(plugins.METHODS)):
+        from llm_fed import methods  # with torch, as the class from outside
+
+        with suppress(UserError):  # which is said where the method is built
+            fields = methods.fields_of(methods.find(name))
+    texts = {key: coerce(section[key], fields[key], f"method.{key}") for key in unclear if is_text(fields.get(key))}
+    return spelling.plain(section) | {key: list(v) if isinstance(v, tuple) else v for key, v in texts.items()}
 
 
 def as_dict(config: Config) -> dict[str, Any]:
@@ -184,7 +216,8 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted key."""
     items: dict[str, Any] = {}
     for key, value in tree.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        inner = spelling.mapping_of(value)
+        items |= {f"{prefix}{key}": value} if inner is None else flat(inner, f"{prefix}{key}.")
     return items
 
 
@@ -196,18 +229,19 @@ def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
 
 
 def _build(kind: type[Section], tree: Any, where: str) -> Section:
-    if not isinstance(tree, dict):
+    values: dict[str, Any] = {}
+    given = spelling.mapping_of(tree)
+    if given is None:
         raise UserError(f"{where.rstrip('.')} is {tree!r}; it takes a mapping of settings")
     fields = {key_of(name): (name, hint) for name, hint in hints(kind).items()}
-    check_keys(tree, list(fields), where)
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
+    check_keys(given, list(fields), where)
+    for key, value in given.items():
         name, hint = fields[key]
-        parts = [part for part in (hint, *get_args(hint)) if isinstance(part, type)]
-        section = next(filter(dataclasses.is_dataclass, parts), None)
-        if section is not None and not (value is None and NoneType in get_args(hint)):
+        section = section_of(hint)
+        absent = NoneType in get_args(hint) and spelling.plain(value) is None
+        if section is not None and not absent:
             values[name] = _build(section, value, f"{where}{key}.")
-        elif get_origin(hint) is dict and not isinstance(value, dict):
+        elif get_origin(hint) is dict and spelling.mapping_of(value) is None:
             raise UserError(f"{where}{key} is {value!r}; it takes a mapping of settings")
         else:
             values[name] = coerce(value, hint, f"{where}{key}")

@@ -19,6 +19,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from llm_fed.errors import UserError, require
+from llm_fed.spelling import Spelled, Word, names, plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +115,21 @@ def _hints(kind: type) -> dict[str, Any]:
     return {field.name: found[field.name] for field in dataclasses.fields(kind)}
 
 
+def hint_of(kind: type, key: Sequence[str]) -> Any:
+    """The type of a field of a dataclass, or of one of its sections; None where it has no such field."""
+    hint = {key_of(name): hint for name, hint in hints(kind).items()}.get(key[0])
+    if len(key) == 1:
+        return hint
+    section = section_of(hint)
+    return hint_of(section, key[1:]) if section else None
+
+
+def section_of(hint: Any) -> type | None:
+    """The dataclass that a field holds, if it is a section."""
+    kinds = [kind for kind, _ in members_of(hint)]
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+
+
 def key_of(name: str) -> str:
     """The key of a field in a file: `with` is a word of Python, so the field is `with_`."""
     return name.removesuffix("_")
@@ -150,7 +166,8 @@ def members_of(hint: Any, marks: tuple[Any, ...] = ()) -> list[Member]:
 
 
 def coerce(value: Any, hint: Any, key: str) -> Any:
-    """`value` converted to the field's type: a whole number to a float, a list to a tuple.
+    """`value` converted to the field's type: a whole number to a float, a list to a tuple. What is `Spelled` is taken
+    as it is spelled where the type is a text.
 
     Raises:
         UserError: it is of another type, or out of range.
@@ -159,13 +176,24 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
     try:
         return _taken(value, members)
     except _WrongType:
-        takes = sorted({_name(kind) for kind, _ in members})
-        raise UserError(f"{key} is {value!r} ({type(value).__name__}); it takes {' or '.join(takes)}") from None
+        takes, given, how = sorted({_name(kind) for kind, _ in members}), plain(value), ""
+        if isinstance(value, Word) and any(get_origin(kind) is tuple for kind, _ in members):
+            given, how = value.text, ", as in [a,b], where an item with a comma stands in quotes"
+        raise UserError(f"{key} is {given!r} ({type(given).__name__}); it takes {' or '.join(takes)}{how}") from None
     except _OutOfRange as refused:
         kinds = [kind for kind, _ in members if kind is not NoneType]
         if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
-            require(key, value, get_args(kinds[0]))
+            require(key, value.text or "" if isinstance(value, Spelled) else value, get_args(kinds[0]))
         raise UserError(f"{key} is {refused.value!r}; it must be {range_of(hint)}") from None
+
+
+def is_text(hint: Any) -> bool:
+    """Whether a value of this type may be a text, or a list of texts, that are not among a few choices."""
+    return any(
+        kind is str
+        or (get_origin(kind) is tuple and is_text(get_args(kind)[0]))
+        for kind, _ in members_of(hint)
+    )
 
 
 PLAIN = "bool, int, float, str, Literal[...], tuple[int, ...], tuple[str, ...], None"  # what a configuration can give
@@ -213,9 +241,15 @@ class _OutOfRange(Exception):
 
 
 def _taken(value: Any, members: list[Member]) -> Any:
-    """`value` as the first member that takes it has it."""
+    """`value` as the first member that takes it has it; what may be a text or something else is the latter."""
+    if isinstance(value, Spelled):
+        if value.value is None and any(kind is NoneType for kind, _ in members):
+            return None
+        members = sorted(members, key=lambda member: member[0] is str)
     refused: Exception = _WrongType()
     for kind, marks in members:
+        if kind is str and isinstance(value, Spelled) and isinstance(refused, _OutOfRange):
+            break  # a list that is refused for being empty is not the text "[]"
         try:
             converted = _converted(value, kind)
             if all(bound.holds(converted) for bound in _bounds(kind, marks)):
@@ -236,6 +270,8 @@ def _converted(value: Any, kind: Any) -> Any:
         _OutOfRange: a choice that is none, or something in a list.
     """
     origin = get_origin(kind)
+    if isinstance(value, Spelled):
+        value = _as_meant(value, kind)
     if origin is Literal:
         choices = get_args(kind)
         if type(value) not in map(type, choices):
@@ -255,6 +291,17 @@ def _converted(value: Any, kind: Any) -> Any:
     if kind is Any or (isinstance(value, origin or kind) and not (kind is int and isinstance(value, bool))):
         return value
     raise _WrongType
+
+
+def _as_meant(value: Spelled, kind: Any) -> Any:
+    """The text where one is expected, else the value."""
+    if kind is str and not (value.text == "" and not isinstance(value, Word)):  # in a file that is no text, but nothing
+        return value.text
+    if get_origin(kind) is Literal and all(isinstance(choice, str) for choice in get_args(kind)):
+        return value.value if isinstance(value.value, str) else value.text  # a word may have quotes of YAML here
+    if get_origin(kind) is tuple and isinstance(value, Word) and is_text(get_args(kind)[0]):
+        return names(str(value.text))
+    return plain(value) if kind is Any else value.value
 
 
 def _bounds(kind: Any, marks: tuple[Any, ...]) -> list[Any]:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from llm_fed import checksum
@@ -28,7 +26,7 @@ def read_config(path: Path) -> tuple[Line, str]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        config: Any = public(OmegaConf.to_container(OmegaConf.create(text)))
+        config: Any = public(yaml.safe_load(text))
         names = {section: config[section]["name"] for section in ("method", "base", "task")}
         during = config.get("eval", {}).get("during", EvalConfig.during)
         clip = (config.get("privacy") or {}).get("clip")
@@ -37,7 +35,7 @@ def read_config(path: Path) -> tuple[Line, str]:
     except OSError as error:
         problem = f"config.yaml cannot be read ({error.strerror})"
         raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
-    except (YAMLError, OmegaConfBaseException, KeyError, TypeError, ValueError) as error:
+    except (YAMLError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not the configuration that `llm-fed run` saved with the run.") from error
 
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from llm_fed import configfile, datapath
+from llm_fed import configfile, datapath, spelling
 from llm_fed.config import Config
 from llm_fed.errors import UserError, did_you_mean, require
 from llm_fed.eval.scores import METRICS
@@ -124,13 +122,15 @@ def read_section(path: str | Path) -> Section:
     Raises:
         UserError: the file cannot be read, or the section is not as it should be.
     """
-    section: Any = configfile.read(path).get("compare", {})
-    section = OmegaConf.to_container(section) if OmegaConf.is_config(section) else section
+    given = configfile.read(path).get("compare", {})
+    section = spelling.plain(given)
     example = "compare: {seeds: [0, 1], rows: {some label: [method=fedit, adapter.rank=16]}}"
     if not isinstance(section, dict):
         raise UserError(f"{path}: compare is {section!r}; it takes a mapping, e.g. {example}")
     configfile.check_keys(section, ["seeds", "rows", "budget"], "compare.")
     rows, seeds = section.get("rows", {}), section.get("seeds", [])
+    if spelled := (spelling.mapping_of(given) or {}).get("rows"):
+        rows = {label: _words(words) for label, words in (spelling.mapping_of(spelled) or {}).items()} or rows
     if not isinstance(rows, dict):
         raise UserError(f"{path}: compare.rows is {rows!r}; it takes labels with lists of words, e.g. {example}")
     for label, words in rows.items():
@@ -144,6 +144,14 @@ def read_section(path: str | Path) -> Section:
     if budget is not None and not (type(budget) in (int, float) and 0 < budget < math.inf):
         raise UserError(f"{path}: compare.budget is {budget!r}; it takes a number of MB above 0, e.g. 200000")
     return Section({str(label): words for label, words in rows.items()}, seeds, budget)
+
+
+def _words(given: Any) -> Any:
+    """A row's list of words as they stand: to YAML `task.template=Q: {prompt}` is a mapping."""
+    items = given.value if isinstance(given, spelling.Spelled) else given
+    if not isinstance(items, list):
+        return spelling.plain(items)
+    return [item.text or spelling.plain(item) if isinstance(item, spelling.Spelled) else item for item in items]
 
 
 @contextmanager
