@@ -215,7 +215,8 @@ def compare(
         raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
     folder = Path(out)
     if isinstance(config, Mapping):
-        path, text = folder / "comparison.yaml", yaml.safe_dump(spelling.plain(configfile.created(config)), sort_keys=False)
+        tree = spelling.plain(configfile.created(config))
+        path, text = folder / "comparison.yaml", yaml.safe_dump(tree, sort_keys=False)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, text.encode())
     else:

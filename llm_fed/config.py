@@ -122,7 +122,8 @@ class TaskConfig:
     # `skip` leaves longer examples out and counts them; `cut-end` truncates the response at its end; `cut-start`
     # truncates the prompt at its start, in evaluation too
     too_long: Literal["skip", "cut-end", "cut-start"] = "skip"
-    # `alpaca`, `alpaca-short`, `plain`, `chat` (the tokenizer's own), or a text that contains {prompt}
+    # `alpaca`, `alpaca-short`, `plain`, `chat` (the tokenizer's own), or a text that contains {prompt}; after
+    # `task.template=` on the command line, \n is a line break
     template: str = "alpaca-short"
     loss_on: Literal["response", "all"] = "response"  # tokens that count in the loss
     # share of each client's training examples held out for validation, if the data has no such split

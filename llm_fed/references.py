@@ -69,8 +69,8 @@ def resolved(tree: dict[str, Any]) -> dict[str, Any]:
         values = OmegaConf.to_container(whole, resolve=True)
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
-        reason = error.__cause__ if isinstance(error.__cause__, ValueError) else str(error).partition("\n")[0]
-        raise UserError(key + one_line(str(reason))) from error
+        reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(error).partition("\n")[0])
+        raise UserError(key + one_line(reason)) from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(one_line(str(error))) from error
     return dict(_replaced(tree, values, (), places))

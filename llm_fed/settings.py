@@ -190,9 +190,7 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
 def is_text(hint: Any) -> bool:
     """Whether a value of this type may be a text, or a list of texts, that are not among a few choices."""
     return any(
-        kind is str
-        or (get_origin(kind) is tuple and is_text(get_args(kind)[0]))
-        for kind, _ in members_of(hint)
+        kind is str or (get_origin(kind) is tuple and is_text(get_args(kind)[0])) for kind, _ in members_of(hint)
     )
 
 

@@ -1,8 +1,8 @@
 """YAML and `key=value` words, read without losing how a value is spelled.
 
 YAML alone decides that `no` is false, `1e5` a number and `{prompt}` a mapping. What a setting means depends on its
-type, which is known later, so what YAML would take for something else than a text is kept with its own text (`Spelled`),
-and `settings.coerce` chooses between the two.
+type, which is known later. So what YAML takes for something else than a text is kept beside its text (`Spelled`), and
+`settings.coerce` chooses between the two.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from llm_fed.errors import UserError, one_line
 
 MOST_NODES = 1_000_000  # values in a file, where an alias counts as often as it is used
 
+NULLS = ("", "~", "null", "Null", "NULL")  # how YAML spells that there is no value
+
 _TAG = "tag:yaml.org,2002:"
 _VALUES = tuple(f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float"))
 _PLAIN = tuple(f"{_TAG}{kind}" for kind in ("str", "merge", "value", "seq", "map"))  # << and = are texts as well
 _ANCHOR = re.compile(r"\A&\S+\s+")
-_HINT = "put a text in quotes if it begins with one of {[*&!|>@`%-? or has a colon or a # beside a space"
+_HINT = "put a text in quotes if it begins with one of {[*&!|>@`%-?, has : or # beside a space, or brackets in a list"
 
 
 class Spelled:
@@ -153,7 +155,8 @@ def word(text: str) -> Any:
         given = read(text)
     except UserError:
         given = text  # a text that is no YAML; where a number is expected, its type says so
-    return Word(text, given.value if isinstance(given, Spelled) else given)
+    value = given.value if isinstance(given, Spelled) else given
+    return Word(text, text if value is None and text not in NULLS else value)  # to YAML `# x` is nothing as well
 
 
 def created(value: Any) -> Any:
@@ -220,10 +223,24 @@ def names(text: str) -> list[str] | None:
     return items
 
 
-def _comma(text: str, place: int) -> int | None:
-    """Where the next comma is that lies in no brackets, or the end; None where brackets are closed that are not open."""
+def names_of(what: str, text: str) -> list[str]:
+    """The texts in `a,b`, as `names` reads them in brackets.
+
+    Raises:
+        UserError: it is no such list; it names `what` it is.
+    """
+    found = names(f"[{text}]")
+    if found is None:
+        raise UserError(
+            f"{what} is {text!r}; it takes names separated by commas, in quotes where a name has one itself"
+        )
+    return found
+
+
+def _comma(text: str, start: int) -> int | None:
+    """Where the next comma outside of brackets is, or the end; None where brackets are closed that are not open."""
     depth = 0
-    for place in range(place, len(text)):
+    for place in range(start, len(text)):
         depth += (text[place] == "[") - (text[place] == "]")
         if depth < 0:
             return None

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import Json, print_cross, print_scores
+from llm_fed.cli.printing import TEMPLATE, Json, print_cross, print_scores
 from llm_fed.cli.program import app
 from llm_fed.errors import UserError
 
@@ -35,7 +35,7 @@ def evaluate(
     ] = None,
     metric: Annotated[str | None, typer.Option(help="The metric (default: that of the run or the task).")] = None,
     template: Annotated[
-        str | None, typer.Option(help="With --base: the prompt template (default: the one saved with the adapter).")
+        str | None, typer.Option(help=f"With --base: {TEMPLATE} (default: the one saved with the adapter).")
     ] = None,
     dtype: Annotated[str, typer.Option(help="With --base: its dtype: float32, bfloat16, float16 or auto.")] = "float32",
     limit: Annotated[int | None, typer.Option(help="Score at most this many examples per client.")] = None,
@@ -111,7 +111,7 @@ def chat(
         Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
     ] = None,
     template: Annotated[
-        str | None, typer.Option(help="With --base: the prompt template (default: the one saved with the adapter).")
+        str | None, typer.Option(help=f"With --base: {TEMPLATE} (default: the one saved with the adapter).")
     ] = None,
     dtype: Annotated[str, typer.Option(help="With --base: its dtype: float32, bfloat16, float16 or auto.")] = "float32",
     max_new_tokens: Annotated[

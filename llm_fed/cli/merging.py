@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import Json, out
+from llm_fed.cli.printing import TEMPLATE, Json, out
 from llm_fed.cli.program import app
 
 
@@ -35,7 +35,7 @@ def merge(
     client: Annotated[str | None, typer.Option(help="Merge only this client's adapters.")] = None,
     base: Annotated[str | None, typer.Option(help="The base model (default: the one that the adapters name).")] = None,
     template: Annotated[
-        str | None, typer.Option(help="The prompt template (default: the one saved with the adapters).")
+        str | None, typer.Option(help=f"As for eval, {TEMPLATE} (default: the one saved with the adapters).")
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="For PEFT folders: the dtype of the base: float32, bfloat16, float16 or auto.")

@@ -93,7 +93,11 @@ def compare(
         typer.Argument(help="key=value settings for all rows, e.g. rounds=20. With --runs: more finished runs."),
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="The rows or methods to compare, e.g. local,fedit (default: all rows of the file).")
+        str,
+        typer.Option(
+            help="The rows or methods to compare, e.g. local,fedit; a name with a comma stands in quotes (default: all "
+            "rows of the file)."
+        ),
     ] = "",
     seeds: Annotated[str, typer.Option(help="The seeds, e.g. 0,1,2 (default: those of the file).")] = "",
     draws: Annotated[
@@ -124,13 +128,14 @@ def compare(
             f"--draws {draws} is the same as --seeds {','.join(map(str, range(draws)))}; give only one of the two"
         )
     from llm_fed.commands import section
+    from llm_fed.spelling import names_of
 
     try:
         numbers = [int(seed) for seed in seeds.split(",") if seed]
     except ValueError as error:
         raise UserError(f"--seeds is {seeds!r}; it takes whole numbers separated by commas, e.g. 0,1,2") from error
     numbers = list(range(draws)) if draws else numbers
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = names_of("--methods", methods)
     planned = section.read_rows(config, settings or [], names, numbers)
     if draws:
         planned.check_draws()

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llm_fed import tasks
-from llm_fed.config import check
-from llm_fed.configfile import from_dict
+from llm_fed.configfile import from_dict, overlay
 from llm_fed.errors import UserError, lookup
 from llm_fed.export.load import load_client
 from llm_fed.export.personal import Personal, alone
@@ -17,7 +16,6 @@ from llm_fed.export.prompt import Prompt, prompt_of
 from llm_fed.models.loading import Base, load_base
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
-from llm_fed.tasks.common import TEMPLATES
 
 HELP = """\
 /client        list the clients
@@ -121,13 +119,11 @@ def of_base(name: str, adapter: Path | None, template: str | None, dtype: str, m
     Raises:
         UserError: one of them cannot be loaded.
     """
-    if template is not None:
-        lookup("--template", template, TEMPLATES)
     config = from_dict({"base": {"name": name, "dtype": dtype}})
-    check(config)
+    config = overlay(config, [f"task.template={template}"] if template else [], "--base")
     base = load_base(config.base, choose_device(config.device))
     folders = {adapter.resolve().name: adapter} if adapter else {}
-    return Chat(base, folders, template, most, client=next(iter(folders), None))
+    return Chat(base, folders, template and config.task.template, most, client=next(iter(folders), None))
 
 
 def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:

@@ -283,6 +283,11 @@ def build(
         server.structures = {id: client.structure for id, client in clients.items()}
     if encoder and (note := encoder.note()):
         reporter.note(note)
+    if encoder and r"\n" in config.task.template:
+        reporter.note_once(
+            r"task.template holds a backslash and an n, which models will read as these two letters; for a line break, "
+            "write the text in double quotes in YAML"
+        )
     for warning in notes_without_credit([*clients.values(), server], metric):
         reporter.note_once(warning)
     return clients, server

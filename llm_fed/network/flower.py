@@ -19,6 +19,7 @@ from llm_fed.config import Device
 from llm_fed.errors import RunError, UserError
 from llm_fed.network import worker
 from llm_fed.settings import PositiveFloat, coerce
+from llm_fed.spelling import names_of
 
 if TYPE_CHECKING:
     from llm_fed.network.link import Reply
@@ -138,8 +139,7 @@ def _place(context: Context) -> dict[str, Any]:
     for key, hint in {"device": Device, "idle": PositiveFloat}.items():
         if key in place:
             place[key] = coerce(place[key], hint, f"--node-config {key}")
-    names = {key: str(given.get(key, "")).split(",") for key in ("clients", "allow")}
-    return place | {key: [name.strip() for name in found if name.strip()] for key, found in names.items()}
+    return place | {key: names_of(f"--node-config {key}", str(given.get(key, ""))) for key in ("clients", "allow")}
 
 
 def _config(module: str) -> Path:

@@ -163,4 +163,4 @@ def test_refusals(finished, llm_fed, tmp_path):
     llm_fed("chat", tmp_path).assert_refused("is not a run folder")
     llm_fed("chat", finished, "--client", "nobody").assert_refused("--client='nobody' is unknown")
     llm_fed("chat", "--base", "./nowhere").assert_refused("'./nowhere' is not a folder")
-    llm_fed("chat", "--base", "b", "--template", "sonnet").assert_refused("--template='sonnet' is unknown")
+    llm_fed("chat", "--base", "b", "--template", "sonnet").assert_refused("task.template='sonnet' is unknown")
