@@ -6,8 +6,8 @@ import base64
 import math
 from collections.abc import Callable
 from functools import cache
+from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -33,11 +33,17 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
     return path
 
 
+class _Memory(BytesIO):
+    """In the place of a file, since not every machine has a folder for temporary ones."""
+
+    suffix = ".png"
+
+
 def embed(draw: Callable[..., Path], dark: bool) -> str:
-    """The data URI of a picture; `draw(path, dark=dark)` writes it."""
-    with TemporaryDirectory() as folder:
-        picture = draw(Path(folder) / "picture.png", dark=dark).read_bytes()
-    return "data:image/png;base64," + base64.b64encode(picture).decode()
+    """The data URI of a picture, which `draw(path, dark=dark)` writes."""
+    picture = _Memory()
+    draw(picture, dark=dark)
+    return "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode()
 
 
 @cache
@@ -52,7 +58,8 @@ def _environment() -> Environment:
     environment.filters |= {"size": size, "number": number, "duration": duration, "cell": cell}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     # These two are part of the program, with no value of a run in them.
-    environment.globals |= {name: Markup((_HERE / f"report.{name}").read_text()) for name in ("css", "js")}
+    parts = {name: (_HERE / f"report.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
+    environment.globals |= {name: Markup(text) for name, text in parts.items()}
     return environment
 
 

@@ -155,7 +155,7 @@ def _compare_scores(replay: Replay, known: Mapping[str, Any] | None, split: str,
 
 def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, Saved], found: Audit) -> None:
     """The end of the run: finishing at the clients, test scores, exported models."""
-    experiment, tested = replay.experiment, json.loads((folder / "summary.json").read_text())["round"]
+    experiment, tested = replay.experiment, json.loads((folder / "summary.json").read_text(encoding="utf-8"))["round"]
     if tested not in kept:
         return found.unchecked.append(f"the end of the run: the checkpoint of round {tested} is missing or damaged")
     replay.restore(kept[tested])

@@ -20,7 +20,7 @@ from llm_fed.runs.rows import Row
 def summary(folder: Path, found: Audit) -> None:
     """The test scores in summary.json are those of metrics.jsonl."""
     try:
-        held = checksum.checked(json.loads((folder / "summary.json").read_text()))
+        held = checksum.checked(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     except OSError:
         return
     except ValueError as error:

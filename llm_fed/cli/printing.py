@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from llm_fed.terminal import Terminal
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in which \n is a line break"
-# A [bracket] or a :word: in what is printed is text: the name of a client, a value, a path.
-out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+out = Terminal()
 
 
 def beside_base(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

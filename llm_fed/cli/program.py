@@ -16,6 +16,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from llm_fed.errors import RunError, UserError, printable
+from llm_fed.terminal import lasting_streams
 
 
 class _Commands(TyperGroup):
@@ -54,8 +55,15 @@ def main(arguments: list[str] | None = None) -> None:
 
     Of several processes under `accelerate launch`, rank 0 runs it; the others work for it and say nothing.
     """
-    with _other_ranks():
-        _command(arguments)
+    with lasting_streams() as output:
+        try:
+            with _other_ranks():
+                _command(arguments)
+        except SystemExit as ended:
+            output.flush()
+            if ended.code or output.failure is None or output.reader_left:
+                raise
+            _stop(f"cannot write to standard output: {output.failure}; files that were written are whole", 1)
 
 
 @contextmanager

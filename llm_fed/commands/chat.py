@@ -160,6 +160,8 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
                 _note(f"{word} is not a command.\n{HELP}" if word != "/help" else HELP)
             elif line:
                 _say(chat, line)
+                if getattr(sys.stdout, "reader_left", False):
+                    return
         except UserError as error:
             _note(str(error))
 

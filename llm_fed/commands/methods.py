@@ -17,7 +17,7 @@ LIST = Path(__file__).parents[1] / "assets" / "methods.json"
 
 def rows() -> list[dict[str, Any]]:
     """Every method with its paper, and the defaults and ranges of its settings, or what is wrong with it."""
-    own: list[dict[str, Any]] = json.loads(LIST.read_text())
+    own: list[dict[str, Any]] = json.loads(LIST.read_text(encoding="utf-8"))
     if not plugins.by_name(plugins.METHODS):
         return own
     from llm_fed.methods import outside

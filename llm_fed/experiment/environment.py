@@ -86,7 +86,8 @@ def environment(device: torch.device, dtype: str, clients_per_pass: int) -> dict
 def _processor() -> str:
     """The name of the CPU, as far as the system tells it."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()  # platform.processor() is empty on most Linux systems
+        # platform.processor() is empty on most Linux systems
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -60,7 +60,7 @@ def client_app(module: str) -> ClientApp:
             order, content = _opened(message.content)
             place = _place(context)
             idle = float(place.pop("idle", worker.IDLE))
-            request = {"place": place, "config": _config(module).read_text(), "order": order}
+            request = {"place": place, "config": _config(module).read_text(encoding="utf-8"), "order": order}
             reply, answer = worker.call(Path(place["home"]), request, content, idle)
         except (UserError, RunError) as error:
             reply, answer = {"error": str(error)}, b""

@@ -26,6 +26,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from llm_fed.errors import RunError, UserError
+from llm_fed.terminal import lasting_streams
 
 IDLE = 3600.0  # seconds without an order after which a worker ends
 _START = 60.0  # seconds within which a new worker must listen
@@ -166,7 +167,8 @@ def main() -> None:
     parser.add_argument("home", type=Path)
     parser.add_argument("--idle", type=float, default=IDLE)
     arguments = parser.parse_args()
-    serve(arguments.home, arguments.idle)
+    with lasting_streams():  # a full disk of its log is no reason to end
+        serve(arguments.home, arguments.idle)
 
 
 if __name__ == "__main__":

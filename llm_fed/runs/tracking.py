@@ -26,6 +26,7 @@ from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import UserError, install, printable, require
 from llm_fed.paths import public
 from llm_fed.runs.pace import Ahead, Pace
+from llm_fed.terminal import Terminal
 
 
 def check_trackers(track: TrackConfig) -> None:
@@ -53,9 +54,7 @@ class Reporter:
         self, console: Console | None = None, interval: float = 30.0, clock: Callable[[], float] = time.monotonic
     ):
         # Plain lines in a notebook, too, where rich would make a block of HTML of each.
-        self.console = console or Console(
-            stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False, force_jupyter=False
-        )
+        self.console = console or Terminal(stderr=True, force_jupyter=False)
         self.pace = Pace(clock=clock)
         self._interval, self._clock = interval, clock
         self._lock, self._printed = threading.RLock(), clock()  # when the last line was printed

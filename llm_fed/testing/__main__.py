@@ -16,6 +16,7 @@ import sys
 from llm_fed import configfile
 from llm_fed.config import Config
 from llm_fed.errors import UserError
+from llm_fed.terminal import lasting_streams
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,4 +50,5 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads cost models so small more than they gain
-    sys.exit(main())
+    with lasting_streams():
+        sys.exit(main())

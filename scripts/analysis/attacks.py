@@ -47,6 +47,7 @@ from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State, stack
 from llm_fed.tasks.common import ClientData, TaskData
+from llm_fed.terminal import lasting_streams
 
 ASSETS = Path(llm_fed.__file__).parent / "assets"
 ATTACKS = ("none", "flip", "flip9", "noise", "replay", "collude", "poison")
@@ -194,4 +195,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

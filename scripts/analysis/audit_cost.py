@@ -19,6 +19,7 @@ from llm_fed.experiment import run
 from llm_fed.runs.digests import Digests
 from llm_fed.runs.rows import Row
 from llm_fed.runs.tracking import Reporter
+from llm_fed.terminal import lasting_streams
 
 
 class Clock:
@@ -60,4 +61,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

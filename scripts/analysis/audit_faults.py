@@ -35,6 +35,7 @@ from llm_fed.federation.clients import LocalClients, broadcast
 from llm_fed.messages.wire import pack, unpack
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.state import State
+from llm_fed.terminal import lasting_streams
 
 KINDS = ("no broadcast", "stale message", "swapped clients", "changed weight", "edited metric", "skipped validation")
 
@@ -269,4 +270,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

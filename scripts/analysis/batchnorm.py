@@ -38,6 +38,7 @@ from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, pixels_of
+from llm_fed.terminal import lasting_streams
 
 BATCH = 256  # pictures whose statistics are one term of the mean
 
@@ -124,4 +125,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

@@ -20,6 +20,7 @@ from scipy import stats
 from score_tables import METHODS, SHAPES, average
 
 from llm_fed.eval.pairs import critical
+from llm_fed.terminal import lasting_streams
 
 PAIRS = list(combinations(range(METHODS), 2))
 ALPHA = 0.05
@@ -163,4 +164,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

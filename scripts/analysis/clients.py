@@ -27,6 +27,7 @@ from llm_fed.errors import UserError
 from llm_fed.eval.scores import Summary, summarize
 from llm_fed.eval.style import BLUE, INK, MARKERS, ORANGE, PAGE, PALETTE, legend, plain_axes, save, whole_numbers
 from llm_fed.runs.reading import read_config
+from llm_fed.terminal import lasting_streams
 
 MAX_LABELS = 24  # more clients than this are numbered, not named
 
@@ -118,4 +119,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

@@ -15,6 +15,7 @@ from results import plain_errors, write_rows
 from llm_fed.errors import UserError
 from llm_fed.eval import atlas
 from llm_fed.runs.records import read_records
+from llm_fed.terminal import lasting_streams
 
 
 def main() -> None:
@@ -34,4 +35,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

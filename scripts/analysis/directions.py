@@ -34,6 +34,7 @@ from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.terminal import lasting_streams
 
 CHUNK = 100  # pictures per pass
 STARTS = ("fallback", "zero")
@@ -93,4 +94,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

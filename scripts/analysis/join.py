@@ -38,6 +38,7 @@ from llm_fed.commands.quickstart import ASSETS
 from llm_fed.config import Config
 from llm_fed.errors import UserError, lookup
 from llm_fed.tasks.common import ClientData, Example
+from llm_fed.terminal import lasting_streams
 
 POOLS: dict[str, dict[str, Any]] = {"fedmerge": {"name": "fedmerge", "num_models": 4}, "fedpool": {"name": "fedpool"}}
 
@@ -144,4 +145,5 @@ def written(path: Path, examples: Sequence[Example]) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from llm_fed.cli import main as llm_fed
+from llm_fed.terminal import lasting_streams
 
 CONFIG = """
 rounds: 2
@@ -92,4 +93,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

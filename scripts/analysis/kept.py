@@ -24,6 +24,7 @@ from llm_fed.eval.scores import summarize
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.files import write_file
 from llm_fed.runs.records import read_records
+from llm_fed.terminal import lasting_streams
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -104,4 +105,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

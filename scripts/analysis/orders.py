@@ -19,6 +19,7 @@ from pathlib import Path
 from results import plain_errors
 
 from llm_fed.errors import UserError
+from llm_fed.terminal import lasting_streams
 
 TOLERANCE = 1e-9  # the means have one decimal
 
@@ -95,4 +96,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

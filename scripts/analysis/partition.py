@@ -29,6 +29,7 @@ from llm_fed.eval.style import BLUE, GREY, INK, MAX_LETTERS, MAX_NAMES, PAGE, sa
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.files import natural_order
 from llm_fed.tasks.partition import SPLITS
+from llm_fed.terminal import lasting_streams
 
 MAX_CIRCLES = 400  # more cells than this make a heat map
 MAX_LABELS = 24  # more columns than this are numbered, not named
@@ -136,4 +137,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

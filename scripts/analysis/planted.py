@@ -54,6 +54,7 @@ from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.synthetic import GROUP_TRAITS, TRAITS, planted
+from llm_fed.terminal import lasting_streams
 
 
 @dataclass(frozen=True)
@@ -203,4 +204,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

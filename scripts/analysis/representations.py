@@ -24,6 +24,7 @@ from results import plain_errors, write_rows
 from llm_fed.errors import UserError, install
 from llm_fed.eval.style import INK, MARKERS, PAGE, PALETTE, legend, plain_axes, save
 from llm_fed.runs.reading import read_config
+from llm_fed.terminal import lasting_streams
 
 MAX_GROUPS = 60  # more groups of a client and class than this are not numbered
 
@@ -96,4 +97,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

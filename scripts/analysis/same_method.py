@@ -30,6 +30,7 @@ from llm_fed.experiment import finish, run
 from llm_fed.experiment.bases import Bases
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.terminal import lasting_streams
 from llm_fed.testing import tiny
 
 CLIENTS, CLASSES, SIZE = 3, 4, 32  # SIZE in pixels
@@ -136,4 +137,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

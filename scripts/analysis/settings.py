@@ -17,6 +17,7 @@ from results import plain_errors, write_rows
 
 from llm_fed.errors import UserError
 from llm_fed.eval.plots import plot_bands
+from llm_fed.terminal import lasting_streams
 
 
 def scores(folder: Path, key: str) -> tuple[str, dict[float, list[float]]]:
@@ -63,4 +64,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

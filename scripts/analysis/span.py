@@ -29,6 +29,7 @@ from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.terminal import lasting_streams
 
 STEPS = (1e-2, 1e-3)  # of Adam, by halves of the search
 
@@ -81,4 +82,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

@@ -38,6 +38,7 @@ from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import read_config, scores_by_round
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.terminal import lasting_streams
 
 
 @dataclass(frozen=True)
@@ -141,4 +142,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

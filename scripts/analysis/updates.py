@@ -29,6 +29,7 @@ from llm_fed.rng import generator
 from llm_fed.runs import extend
 from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State
+from llm_fed.terminal import lasting_streams
 
 
 def trained(built: build.Experiment, model: State, names: Sequence[str], round: int) -> dict[str, State]:
@@ -115,4 +116,5 @@ def spread(points: list[tuple[int, float]]) -> tuple[list[int], list[float], lis
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

@@ -33,6 +33,7 @@ from llm_fed.eval.merges import weights_after
 from llm_fed.eval.plots import clusters, plot_weights
 from llm_fed.eval.style import BLUE, GREY, INK, MAX_CELLS, MAX_NAMES, ORANGE, PAGE, SKY, name_rows, plain_axes, save
 from llm_fed.runs.records import read_records
+from llm_fed.terminal import lasting_streams
 
 Row = tuple[Any, ...]  # client, class or "", pictures, and mean and deviation for each model
 MAX_LABELS = 24  # more classes than this are numbered, not named
@@ -187,4 +188,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with lasting_streams():
+        main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -27,8 +27,8 @@ def pictures(patch: pytest.MonkeyPatch) -> None:
     """Reports are written as always, with figures made of the run's numbers, but each figure is saved as one pixel."""
     embed = drawn.embed
 
-    def save(figure: Figure, path: Path) -> Path:
-        path.write_bytes(PIXEL)
+    def save(figure: Figure, path: Any) -> Any:
+        path.write(PIXEL)  # a file in memory
         return path
 
     def embed_pixel(*args: object) -> str:
