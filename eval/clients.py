@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from llm_fed.errors import UserError
-from llm_fed.eval.scores import METRICS, Summary, credits_all, score, summarize, without_credit
+from llm_fed.eval.scores import METRICS, Summary, score, summarize
 from llm_fed.requests import Query
 from llm_fed.runs.folder import rounded
 from llm_fed.site import Data, Site
 from llm_fed.state import State
-from llm_fed.tasks.common import Example, Picture, labels_of
+from llm_fed.tasks.common import Picture, labels_of
 
 Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
 
@@ -56,38 +56,13 @@ def check_options(client: str, data: Data) -> None:
     """
     for split, queries in data.queries.items():
         for number, query in enumerate(queries):
-            if query.correct < 0:
+            if not query.correct:
+                example = queries.examples[number] if hasattr(queries, "examples") else None
+                which = f", {example.answers[0]!r:.60}, among {example.options!r:.120}" if example else ""
                 raise UserError(
-                    f"client {client}: {split} example {number} has no option that equals its answer, so there is "
+                    f"client {client}: {split} example {number} has no option that equals its answer{which}, so there is "
                     "no option_accuracy; use eval.metric=exact_match, or name the column in task.columns.options"
                 )
-
-
-def notes_without_credit(sites: Iterable[Site], metric: str) -> list[str]:
-    """A warning for each split with examples that score 0 whatever is answered, so that a low score is no surprise.
-
-    Raises:
-        UserError: a reference that the metric cannot read.
-    """
-    if credits_all(metric):
-        return []
-    asked: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-    for site in sites:
-        for split, queries in site.data.queries.items():
-            given = getattr(queries, "examples", queries)  # whose tokens are not needed, see `Encodings`
-            known = ((site.id, each.answers) for each in given if isinstance(each, Query | Example))
-            asked.setdefault(split, []).extend(known)
-    notes = []
-    for split, pairs in asked.items():
-        found = without_credit(metric, [answers for _, answers in pairs])
-        if found:
-            client, answers = pairs[found[0]]
-            notes.append(
-                f"warning: {len(found)} of {len(pairs)} {split} examples score 0 under {metric} whatever is answered, "
-                f"since {metric} finds too little in their references to compare, e.g. {answers[0][:60]!r} of "
-                f"client {client}; use exact_match (eval.metric=exact_match), which compares whole texts"
-            )
-    return notes
 
 
 async def measure(

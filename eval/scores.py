@@ -137,6 +137,12 @@ def credits_all(metric: str) -> bool:
     return _can_score(metric) is None
 
 
+def form_of(metric: str) -> Callable[[str], Any] | None:
+    """What a metric compares of a text: two texts of one form are the same to it, and one of an empty form is nothing.
+    None for a metric that looks for an answer within the text."""
+    return getattr(_load(_module(metric)), "form", None)
+
+
 def _can_score(metric: str) -> Callable[[str, str], bool] | None:
     return getattr(_load(_module(metric)), "can_score", None)
 
@@ -147,9 +153,9 @@ def _module(metric: str) -> str:
 
 @cache
 def _load(module: str) -> Any:
-    """The class of a metric, which computes without an instance. `evaluate.load` would make one, and for it folders below
-    the user's home, which not everybody can write; and its `compute` would write all texts into an Arrow table, read
-    them back and make a hash of both, which takes far longer than to compare them."""
+    """The class of a metric, which computes without an instance. `evaluate.load` would make one, and folders for it
+    below the user's home, which not everybody can write; and its `compute` would write all texts into an Arrow table,
+    read them back and make a hash of both, which takes far longer than to compare them."""
     import evaluate  # here, because the import takes seconds and most commands score nothing
 
     found = importlib.import_module(f"llm_fed.eval.metrics.{module}.{module}")

@@ -193,7 +193,7 @@ class Query:
     prompt: list[int]  # token ids after the template
     answers: tuple[str, ...]  # references
     options: tuple[list[int], ...] = ()  # token ids of each option, for scoring without generation
-    correct: int = -1  # which option is right
+    correct: tuple[int, ...] = ()  # which options are right
     example: Encoded | None = None  # with its first answer, as training would see it; None where it is too long
 
 

@@ -55,6 +55,8 @@ class Data:
     num_labels: int = 0  # of pictures
     foreign: bool = False  # at the server: of another domain than the clients'
     left_out: Mapping[str, int] = field(default_factory=dict)  # by split, examples that were too long
+    # by split, the tokens of right answers that are longer than the model may answer
+    cut: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from llm_fed import datapath, plugins
@@ -110,6 +111,7 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData
     if not isinstance(data, TaskData):
         raise UserError(f"task.name={config.name!r}: its load returns {data!r:.60}, not a TaskData")
     natural = data.clients
+    _check_encoding(natural)
     if not row.selects:
         if config.groups is not None:
             natural = {name: lookup("task.groups", name, natural) for name in config.groups}
@@ -176,6 +178,16 @@ def _with_test(clients: list[ClientData], seed: int) -> list[ClientData]:
 def _hold_out(client: ClientData, split: str, share: float, seed: int) -> ClientData:
     train, held = hold_out(client.train, share, seed, client.client, split)
     return dataclasses.replace(client, train=train, **{split: held})
+
+
+def _check_encoding(names: Iterable[str]) -> None:
+    """Refuse names of files that Python could not read as text, which it marks by half characters."""
+    for name in names:
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise UserError(
+                f"client {name!r}: its name holds bytes that are not {sys.getfilesystemencoding()}; rename it, or set "
+                "PYTHONUTF8=1 if it is UTF-8"
+            )
 
 
 def _check(clients: list[ClientData], tested: bool) -> None:

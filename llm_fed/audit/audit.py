@@ -106,7 +106,10 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
     """Compute as the run did, as far as this machine can: (its configuration on a device that is here, what
     environment.json says, what is different here in words)."""
     try:
-        before = {"processes": 1, **checksum.checked(json.loads((folder / "environment.json").read_text(encoding="utf-8")))}
+        before = {
+            "processes": 1,
+            **checksum.checked(json.loads((folder / "environment.json").read_text(encoding="utf-8"))),
+        }
         threads, per_pass = before["threads"], before["clients_per_pass"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import inspect
+import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any, get_type_hints
@@ -55,6 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     Of several processes under `accelerate launch`, rank 0 runs it; the others work for it and say nothing.
     """
+    _without_home()
     with lasting_streams() as output:
         try:
             with _other_ranks():
@@ -64,6 +67,14 @@ def main(arguments: list[str] | None = None) -> None:
             if ended.code or output.failure is None or output.reader_left:
                 raise
             _stop(f"cannot write to standard output: {output.failure}; files that were written are whole", 1)
+
+
+def _without_home() -> None:
+    """Some libraries ask for the user's home when they are imported, and fail or complain where there is none, or none
+    that can be written. Nothing that is needed lies there."""
+    if os.path.expanduser("~") == "~":  # neither HOME nor an entry in the list of users, as in a container
+        os.environ["HOME"] = "/"
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its cache is then a temporary folder
 
 
 @contextmanager
@@ -98,6 +109,10 @@ def _command(arguments: list[str] | None) -> None:
     except RunError as error:
         _stop(error, 1)
     except OSError as error:
+        if _lacks_temporary_folder():
+            _stop(
+                "no folder for temporary files can be written; set TMPDIR to one that can, then repeat the command", 1
+            )
         if error.errno not in _OF_THE_DISK:
             raise
         where = error.filename or "a file"
@@ -107,6 +122,14 @@ def _command(arguments: list[str] | None) -> None:
     if code == 130:  # typer turns Ctrl-C into this exit code
         _stop("interrupted; give the same command again to continue from the last checkpoint", 130)
     raise SystemExit(code or 0)
+
+
+def _lacks_temporary_folder() -> bool:
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _stop(message: object, code: int) -> None:
@@ -127,3 +150,9 @@ def options(
     ] = False,
 ) -> None:
     """Federated LoRA fine-tuning with personal models by merging."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:  # torch would end the process, with words about something else
+        raise UserError(
+            "the current folder has been deleted; change to another one, then repeat the command"
+        ) from error

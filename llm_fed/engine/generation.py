@@ -263,14 +263,23 @@ def _room(base: Base, prompt: Sequence[int], wanted: int, at_least: int = 1) -> 
     """How many of the wanted tokens fit after the prompt; the last one is not read, so it needs no place."""
     if not prompt:
         raise UserError("a prompt has no tokens; use a template that puts text around it (task.template)")
-    context = getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
-    room = wanted if context is None else min(wanted, context - len(prompt) + 1)
+    room = room_after(base, len(prompt), wanted)
     if room < at_least:
         raise UserError(
             f"a prompt of {len(prompt)} tokens leaves no room for an answer of {at_least}: the context of "
-            f"{base.name!r} is {context} tokens; lower task.max_length, so that longer examples are skipped"
+            f"{base.name!r} is {_context(base)} tokens; lower task.max_length, so that longer examples are skipped"
         )
     return room
+
+
+def room_after(base: Base, prompt: int, wanted: int) -> int:
+    """How many of the wanted tokens may follow a prompt of so many; the token that ends an answer needs no room."""
+    context = _context(base)
+    return wanted if context is None else min(wanted, context - prompt + 1)
+
+
+def _context(base: Base) -> int | None:
+    return getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def stop_tokens(base: Base) -> set[int]:

@@ -17,6 +17,7 @@ from llm_fed.engine import formula
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory
 from llm_fed.eval.costs import after_a_step
+from llm_fed.eval.notes import notes_on_length
 from llm_fed.experiment.costs import Costs, Counts
 from llm_fed.federation.clients import broadcast
 from llm_fed.messages.wire import Message, entries, pack, unpack
@@ -49,6 +50,7 @@ class RunPlan:
         structure: what clients train, in words.
         steps: of the optimizer, per client and round; zero where they depend on data that are not here.
         scored: on which split, after which rounds, by which metric, in words.
+        notes: what the scores do not say: that right answers are longer than an answer may be.
     """
 
     method: str
@@ -74,6 +76,7 @@ class RunPlan:
     batch_size: int
     lr: tuple[float, float]
     scored: str
+    notes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     complete: bool = False
     costs: Costs | None = None
@@ -204,6 +207,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         sent=sent, steps=steps, epochs=config.local.epochs,
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
         scored=_scored(built, bool(sites)), needs=method.needs,
+        notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
     )  # fmt: skip
 
 
@@ -330,8 +334,9 @@ def _scored(built: Experiment, here: bool) -> str:
     settings, rounds = built.config.eval, built.config.rounds
     where = "the server's" if "server" in built.scored else "the clients'"
     has = {split for site in built.scored.values() for split, queries in site.data.queries.items() if queries}
+    cut = f"; references that are too long: {found}" if (found := _cut(built.scored.values())) else ""
     if built.method.needs:
-        return f"{built.metric} on {where} test examples after merging" if "test" in has else "no test examples"
+        return f"{built.metric} on {where} test examples after merging{cut}" if "test" in has else "no test examples"
     if settings.during not in has and here:
         during = f"no {settings.during} examples, so no scores during training"
     else:
@@ -341,7 +346,13 @@ def _scored(built: Experiment, here: bool) -> str:
         during = f"{built.metric} on {where} {settings.during} examples {every}"
     best = settings.select == "best" and settings.during in has | (set() if here else {settings.during})
     tested = "the best round" if best else "the last round"
-    return during + (f"; {tested} is tested" if "test" in has or not here else "; no test examples")
+    return during + (f"; {tested} is tested" if "test" in has or not here else "; no test examples") + cut
+
+
+def _cut(sites: Iterable[Site]) -> str:
+    """Which right answers are longer than an answer may be, in few words; empty where all fit."""
+    counts = _sum({split: len(lengths) for split, lengths in site.data.cut.items()} for site in sites)
+    return " and ".join(f"{number:,} {split}" for split, number in counts.items())
 
 
 def _dtype(base: Any) -> str:

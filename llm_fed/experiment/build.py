@@ -12,10 +12,12 @@ import torch
 
 from llm_fed import methods, signs, tasks
 from llm_fed.config import Config
+from llm_fed.engine.generation import room_after
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
 from llm_fed.errors import UserError, require
-from llm_fed.eval.clients import Personal, check_options, evaluate, notes_without_credit
+from llm_fed.eval.clients import Personal, check_options, evaluate
+from llm_fed.eval.notes import notes_on_length, notes_on_scores
 from llm_fed.eval.scores import METRICS, Summary
 from llm_fed.experiment import bases, start
 from llm_fed.experiment.encoding import Encoder, Length
@@ -242,7 +244,9 @@ def build(
     if isinstance(base, ImageBase):
         encoder, task = None, place(task, base.device, reporter)
     else:
-        encoder = Encoder(base.tokenizer, config.task, base.prompt and base.prompt.template)
+        room = partial(room_after, base, wanted=config.eval.max_new_tokens)
+        texts = METRICS[metric].scores == "texts"
+        encoder = Encoder(base.tokenizer, config.task, base.prompt and base.prompt.template, room if texts else None)
     parties = [*task.clients.values(), *([task.server] if task.server else [])]
     splits = (split for given in parties for split in (given.train, given.validation, given.test))
     lengths = encoder.lengths(splits) if encoder else iter(())
@@ -288,8 +292,9 @@ def build(
             r"task.template holds a backslash and an n, which models will read as these two letters; for a line break, "
             "write the text in double quotes in YAML"
         )
-    for warning in notes_without_credit([*clients.values(), server], metric):
-        reporter.note_once(warning)
+    sites = [*clients.values(), server]
+    for note in [*notes_on_scores(sites, metric), *notes_on_length(sites, config.eval.max_new_tokens).values()]:
+        reporter.note_once(f"warning: {note}")
     return clients, server
 
 
@@ -329,16 +334,16 @@ def _encoded(
     before, (train, validation, test) = encoder.skipped.copy(), lengths
     held_out = encoder.training(id, "validation", given.validation, required=False, lengths=validation)
     known = {"validation": scored("validation", validation), "test": scored("test", test)}
+    queries = {
+        split: encoder.queries(id, split, examples, config.eval.limit, known[split])
+        for split, examples in splits.items()
+    }
+    cut = {split: found for split, asked in queries.items() if (found := encoder.cut(asked))}
     return replace(
         data,
         train=encoder.training(id, "training", given.train, lengths=train),
-        held_out=held_out,
-        queries={
-            split: encoder.queries(id, split, examples, config.eval.limit, known[split])
-            for split, examples in splits.items()
-        },
-        left_out=encoder.skipped - before,
-    )
+        held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut,
+    )  # fmt: skip
 
 
 def scored(clients: dict[str, Site], server: Site) -> dict[str, Site]:

@@ -46,13 +46,20 @@ class Encoder:
 
     Args:
         template: instead of the one that `task.template` names.
+        room: how many tokens may be answered to a prompt of so many, where answers are texts.
 
     Attributes:
         skipped: how many examples of each split were longer than `task.max_length` tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, task: TaskConfig, template: Template | None = None):
-        self.tokenizer, self.task = tokenizer, task
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        task: TaskConfig,
+        template: Template | None = None,
+        room: Callable[[int], int] | None = None,
+    ):
+        self.tokenizer, self.task, self._room = tokenizer, task, room
         self.template = template or task.template
         self.skipped: Counter[str] = Counter()
         self._prompt = partial(encode_prompt, tokenizer=tokenizer, template=self.template)
@@ -119,7 +126,22 @@ class Encoder:
             if cut or length.prompt <= most:
                 places.append(place)
         self._count(client, split, seen, len(places))
-        return Encodings(select(examples, places), self._query, self._kept)
+        return Encodings(select(examples, places), self._query, self._kept, [lengths[place] for place in places])
+
+    def cut(self, queries: Sequence[Query]) -> list[int]:
+        """The tokens of the right answers to `queries`, of those that are longer than the model may answer.
+
+        An example with several right answers counts with the shortest.
+        """
+        if self._room is None or not isinstance(queries, Encodings):
+            return []
+        found = []
+        for example, length in zip(queries.examples, queries.lengths, strict=True):
+            room = self._room(min(length.prompt, self.task.max_length))
+            if length.whole - length.prompt > room and example.answers:  # with what the template puts after it
+                tokens = self.tokenizer(list(example.answers), add_special_tokens=False).input_ids
+                found += [shortest] if (shortest := min(map(len, tokens))) > room else []
+        return found
 
     def note(self) -> str:
         """What was left out, in words; empty where nothing was."""
@@ -158,13 +180,14 @@ class Encoder:
     def _query(self, example: Example) -> Query:
         whole = self._prompt(example.prompt)
         prompt = whole[-self.task.max_length :] if self.task.too_long == "cut-start" else whole
+        texts = tuple(dict.fromkeys(example.options))  # what is there twice is one option
         options = tuple(
             encode_continuation(example.prompt, option, self.tokenizer, template=self.template).input_ids[len(whole) :]
-            for option in example.options
+            for option in texts
         )
-        right = [index for index, option in enumerate(example.options) if option in example.answers]
+        right = tuple(index for index, option in enumerate(texts) if option in example.answers)
         known = self._encode(example) if example.answers else None
-        return Query(prompt, example.answers, options, right[0] if right else -1, known)
+        return Query(prompt, example.answers, options, right, known)
 
     def _encode(self, example: Example) -> Encoded | None:
         return fitting(
@@ -182,10 +205,17 @@ class Encodings(Sequence[Item], Generic[Item]):
 
     Attributes:
         examples: of which it is made.
+        lengths: theirs, where they are needed.
     """
 
-    def __init__(self, examples: Sequence[Example], encode: Callable[[Example], Item], kept: _Kept):
-        self.examples, self._kept = examples, kept
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        encode: Callable[[Example], Item],
+        kept: _Kept,
+        lengths: Sequence[Length] = (),
+    ):
+        self.examples, self.lengths, self._kept = examples, lengths, kept
         self._encode: Callable[[Example], Item] = encode
         self.items: list[Item] | None = None  # see `_Kept`
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from llm_fed import checksum, signs
 from llm_fed.errors import RunError
+from llm_fed.eval.notes import notes_on_length
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import experts
 from llm_fed.experiment.build import Experiment
@@ -87,6 +88,9 @@ def deliver(
         exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
         written = set(exported)
         personal = personal_models(experiment, messages, written)
+        for note in notes_on_length(experiment.scored.values(), experiment.config.eval.max_new_tokens).values():
+            log_event(run, round, experiment.server.id, "answers cut", note)
+            facts["notes"] = [*facts.get("notes", []), note]
         if personal and all(state.equal(experiment.scored[id].initial()) for id, state in personal.items()):
             log_event(run, round, experiment.server.id, "nothing learned", UNMOVED)
         samples = Samples(experiment)

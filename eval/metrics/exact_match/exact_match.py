@@ -31,6 +31,8 @@ class ExactMatch(evaluate.Metric):
             ),
         )
 
+    form = staticmethod(normalise)
+
     @staticmethod
     def _compute(predictions, references):
         hits = [

@@ -1,22 +1,25 @@
 """Accuracy of choosing among given options by log-likelihood, as an `evaluate` module."""
 
 import math
+from collections.abc import Sequence
 
 import datasets
 import evaluate
 
 
-def credit(scores: list[float], right: int) -> float:
-    """1 if option `right` alone has the highest score, 1/t if it shares it with t - 1 others, else 0.
+def credit(scores: list[float], right: int | Sequence[int]) -> float:
+    """1 if option `right`, or one of several, alone has the highest score; of t options that share it the share that is
+    right.
 
     So a model that cannot tell the options apart scores at chance, not at the rate of the first option.
     NaN is never right.
     """
-    if not 0 <= right < len(scores):
+    places = [right] if isinstance(right, int) else right
+    if not (places and all(0 <= place < len(scores) for place in places)):
         raise ValueError(f"the right option is number {right}, but there are {len(scores)} options (counted from 0)")
-    if math.isnan(scores[right]) or any(score > scores[right] for score in scores):
-        return 0.0
-    return 1 / scores.count(scores[right])
+    best = max((score for score in scores if not math.isnan(score)), default=math.nan)
+    chosen = {place for place, score in enumerate(scores) if score == best}
+    return len(chosen & set(places)) / max(1, len(chosen))
 
 
 class OptionAccuracy(evaluate.Metric):

@@ -74,6 +74,11 @@ class Rouge(evaluate.Metric):
         )
 
     @staticmethod
+    def form(text: str) -> tuple[str, ...]:
+        """Texts of the same tokens in the same order are equal."""
+        return tuple(_tokenizer().tokenize(text))
+
+    @staticmethod
     def can_score(reference: str, metric: str) -> bool:
         """Whether an answer that equals this reference scores above 0."""
         needed = 2 if metric == "rouge2" else 1
