@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def local(key: str, given: str) -> Path:
         raise UserError(f"{key}={given!r} is on the Hub, but a local file or folder is needed here")
     path, near = Path(given), None
     try:
-        path = path.expanduser()
+        path = Path(os.path.expanduser(path))
         if given and path.exists():  # "" would be the folder that one is in
             return path
         near = _near(path)

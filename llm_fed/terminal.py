@@ -123,9 +123,8 @@ class Terminal(Console):
 
     def print(self, *objects: Any, **settings: Any) -> None:
         """As rich does, but a table is never narrower than its longest words, which would lose their ends."""
-        tables = [each for each in objects if isinstance(each, Table)]
-        if tables and "width" not in settings:
-            wide = self.options.update(width=10**6)
-            least = max(Measurement.get(self, wide, table).minimum for table in tables)
-            settings |= {"width": max(self.width, least), "crop": False}
+        for table in objects:
+            if isinstance(table, Table):
+                least = Measurement.get(self, self.options.update(width=10**6), table).minimum
+                table.width = least if least > self.width else table.width
         super().print(*objects, **settings)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from rich import filesize
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError
-from llm_fed.models.loading import check_name, explain
+from llm_fed.models.loading import check_name, config_of, explain
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.tasks.conversations import MARK
 
@@ -31,8 +31,8 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         UserError: there is no such folder or Hub model, or it is no causal language model.
     """
     place = check_name(name)
+    config = config_of(name, place, revision)
     try:
-        config = AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
         with torch.device("meta"):  # layers and shapes without their numbers
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)

@@ -3,6 +3,7 @@ file."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -205,7 +206,7 @@ def _one_file(config: Config, keys: Sequence[str]) -> TaskData:
     for key in keys:
         if key.startswith("task.") and not key.startswith(("task.path", "task.columns.", *_OF_TEXT)):
             raise UserError(f"{key} does not apply to a single file of examples; give --task NAME")
-    path = Path(config.task.path or "").expanduser()
+    path = Path(os.path.expanduser(config.task.path or ""))
     return TaskData("files", "rouge1", {path.stem: examples_of(path, config.task.columns)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,16 +211,19 @@ def _of_base(name: str) -> tuple[PreTrainedTokenizerBase | None, PretrainedConfi
     """The base's tokenizer and configuration, or why they cannot be had."""
     from transformers import AutoConfig, AutoTokenizer  # seconds
 
+    from llm_fed.models import forms
     from llm_fed.models.loading import check_name, explain
 
     folder_or_id = check_name(name)
     try:
+        config = AutoConfig.from_pretrained(folder_or_id, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder_or_id, trust_remote_code=False)
-        return tokenizer, AutoConfig.from_pretrained(folder_or_id, trust_remote_code=False).get_text_config(), ""
     except Exception as error:  # transformers and tokenizers share no class of errors
-        if Path(name).expanduser().is_dir():
+        if os.path.isdir(folder_or_id):
             raise UserError(explain(name, error, "a causal LM")) from error
         return None, None, " ".join(str(error).split())[:200]
+    forms.check_quantization(name, config)
+    return tokenizer, config.get_text_config(), ""
 
 
 def _why(template: str, known: bool) -> str:

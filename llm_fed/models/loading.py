@@ -6,21 +6,25 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import find_adapter_config_file
 
 from llm_fed.config import BaseConfig, Dtype
 from llm_fed.errors import UserError, lookup
-from llm_fed.models import lora
+from llm_fed.models import forms, lora
 from llm_fed.models.frozen import freeze
 from llm_fed.state import Layout, State
 
@@ -97,6 +101,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # It warns of missing optional kernels when imported, and with int8 at every layer of every forward pass.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    config_of(config.name, folder_or_id, config.revision)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder_or_id, revision=config.revision, trust_remote_code=False)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -144,23 +149,43 @@ def check_name(name: str, also: Iterable[str] = ()) -> str:
         also: other names that would have been possible here.
 
     Raises:
-        UserError: it is neither.
+        UserError: it is neither, or what it holds is no base (`forms`).
     """
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UserError(f"base.name={name!r} is not a model folder: it has no config.json (see save_pretrained)")
+        forms.check_folder(name, folder)
         return str(folder)
+    if name:
+        forms.check_file(name, folder)
     if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
         known = "".join(f", {other}" for other in also)
         raise UserError(f"base.name={name!r} is not a folder; give one{known}, or a Hub id such as Qwen/Qwen3-0.6B")
     return name
 
 
+def config_of(name: str, folder_or_id: str, revision: str | None = None) -> PretrainedConfig:
+    """The configuration of a base, before any of its weights are read.
+
+    Args:
+        folder_or_id: what `check_name` says of the name.
+
+    Raises:
+        UserError: it cannot be read, or is that of an adapter, or of weights that no adapter can be trained on.
+    """
+    if not os.path.isdir(folder_or_id):
+        forms.check_hub_adapter(name, partial(find_adapter_config_file, folder_or_id, revision=revision))
+    try:
+        found = AutoConfig.from_pretrained(folder_or_id, revision=revision, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers share no class of errors
+        raise UserError(explain(name, error, "a causal LM")) from error
+    forms.check_quantization(name, found)
+    return found
+
+
 def explain(name: str, error: Exception, kind: str) -> str:
     """Why the model `name` cannot be loaded as a `kind`, in words."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    if Path(name).expanduser().is_dir():
+    if os.path.isdir(os.path.expanduser(name)):
         return f"base.name={name!r}: this folder cannot be loaded as {kind}: {reason}"
     return (
         f"base.name={name!r} is not a folder here, and it could not be loaded from the Hub: {reason} "
