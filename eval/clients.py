@@ -60,8 +60,8 @@ def check_options(client: str, data: Data) -> None:
                 example = queries.examples[number] if hasattr(queries, "examples") else None
                 which = f", {example.answers[0]!r:.60}, among {example.options!r:.120}" if example else ""
                 raise UserError(
-                    f"client {client}: {split} example {number} has no option that equals its answer{which}, so there is "
-                    "no option_accuracy; use eval.metric=exact_match, or name the column in task.columns.options"
+                    f"client {client}: {split} example {number} has no option that equals its answer{which}, so there "
+                    "is no option_accuracy; use eval.metric=exact_match, or name the column in task.columns.options"
                 )
 
 

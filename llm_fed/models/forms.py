@@ -10,11 +10,9 @@ from typing import Any
 from llm_fed.errors import UserError
 
 ADAPTER = "adapter_config.json"
-_CONVERTED = (
-    "give the folder or Hub id of the model that it was made from; if that is lost, transformers restores it: "
-    "pip install gguf, then AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(BASE), and the "
-    "same with AutoTokenizer"
-)  # fmt: skip
+_CONVERTED = (  # on it PEFT could not load an adapter either, as that names its base
+    "give the folder or Hub id of the model that it was made from, and base.quantization=nf4 to save memory"
+)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz")
 _ARCHIVES = (".zip", ".gz", ".tar", ".tgz", ".zst", ".7z")
 _POINTER = b"version https://git-lfs"
@@ -169,7 +167,7 @@ def _other_formats(folder: Path, files: set[str]) -> Form | None:
         if name in files:
             return (
                 f"holds {kind} ({name})",
-                "give the model in the format of transformers, as save_pretrained writes it",
+                "give the model in the format of transformers (see save_pretrained)",
             )
     return None
 

@@ -25,8 +25,8 @@ def test_a_run_says_that_references_are_cut(small, llm_fed, tmp_path):
     """Every reference has two tokens. The plan, the run, its records, `eval` and `compare` say it, with how many."""
     config = small.config(tmp_path / "c.yaml", rounds=1, eval={"max_new_tokens": 1})
     note = (
-        "9 of 9 test references are longer than eval.max_new_tokens=1 tokens (the longest has 2), so that even a perfect "
-        "answer is cut and scores less; set eval.max_new_tokens=2"
+        "9 of 9 test references are longer than eval.max_new_tokens=1 tokens (the longest has 2), so that even a "
+        "perfect answer is cut and scores less; set eval.max_new_tokens=2"
     )
     planned = llm_fed("run", config, "--dry-run", "--out", tmp_path / "run", "--json")
     assert note in json.loads(planned.out)["notes"] and f"warning: {note}" in planned.err

@@ -99,7 +99,7 @@ def original(folder: Path) -> None:
 FOLDERS = {
     "adapter": (adapter, ["is a PEFT adapter of the base 'Qwen/Qwen3-0.6B'", "base.name=Qwen/Qwen3-0.6B", "--adapter"]),
     "adapter alone": (adapter_alone, ["is a PEFT adapter of the base"]),
-    "gguf": (gguf, ["holds GGUF (model-Q4_K_M.gguf)", "made from", "gguf_file"]),
+    "gguf": (gguf, ["holds GGUF (model-Q4_K_M.gguf)", "made from", "nf4"]),
     "gguf and config": (gguf_and_config, ["holds GGUF (model.gguf)"]),
     "gptq": (lambda f: settings(f, quantization_config={"quant_method": "gptq", "bits": 4}), ["GPTQ", "nf4"]),
     "awq": (lambda f: settings(f, quantization_config={"quant_method": "awq"}), ["AWQ", "made from"]),
