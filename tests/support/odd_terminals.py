@@ -21,6 +21,7 @@ import json
 import os
 import pty
 import random
+import select
 import shlex
 import shutil
 import struct
@@ -33,9 +34,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import disk_faults
+import pytest
 import small_run
+import without
 import yaml
+from small_process import CONTEXT
 
 CLIENTS = ("ostrava", "\u0141\u00f3d\u017a", "\u6771\u4eac", "[b]\U0001f600", "no")
 ENCODINGS = ("utf-8", "cp1252", "ascii", "latin-1", "cp437", "gbk", "utf-16")
@@ -154,45 +157,54 @@ def _faults(terminal: Terminal, done: Outcome, listed: str, new: Path | None) ->
 
 
 def in_terminal(terminal: Terminal, words: list[str], work: Path) -> Outcome:
-    """A command in a process that is forked from this one."""
+    """A command in a process of its own."""
     out, err = work / "stdout", work / "stderr"
-    out.write_bytes(b"")
-    err.write_bytes(b"")
-    master = pty.openpty() if terminal.reader == "terminal" else None
-    if master:
-        fcntl.ioctl(master[1], termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(terminal.width or 80) or 80, 0, 0))
-    child = os.fork()
-    if not child:
-        try:
-            _become(terminal, out, err, master)
-            code = _command(words)
-        except BaseException as error:  # of this file: what a command raises is its traceback
-            err.write_text(f"Traceback of the test itself: {error!r}")
-            code = 99
-        os._exit(code)
-    shown = b""
-    if master:
-        os.close(master[1])
-        shown = _read(master[0])
-    _, status = os.waitpid(child, 0)
-    return Outcome(os.waitstatus_to_exitcode(status), shown or out.read_bytes(), err.read_bytes())
+    for path in (out, err):
+        path.write_bytes(b"")
+    master, slave = pty.openpty() if terminal.reader == "terminal" else (None, None)
+    if slave is not None:
+        size = struct.pack("HHHH", 24, int(terminal.width or 80) or 80, 0, 0)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, size)
+    where = os.ttyname(slave) if slave is not None else str(out)
+    process = CONTEXT.Process(target=_process, args=(terminal, words, where, str(err)))
+    process.start()
+    shown = b"" if master is None else _read(master, process.sentinel)
+    process.join()
+    for handle in (master, slave):
+        if handle is not None:
+            os.close(handle)
+    assert process.exitcode is not None
+    return Outcome(process.exitcode, shown or out.read_bytes(), err.read_bytes())
 
 
-def _read(handle: int) -> bytes:
-    """What comes from a terminal until nobody writes to it."""
+def _read(master: int, ended: int) -> bytes:
+    """What comes from a terminal until the process has ended."""
     data = b""
     while True:
-        try:
-            piece = os.read(handle, 65536)
-        except OSError:
-            piece = b""
-        if not piece:
-            os.close(handle)
+        ready, _, _ = select.select([master, ended], [], [])
+        if master in ready:
+            data += os.read(master, 65536)
+        elif ended in ready:
             return data
-        data += piece
 
 
-def _become(terminal: Terminal, out: Path, err: Path, master: tuple[int, int] | None) -> None:
+def _process(terminal: Terminal, words: list[str], out: str, err: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    patch = pytest.MonkeyPatch()
+    without.disks(patch)
+    without.pictures(patch)
+    try:
+        _become(terminal, out, err)
+        code = _command(words)
+    except BaseException as error:  # of this file: what a command raises is its traceback
+        Path(err).write_text(f"Traceback of the test itself: {error!r}")
+        code = 99
+    os._exit(code)
+
+
+def _become(terminal: Terminal, out: str, err: str) -> None:
     """Take the place of a process that was started on this terminal."""
     for name in ("COLUMNS", "TERM", "NO_COLOR", "FORCE_COLOR"):
         os.environ.pop(name, None)
@@ -205,8 +217,6 @@ def _become(terminal: Terminal, out: Path, err: Path, master: tuple[int, int] | 
         os.close(reader)
     elif terminal.reader == "full":
         handles[1] = os.open("/dev/full", os.O_WRONLY)
-    elif master:
-        handles[1] = master[1]
     for number, handle in enumerate(handles):
         os.dup2(handle, number)
     closed = {"closed": (1,), "all closed": (0, 1, 2)}.get(terminal.reader, ())
@@ -217,6 +227,9 @@ def _become(terminal: Terminal, out: Path, err: Path, master: tuple[int, int] | 
         None if number in closed else _stream(number, terminal.encoding, errors)  # type: ignore[assignment]
         for number, errors in ((1, "strict"), (2, "backslashreplace"))
     )
+    from llm_fed.cli import printing
+
+    printing.out.__init__()  # type: ignore[misc]  # which looks at the variables when it is made
 
 
 def _stream(number: int, encoding: str, errors: str) -> io.TextIOWrapper:
@@ -323,7 +336,6 @@ def main() -> None:
         work = Path(folder)
         work.chmod(0o755)
         commands = Commands(work)
-        disk_faults.prepare([commands.config])
         commands.train()
         for number in range(cases):
             draw = random.Random(f"{given.seed}-{number}")
