@@ -16,6 +16,8 @@ from llm_fed.rng import derive
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from llm_fed.tasks.reading import Reading
+
 Item = TypeVar("Item")
 
 TEMPLATES: dict[str, str | None] = {
@@ -120,6 +122,7 @@ class TaskData:
     labels: tuple[str, ...] = ()  # names of the classes of pictures, by label; empty: text
     server: ClientData | None = None  # the server's own data: what it trains on, and the test set of one model for all
     server_labels: tuple[str, ...] = ()  # names of the classes of server.train, where it is another task's
+    reading: Reading | None = None  # what became of the user's own files
 
 
 @dataclass(frozen=True)

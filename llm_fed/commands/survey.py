@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -67,16 +67,14 @@ def likely(role: str, names: Sequence[str]) -> str | None:
     return next((lowered[name] for name in LIKELY.get(role, ()) if name in lowered), None)
 
 
-def examples(data: TaskData) -> Iterator[Example]:
-    """All of all clients and splits."""
-    for client in data.clients.values():
-        yield from (*client.train, *client.validation, *client.test)
-
-
 def sample(data: TaskData) -> list[Example]:
     """Examples of every client, evenly spread, at most SAMPLE."""
-    everything = list(examples(data))
-    return everything[:: math.ceil(len(everything) / SAMPLE)]
+    parts = [part for client in data.clients.values() for part in (client.train, client.validation, client.test)]
+    step, ahead, found = max(1, math.ceil(sum(map(len, parts)) / SAMPLE)), 0, []
+    for part in parts:
+        found += [part[place] for place in range(ahead, len(part), step)]
+        ahead = (ahead - len(part)) % step
+    return found
 
 
 def scripts(texts: Iterable[str]) -> list[tuple[str, float]]:

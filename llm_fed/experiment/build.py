@@ -38,6 +38,7 @@ from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.site import Data, Site
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData, select
+from llm_fed.tasks.reading import Reading
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Experiment:
     schedule: Schedule
     engine: VisionEngine | LanguageEngine  # of this process
     runtime: LocalRuntime
+    reading: Reading | None = None  # what became of the user's own files
 
     @property
     def scored(self) -> dict[str, Site]:
@@ -155,7 +157,7 @@ def prepare(
     per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
     engine = VisionEngine(base) if isinstance(base, ImageBase) else LanguageEngine(base, config.eval)
     runtime = LocalRuntime(engine, per_pass)
-    return Experiment(config, base, metric, method, clients, server, schedule, engine, runtime)
+    return Experiment(config, base, metric, method, clients, server, schedule, engine, runtime, task.reading)
 
 
 def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
