@@ -123,7 +123,7 @@ def to_example(
     if "text" in roles:
         return Example("", (cells.text_of(row, roles["text"]),), (), group)
     prompt, answer = roles["prompt"], roles["answer"]
-    asked, right = _talk(cells.held(row, prompt)), _talk(cells.held(row, answer))
+    asked, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
     if isinstance(asked, list) or _is_talk(right):
         if not _is_talk(asked):
             asked = [{"role": "user", "content": cells.as_text(asked, row.where, prompt)}]
@@ -133,7 +133,7 @@ def to_example(
     text = cells.as_text(asked, row.where, prompt)
     if context := cells.optional(row, roles.get("input")):
         text = f"{text}\n\n{context}"
-    if isinstance(right, dict) and isinstance(right.get("text"), list):  # SQuAD
+    if _is_answers(right):
         right = right["text"]
     options, labels = choices.lettered(row, letters) if letters else choices.options_of(row, roles.get("options"))
     answers = (
@@ -189,12 +189,17 @@ def _history(value: Any, where: str, column: str) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def _talk(value: Any) -> Any:
-    """A list of messages, also where it is written as text; else the value itself."""
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
+def _structured(value: Any) -> Any:
+    """A list of messages or of answers, also where it is written out as text; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith(("[{", "{")):
         found = cells.parsed(value)
-        return found if _is_talk(found) else value
+        return found if _is_talk(found) or _is_answers(found) else value
     return value
+
+
+def _is_answers(value: Any) -> bool:
+    """Whether a value holds answers as in SQuAD: {"text": [...], "answer_start": [...]}"""
+    return isinstance(value, dict) and isinstance(value.get("text"), list)
 
 
 def _is_talk(value: Any) -> bool:

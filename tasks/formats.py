@@ -172,10 +172,9 @@ class Text:
         return self._pieces(lambda file: iter(lambda: file.read(size), ""))
 
     def first_lines(self) -> list[str]:
-        """Its first lines, without blank ones and without their ends; one at least, of up to LONGEST letters."""
+        """Its first lines, without blank ones and without their ends; two at least, of up to LONGEST letters."""
         with self._opened("replace") as file:
-            head = file.read(HEAD)
-            head += file.readline(LONGEST) if head else ""
+            head = "".join([file.read(HEAD), file.readline(LONGEST), file.readline(LONGEST)])
         return [line for line in re.split(r"\r\n|\r|\n", head) if line.strip()]
 
     def _opened(self, errors: str) -> io.TextIOWrapper:

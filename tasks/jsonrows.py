@@ -42,7 +42,7 @@ def rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
         file.remark("as CSV")
         yield from tables.csv_rows(file, encoding)
         return
-    if any(map(_is_object, lines[:1])) or (first != "{" and not first.startswith("[") and any(map(_is_object, lines))):
+    if len(lines) > 1 and first != "{" and not first.startswith("[") and any(map(_is_object, lines)):
         yield from _lines(file, text)
     else:
         yield from _whole(file, text)
@@ -84,7 +84,9 @@ def _whole(file: FileRows, text: formats.Text) -> Iterator[Row | BadRow]:
     second = next(values, None)
     line, in_array, record = first
     if second is None and not in_array and isinstance(record, dict):
-        yield from (_row(f"{file.path}, item {i}", each) for i, each in enumerate(_contained(record, file), 1))
+        rows = _contained(record, file)
+        at = [f"line {line}"] if rows == [record] else [f"item {i}" for i, _ in enumerate(rows, 1)]
+        yield from (_row(f"{file.path}, {where}", each) for where, each in zip(at, rows, strict=True))
         return
     for line, _, record in chain([first], [second] if second else [], values):
         yield _row(f"{file.path}, line {line}", record)
@@ -210,11 +212,12 @@ def _contained(record: dict[str, Any], file: FileRows) -> list[Any]:
         return next(iter(of_rows.values()))
     if {"columns", "data"} <= lists.keys() and all(isinstance(row, list) for row in lists["data"]):
         return [dict(zip(map(str, lists["columns"]), row, strict=False)) for row in lists["data"]]
-    if values and all(isinstance(value, dict) and value for value in values):
+    if values and all(isinstance(value, dict) and value and value.keys() == values[0].keys() for value in values):
         keys = list(values[0])
-        if all(key.isdecimal() for key in keys) and all(list(value) == keys for value in values):
+        if all(key.isdecimal() for key in keys):
             return [{name: value[key] for name, value in record.items()} for key in keys]
-        return values
+        if len(values) > 1 or all(key.isdecimal() for key in record):
+            return values
     if len(record) == len(lists) > 1 and len({len(value) for value in values}) == 1:
         return [dict(zip(record, row, strict=True)) for row in zip(*values, strict=True)]
     return [record]

@@ -327,7 +327,7 @@ def _without_bystanders(files: list[_File], where: str, joined: bool) -> list[_F
     of_all = [file for file in files if file.client is None and (file.rest is None or not joined)]
     by_name = [file for file in files if file.client is not None and not file.in_folder]
     by_folder = [file for file in files if file.client is not None and file.in_folder]
-    trains = any(file.split == "train" for file in of_all)
+    trains = {file.among for file in of_all if file.split == "train"}
     if of_all and not joined and (others := [file for file in by_name if file.split or not trains] + by_folder):
         raise _mixed(where, f"{of_all[0].path}, of all clients,", f"{others[0].path}, of one")
     if by_name and by_folder:
@@ -337,7 +337,7 @@ def _without_bystanders(files: list[_File], where: str, joined: bool) -> list[_F
     def is_bystander(file: _File) -> bool:
         if file.split:
             return False
-        return file.client in clients if file.in_folder else trains
+        return file.client in clients if file.in_folder else file.among in trains
 
     return [file for file in files if not is_bystander(file)]
 
