@@ -240,8 +240,8 @@ class EvalConfig:
     """When and how clients are evaluated."""
 
     every: NonNegativeInt = 10  # rounds between validation scores; the last round is always scored; 0: only the last
-    # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`, or
-    # `accuracy` for images;
+    # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`,
+    # `token_likelihood` (100 / perplexity), or `accuracy` for images;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
     batch_size: PositiveInt = 32  # prompts per generation batch, of any clients

@@ -130,6 +130,7 @@ class Collected:
         unused = columns.unused(scheme.names, [*scheme.used, *([label] if label else [])])
         self.reading.unused_columns([*unused, *sorted(source.nameless)], by_files=client is not None)
         self.reading.roles = self.reading.roles or scheme.roles
+        self.reading.texts |= "text" in scheme.roles
         return taken.places
 
 

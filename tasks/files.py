@@ -22,6 +22,7 @@ from pathlib import Path
 from llm_fed import datapath
 from llm_fed.config import ColumnsConfig, TaskConfig
 from llm_fed.errors import UserError
+from llm_fed.eval.scores import LIKELIHOOD
 from llm_fed.tasks import formats, layout
 from llm_fed.tasks.collected import ALL, Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
@@ -48,7 +49,8 @@ def load(config: TaskConfig, seed: int) -> TaskData:
         collected.reading.files += found.unused
         for part in found.parts:
             collected.add(part.client, part.split, [FileRows(root / name) for name in part.files], named=part.named)
-    return TaskData("files", METRIC, collected.clients(), reading=collected.done())
+    clients, reading = collected.clients(), collected.done()
+    return TaskData("files", LIKELIHOOD if reading.texts else METRIC, clients, reading=reading)
 
 
 def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, Layout]:

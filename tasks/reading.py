@@ -45,6 +45,7 @@ class Reading:
         rows: how many there were, with those that were left out.
         skipped: the rows that were left out.
         roles: role -> column, of the first file.
+        texts: whether a file holds texts without prompts.
     """
 
     folder: str = ""
@@ -56,6 +57,7 @@ class Reading:
     rows: int = 0
     skipped: list[Skipped] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
+    texts: bool = False
 
     def unused_columns(self, names: Iterable[str], by_files: bool) -> None:
         """Note the columns of a file that were not used.

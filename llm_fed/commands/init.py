@@ -16,6 +16,7 @@ from llm_fed import datapath, tasks
 from llm_fed.commands import survey
 from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
 from llm_fed.errors import RunError, UserError
+from llm_fed.eval.scores import LIKELIHOOD
 from llm_fed.files import write_file
 from llm_fed.tasks import columns as usual_columns
 from llm_fed.tasks.columns import REQUIRED
@@ -87,6 +88,7 @@ def draft(given: Given, ask: Ask | None) -> Draft:
     if problem:
         warnings.append(f"lengths and template are unknown, because {base} cannot be loaded here: {problem}")
     template = "chat" if tokenizer is not None and tokenizer.chat_template else "alpaca-short"
+    template = "{prompt}" if reading.texts else template
     measured = survey.lengths(chosen, tokenizer, template) if tokenizer is not None else None
     findings = {
         "clients": f"{len(data.clients)}: {_few(list(data.clients))}",
@@ -113,12 +115,15 @@ def draft(given: Given, ask: Ask | None) -> Draft:
                 "and will be skipped"
             )
     metric = None
-    if any(each.options for each in chosen):
+    if reading.texts:
+        metric = LIKELIHOOD
+    elif any(each.options for each in chosen):
         metric = "option_accuracy"
     elif survey.are_labels(chosen):
         metric = "exact_match"
     findings["answers"] = (
-        "one of several options, scored by option_accuracy" if metric == "option_accuracy"
+        f"whole texts without prompts, scored by {LIKELIHOOD} (100 / perplexity)" if metric == LIKELIHOOD
+        else "one of several options, scored by option_accuracy" if metric == "option_accuracy"
         else "a few labels, scored by exact_match" if metric
         else "free text, scored by ROUGE-1"
     )  # fmt: skip
@@ -128,7 +133,7 @@ def draft(given: Given, ask: Ask | None) -> Draft:
     evaluation = {
         "every": math.ceil(rounds / 4),
         "metric": metric,
-        "max_new_tokens": limits.get("answer"),
+        "max_new_tokens": None if reading.texts else limits.get("answer"),
         "base": True,
     }
     text = _rendered(
@@ -238,6 +243,8 @@ def _of_base(name: str) -> tuple[PreTrainedTokenizerBase | None, PretrainedConfi
 
 
 def _why(template: str, known: bool) -> str:
+    if template == "{prompt}":
+        return "texts are learned as they stand; a chat continues what is typed"
     if not known:
         return "use chat for an instruction-tuned base"
     return "the base's own" if template == "chat" else "the base has no chat template; others: alpaca, plain"

@@ -16,7 +16,7 @@ from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
 from llm_fed.errors import UserError, require
 from llm_fed.eval.clients import Personal, check_options, evaluate, notes_without_credit
-from llm_fed.eval.scores import METRICS, Summary
+from llm_fed.eval.scores import LIKELIHOOD, METRICS, Summary
 from llm_fed.experiment import bases, start
 from llm_fed.experiment.encoding import Encoder, Length
 from llm_fed.experiment.needed import check_rounds
@@ -141,6 +141,11 @@ def prepare(
     if everybody:
         ranks.check(config.adapter, tuple(task.clients))
     device = str(base.device) if base else choose_device(config.device)
+    if task.metric == LIKELIHOOD and config.task.template != "{prompt}":
+        reporter.note_once(
+            f"texts are learned without task.template={config.task.template}, which only chats and exports would use; "
+            "set task.template='{prompt}'"
+        )
     settled, said = settle_dtype(config.base, device)
     if said:
         config = replace(config, base=settled)
@@ -211,6 +216,11 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
     if pictures != (METRICS[metric].scores == "labels"):
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
+    if task.metric == LIKELIHOOD != metric:
+        raise UserError(
+            f"eval.metric={metric} compares answers to prompts, but the data are texts without prompts; set "
+            f"eval.metric={LIKELIHOOD} or null"
+        )
     if config.eval.base and pictures:
         raise UserError(
             "eval.base=true scores the base before training, when the head of an image model is still untrained; set "

@@ -24,7 +24,9 @@ BAD = {  # a bad row among good ones, and what is said of it
     "NaN": (GOOD, GOOD | {"output": float("nan")}, "column 'output' holds nothing"),
     "an object": (GOOD, GOOD | {"instruction": {"x": 1}}, "column 'instruction' holds dict, not text"),
     "an empty list": (GOOD, GOOD | {"output": []}, "the list in column 'output' is empty"),
-    "an answer that is no option": (GOOD, GOOD | {"output": "zz", "options": ["b", "c"]}, "the answer 'zz' is none of the options"),
+    "an answer that is no option": (
+        GOOD, GOOD | {"output": "zz", "options": ["b", "c"]}, "the answer 'zz' is none of the options",
+    ),
     "a history that is none": (GOOD, GOOD | {"history": [["q"]]}, "column 'history' is no list of pairs"),
     "no object": (GOOD, [1], "an object with named columns is needed"),
     "roles out of order": (TALK, {"messages": [U, U, A]}, "a message of the user where one of the assistant belongs"),
@@ -78,7 +80,9 @@ def test_too_many_are_refused(tmp_path):
     write(tmp_path / "s.jsonl", [GOOD] * 20)
     assert len(load(tmp_path, bad_rows="skip").clients["n"].train) == 6
     write(tmp_path / "w.jsonl", [GOOD | {"output": ""}])
-    with pytest.raises(UserError, match="none of the 1 rows of .*w.jsonl can be used: .*line 1: column 'output' is emp"):
+    with pytest.raises(
+        UserError, match="none of the 1 rows of .*w.jsonl can be used: .*line 1: column 'output' is emp"
+    ):
         load(tmp_path, bad_rows="skip")
 
 

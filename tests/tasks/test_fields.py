@@ -49,7 +49,8 @@ FORMS = {
         Example((Turn("system", "Be brief."), ASKED), ("Burns.",), (), "n"),
     ),
     "a history of pairs": (
-        {"instruction": "Which ward?", "input": "A burn.", "output": "Burns.", "history": [["Who?", "I."], ["So?", "No."]]},
+        {"instruction": "Which ward?", "input": "A burn.", "output": "Burns.",
+         "history": [["Who?", "I."], ["So?", "No."]]},
         Example(
             (Turn("user", "Who?"), Turn("assistant", "I."), Turn("user", "So?"), Turn("assistant", "No."),
              Turn("user", "Which ward?\n\nA burn.")), ("Burns.",), (), "n",
@@ -65,7 +66,8 @@ FORMS = {
         Example((Turn("system", "Be brief."), ASKED), ("Burns.",), (), "n"),
     ),
     "parts of text": (
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Which "}, {"type": "text", "text": "ward?"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Which "},
+                                                   {"type": "text", "text": "ward?"}]},
                       {"role": "assistant", "content": "Burns."}]},
         Example((ASKED,), ("Burns.",), (), "n"),
     ),
@@ -104,7 +106,8 @@ FORMS = {
         Example("Which ward?", ("Burns.",), ("Surgery.", "Burns."), "n"),
     ),
     "answers (SQuAD)": (
-        {"question": "Which ward?", "context": "A burn.", "answers": {"text": ["Burns.", "burns"], "answer_start": [0, 3]}},
+        {"question": "Which ward?", "context": "A burn.",
+         "answers": {"text": ["Burns.", "burns"], "answer_start": [0, 3]}},
         Example("Which ward?\n\nA burn.", ("Burns.", "burns"), (), "n"),
     ),
     "a text": ({"text": "A text that is learned."}, Example("", ("A text that is learned.",), (), "n")),
@@ -203,7 +206,13 @@ def test_client_numbers_of_a_csv_with_gaps(tmp_path):
 def test_values_as_text(tmp_path):
     from llm_fed.tasks.cells import as_text
 
-    values = {"1": [1, 1.0, Decimal("1.00")], "1.5": [1.5, Decimal("1.5")], "true": [True], "-3": [-3.0], "1.0": ["1.0"]}
+    values = {
+        "1": [1, 1.0, Decimal("1.00")],
+        "1.5": [1.5, Decimal("1.5")],
+        "true": [True],
+        "-3": [-3.0],
+        "1.0": ["1.0"],
+    }
     for text, each in values.items():
         assert [as_text(value, "here", "x") for value in each] == [text] * len(each)
     for value in (None, float("nan"), "", " ", [], {}):
@@ -240,8 +249,8 @@ def test_what_is_not_used_is_named_and_clean_data_are_silent(tmp_path):
     (tmp_path / "s.jsonl").touch()
     assert said(tmp_path) == {
         "not used": "s.jsonl (no rows), README.md; columns source, weight, tools, client",
-        "note": "column 'weight' is not used: all rows count alike; column 'tools' is not used: prompts do not describe "
-        "tools; column 'client' is not used: files name the clients; task.columns.client=client would use it",
+        "note": "column 'weight' is not used: all rows count alike; column 'tools' is not used: prompts do not "
+        "describe tools; column 'client' is not used: files name the clients; task.columns.client=client would use it",
     }
 
 

@@ -117,7 +117,10 @@ def test_what_names_mean(what):
         (["train.jsonl", "train-00000-of-00001.jsonl"], "both for train; keep one"),
         (["n.jsonl", "n.csv"], "holds n.csv and n.jsonl, both for train of 'n'"),
         (["train.jsonl", "validation.jsonl", "dev.jsonl"], "both for validation"),
-        (["train.jsonl", "n-test.jsonl"], "train.jsonl, of all clients, and n-test.jsonl, of one; .*columns.client=COL"),
+        (
+            ["train.jsonl", "n-test.jsonl"],
+            "train.jsonl, of all clients, and n-test.jsonl, of one; .*columns.client=COL",
+        ),
         (["n.jsonl", "test.jsonl"], "test.jsonl, of all clients, and n.jsonl, of one"),
         (["n.jsonl", "s/train.jsonl"], "n.jsonl and a folder of a client, s/train.jsonl"),
         (["test/a.jsonl", "n/train.jsonl"], "test/a.jsonl and a folder of a client"),
