@@ -30,6 +30,7 @@ KINDS: dict[str, Kind] = {
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = "JSONL, JSON, CSV, TSV, Parquet, Arrow, XLSX or TXT, also compressed as .gz, .bz2, .xz or .zst"
 HEAD = 4096  # bytes that are looked at
+NOTHING = "\x1f"  # no text has it
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 NO_TEXT = {  # what no table can be read from
     b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save it as .xlsx or as CSV"),
@@ -237,14 +238,16 @@ def _western(sample: bytes) -> bool:
 
 
 def separator(header: str, usual: str) -> str:
-    """What parts the columns in the first line of a table: the one of SEPARATORS that makes most of them."""
+    """What parts the columns in the first line of a table: the one of SEPARATORS that makes most of them. Lines of one
+    column are parted by nothing, so that their texts may hold commas."""
     counts = {}
     for candidate in SEPARATORS:
         try:
             counts[candidate] = len(next(csv.reader([header], delimiter=candidate, strict=False), []))
         except csv.Error:
             counts[candidate] = 0
-    return max(SEPARATORS, key=lambda each: (counts[each], each == usual))
+    best = max(SEPARATORS, key=lambda each: (counts[each], each == usual))
+    return best if counts[best] > 1 else NOTHING
 
 
 def is_json(line: str) -> bool:

@@ -37,7 +37,6 @@ _SHARD = re.compile(
 _PART = re.compile(r"(?:part|shard|chunk)[-_. ]?(?P<number>\d{1,9})(?:[-_.].*)?", _FLAGS)  # Spark's, too
 _AT_END = re.compile(rf"(?:(?P<rest>.+)[-_. ])?{_WORD}", _FLAGS)
 _NUMBERED = re.compile(rf"(?:(?P<rest>.+)[-_. ])?{_WORD}[-_. ]?(?P<number>\d{{1,9}})", _FLAGS)
-_INSIDE = re.compile(rf"(?P<before>(?:.+[-_. ])?){_WORD}[-_. ](?P<after>.+)", _FLAGS)
 _ANYTHING = ("data", "dataset", "default", "all")  # names that say nothing
 # What systems leave behind, and what `datasets` writes beside data.
 _SILENT = re.compile(
@@ -212,8 +211,8 @@ def _placed(file: _File, above: _Above) -> _File:
 
 def _read_names(files: Sequence[_File], joined: bool) -> list[_File]:
     """Of the files in one folder: split, shard, and the rest of each name."""
-    found = _read_numbered([_read_end(file) for file in files])
-    return _read_inside(found, joined)
+    found = [_read_end(file) for file in files]
+    return _read_inside(found, joined) or _read_numbered(found)
 
 
 def _read_end(file: _File) -> _File:
@@ -262,22 +261,35 @@ def _read_numbered(files: list[_File]) -> list[_File]:
     return [read(file) for file in files]
 
 
-def _read_inside(files: list[_File], joined: bool) -> list[_File]:
+def _read_inside(files: list[_File], joined: bool) -> list[_File] | None:
     """`train-north` and `test-north`, `north.train.v2` and `north.test.v2`: a word of a split in front or inside counts
-    where the same name comes with `train` and with another split. Names like `dev-team` stay names."""
-    found: dict[str, tuple[str, str]] = {}  # path -> rest, split
+    where the same name comes with `train` and with another split; None: nowhere. Names like `dev-team` stay names."""
+    found = {file.path: _inside(file.rest) for file in files if file.split is None and file.rest is not None}
     splits = defaultdict[str, set[str]](set)
-    for file in files:
-        if file.split is None and file.rest is not None and (match := _INSIDE.fullmatch(file.rest)):
-            rest, split = match["before"] + match["after"], str(split_of(match["word"]))
-            found[file.path] = (rest, split)
+    for candidates in found.values():
+        for rest, split in candidates:
             splits[rest].add(split)
-    pairs = any("train" in each and len(each) > 1 for each in splits.values())
+    pairs = {rest for rest, its in splits.items() if "train" in its and len(its) > 1 and not rest.isdecimal()}
     if not pairs and not (joined and any(file.split == "train" for file in files)):
-        return files
+        return None
+
+    def read(file: _File) -> _File:
+        candidates = found.get(file.path)
+        if not candidates:
+            return file
+        rest, split = next((each for each in candidates if each[0] in pairs), candidates[0])
+        return replace(file, rest=rest, split=split)
+
+    return [read(file) for file in files]
+
+
+def _inside(name: str) -> list[tuple[str, str]]:
+    """(rest, split) of each word of a split in front of a name or inside it."""
+    parts = re.split(r"([-_. ])", name)
     return [
-        replace(file, rest=found[file.path][0], split=found[file.path][1]) if file.path in found else file
-        for file in files
+        ("".join(parts[:place] + parts[place + 2 :]), split)
+        for place in range(0, len(parts) - 2, 2)
+        if (split := split_of(parts[place]))
     ]
 
 
