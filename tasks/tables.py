@@ -144,6 +144,7 @@ def arrow_rows(file: FileRows, encoding: str) -> Iterator[Row]:
 def _of_arrow(file: FileRows, names: Sequence[str], batches: Iterable[Any]) -> Iterator[Row]:
     file.twice, number = _twice(names), 0
     for batch in batches:
+        batch.validate(full=True)  # offsets and UTF-8, which damage would make wrong
         for values in batch.to_pylist():
             number += 1
             yield Row(f"{file.path}, row {number}", values)

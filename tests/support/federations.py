@@ -40,11 +40,13 @@ from llm_fed.errors import UserError
 from llm_fed.tasks import files
 from llm_fed.tasks.common import Example, TaskData, Turn
 
-CLIENTS = ("north", "South West", "_malmo", "Zürich", "Łódź", "2023", "11", "client10", "client2", "a.b", "北京", "dev-team")
+CLIENTS = (
+    "north", "South West", "_malmo", "Zürich", "Łódź", "2023", "11", "client10", "client2", "a.b", "北京", "dev-team",
+)  # fmt: skip
 TEXTS = (
-    "Which ward?", "A burn, of the third degree.", 'He said "no".', "a;b|c", "tab\there", "two\nlines", "1.0", "007", "é",
-    "Müller übt täglich", "Où est l'hôpital?", "  blank around  ", "北京在哪里？", "Łódź", "{x: 1}", "[1, 2]", "null", "x" * 300,
-    "it's", "\\n", "<s>", "-", "#", "0", "true", "ω≤∞", "NA",
+    "Which ward?", "A burn, of the third degree.", 'He said "no".', "a;b|c", "tab\there", "two\nlines", "1.0", "007",
+    "é", "Müller übt täglich", "Où est l'hôpital?", "  blank around  ", "北京在哪里？", "Łódź", "{x: 1}", "[1, 2]",
+    "null", "x" * 300, "it's", "\\n", "<s>", "-", "#", "0", "true", "ω≤∞", "NA",
 )  # fmt: skip
 NAMES = {  # usual names of columns
     "prompt": ("instruction", "prompt", "question", "Question", "INPUTS"),
@@ -52,10 +54,16 @@ NAMES = {  # usual names of columns
     "client": ("client", "client_id", "Client"), "system": ("system", "system_prompt"), "input": ("context",),
 }  # fmt: skip
 SPLITS = {"train": ("train", "TRAIN", "training"), "validation": ("validation", "val", "dev"), "test": ("test", "Test")}
-KINDS = ("jsonl", "ndjson", "array", "pretty", "objects", "key", "csv", "tsv", "parquet", "arrow", "xlsx")
+KINDS = (
+    "jsonl", "ndjson", "array", "pretty", "objects", "key", "columns", "by number", "csv", "tsv", "parquet", "arrow",
+    "xlsx",
+)  # fmt: skip
 EXCEL = importlib.util.find_spec("openpyxl") is not None
 JUNK = (".DS_Store", "Thumbs.db", "._x.jsonl", ".gitattributes", "__MACOSX/._north.jsonl")
 OTHER = ("README.md", "LICENSE", "notes.docx", "make.py", ".hidden.jsonl")
+BY_COLUMN = ("one file", "split files", "hub", "parquet branch", "years", "spark")  # a column names the client
+LAYOUTS = (*BY_COLUMN, "files", "folders", "split folders", "client shards", "numbered", "one folder")
+WITH_SPLITS = ("split files", "hub", "parquet branch", "split folders")  # a folder with these may be that of a client
 BAD = {"answer": ""}  # laid over a row, it cannot be used
 
 
@@ -78,7 +86,7 @@ class Form:
     source: bool  # a column that means nothing
     junk: tuple[str, ...]
     other: tuple[str, ...]
-    wrapped: str  # a folder around all
+    around: str  # a folder around all
 
 
 @dataclass
@@ -116,18 +124,30 @@ def federation(draw: random.Random) -> Federation:
 
 
 def form(draw: random.Random, federation: Federation) -> Form:
-    layouts = ["files", "folders", "split folders", "one file", "split files", "hub", "parquet branch", "client shards"]
-    layouts += ["years"]
+    layout = draw.choice(LAYOUTS)
+    several = len(federation.rows) > 1
+    if layout == "one folder" and not several:
+        layout = "folders"  # a folder that is alone is taken for one around all
+    around = ["", "", "", "data/"] + (["export of May/"] if several and layout not in WITH_SPLITS else [])
     kinds = [kind for kind in KINDS if kind != "xlsx" or EXCEL]
-    columns = {role: draw.choice(names) for role, names in NAMES.items()}
     return Form(
-        draw.choice(layouts), tuple(draw.choices(kinds, k=draw.choice((1, 1, 3)))),
-        draw.choice(("utf-8", "utf-8", "utf-8-sig", "cp1252", "utf-16", "utf-16-le")), draw.choice(",,;\t|"),
-        draw.choice(("\n", "\n", "\r\n", "\r")), draw.random() < 0.2, draw.choice(("", "", "", ".gz", ".bz2", ".xz", ".zst")),
-        draw.random() < 0.2, draw.random() < 0.3, draw.randint(1, 3), columns, draw.random() < 0.3, draw.random() < 0.2,
-        tuple(draw.sample(JUNK, draw.randint(0, 2))), tuple(draw.sample(OTHER, draw.choice((0, 0, 1, 2)))),
-        draw.choice(("", "", "", "data/")),
-    )  # fmt: skip
+        layout=layout,
+        kinds=tuple(draw.choices(kinds, k=draw.choice((1, 1, 3)))),
+        encoding=draw.choice(("utf-8", "utf-8", "utf-8-sig", "cp1252", "utf-16", "utf-16-le")),
+        separator=draw.choice(",,;\t|"),
+        ends=draw.choice(("\n", "\n", "\r\n", "\r")),
+        blank=draw.random() < 0.2,
+        compression=draw.choice(("", "", "", ".gz", ".bz2", ".xz", ".zst")),
+        upper=draw.random() < 0.2,
+        decomposed=draw.random() < 0.3,
+        shards=draw.randint(1, 3),
+        columns={role: draw.choice(names) for role, names in NAMES.items()},
+        index=draw.random() < 0.3,
+        source=draw.random() < 0.2,
+        junk=tuple(draw.sample(JUNK, draw.randint(0, 2))),
+        other=tuple(draw.sample(OTHER, draw.choice((0, 0, 1, 2)))),
+        around=draw.choice(around),
+    )
 
 
 def clean(form: Form) -> Form:
@@ -140,7 +160,7 @@ def clean(form: Form) -> Form:
 
 def write(federation: Federation, form: Form, folder: Path, draw: random.Random, bad: bool = False) -> Written:
     """Write the federation in this form."""
-    by_column = form.layout in ("one file", "split files", "hub", "parquet branch", "years")
+    by_column = form.layout in BY_COLUMN
     written = Written(folder, ColumnsConfig(), {})
     pieces = list(_pieces(federation, form))
     spoilt = draw.randrange(len(pieces)) if bad else -1
@@ -148,7 +168,7 @@ def write(federation: Federation, form: Form, folder: Path, draw: random.Random,
         kind = form.kinds[number % len(form.kinds)]
         if number == spoilt:
             rows = [*rows[:-1], (rows[-1][0], rows[-1][1] | BAD), rows[-1]]
-        written.lines |= _file(federation, form, folder / form.wrapped, stem, kind, rows, by_column)
+        written.lines |= _file(federation, form, folder / form.around, stem, kind, rows, by_column)
         written.bad = stem if number == spoilt else written.bad
     for name in (*form.junk, *form.other):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +178,7 @@ def write(federation: Federation, form: Form, folder: Path, draw: random.Random,
     if form.layout == "years":
         written.columns = ColumnsConfig(client=form.columns["client"])
     if form.layout == "one file":
-        (written.path,) = [path for path in (folder / form.wrapped).iterdir() if not path.name.startswith((".", "__"))
+        (written.path,) = [path for path in (folder / form.around).iterdir() if not path.name.startswith((".", "__"))
                            and path.name not in (*form.other, *form.junk)]  # fmt: skip
         written.lines.discard("not used")
         written.lines |= {"not used"} if form.source else set()
@@ -176,13 +196,16 @@ def _pieces(federation: Federation, form: Form) -> Iterator[tuple[str, list[tupl
     splits = list(next(iter(federation.rows.values())))
     joiner, front = draw.choice("-_."), draw.random() < 0.2 and len(splits) > 1
     pooled = {split: [(c, row) for c, parts in federation.rows.items() for row in parts[split]] for split in splits}
-    if form.layout in ("one file", "years") and len(splits) > 1:
+    if form.layout in ("one file", "years", "spark") and len(splits) > 1:
         pooled = {"": [(c, row | {"split": split}) for split, rows in pooled.items() for c, row in rows]}
     for split, rows in pooled.items():
         if form.layout == "one file":
             yield "everything", rows
         elif form.layout == "years":
             yield from ((f"{2020 + i}", part) for i, part in enumerate(_cut(rows, form.shards)))
+        elif form.layout == "spark":
+            for number, part in enumerate(_cut(rows, form.shards)):
+                yield f"part-{number:05}-3b7f09-c000.snappy", part
         elif form.layout == "split files":
             yield words[split], rows
         elif form.layout == "hub":
@@ -190,7 +213,7 @@ def _pieces(federation: Federation, form: Form) -> Iterator[tuple[str, list[tupl
         elif form.layout == "parquet branch":
             for number, part in enumerate(_cut(rows, form.shards)):
                 yield f"default/{split}/{number:04}", part
-    if form.layout in ("files", "folders", "split folders", "client shards"):
+    if form.layout not in BY_COLUMN:
         for client, parts in federation.rows.items():
             for split, plain in parts.items():
                 rows = [(client, row) for row in plain]
@@ -200,6 +223,11 @@ def _pieces(federation: Federation, form: Form) -> Iterator[tuple[str, list[tupl
                     yield client if plain_name else name, rows
                 elif form.layout == "folders":
                     yield from _shards(f"{client}/{words[split]}", rows, form.shards, draw.random() < 0.5)
+                elif form.layout == "numbered":
+                    yield from _numbered(f"{client}-{split}", rows, form.shards)
+                elif form.layout == "one folder":
+                    word = f"{words[split]}/" if len(splits) > 1 else ""
+                    yield from ((f"{client}/{word}{2020 + i}", part) for i, part in enumerate(_cut(rows, form.shards)))
                 elif form.layout == "split folders":
                     yield f"{words[split]}/{client if client not in ('2023', '11') else f'nr {client}'}", rows
                 else:
@@ -218,6 +246,11 @@ def _shards(stem: str, rows: list[Any], count: int, plain: bool = False) -> Iter
         return
     for number, part in enumerate(parts):
         yield f"{stem}-{number:05}-of-{len(parts):05}", part
+
+
+def _numbered(stem: str, rows: list[Any], count: int) -> Iterator[tuple[str, list[Any]]]:
+    parts = _cut(rows, count)
+    yield from ((f"{stem}{number}" if len(parts) > 1 else stem, part) for number, part in enumerate(parts, 1))
 
 
 def _example(federation: Federation, row: dict[str, Any], client: str) -> Example:
@@ -264,13 +297,13 @@ def _file(
         said |= {"read"} if told else set()
     else:
         data = {"parquet": _parquet, "arrow": _arrow, "xlsx": _xlsx}[kind](values)
-    suffix = {"array": ".json", "pretty": ".json", "objects": ".json", "key": ".json"}.get(kind, f".{kind}")
+    suffix = f".{kind}" if kind in ("jsonl", "ndjson", "csv", "tsv", "parquet", "arrow", "xlsx") else ".json"
     compression = form.compression if is_text else ""
     suffix += compression
     name = unicodedata.normalize("NFD", stem) if form.decomposed else stem
     path = folder / f"{name}{suffix.upper() if form.upper else suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_compressed(data, compression))
+    path.write_bytes(compressed(data, compression))
     return said
 
 
@@ -295,6 +328,10 @@ def _json(values: list[dict[str, Any]], kind: str, form: Form) -> str:
         return json.dumps(values, indent=2, ensure_ascii=False).replace("\n", form.ends)
     if kind == "key":
         return json.dumps({"version": 1, "rows": values}, ensure_ascii=False)
+    if kind == "columns":
+        return json.dumps({name: {str(i): row[name] for i, row in enumerate(values)} for name in values[0]})
+    if kind == "by number":
+        return json.dumps({str(i): row for i, row in enumerate(values)}, ensure_ascii=False)
     if kind == "objects":
         return "\n".join(json.dumps(row, indent=1, ensure_ascii=False) for row in values)
     end = form.ends * (2 if form.blank else 1)
@@ -335,7 +372,7 @@ def _xlsx(values: list[dict[str, Any]]) -> bytes:
     return target.getvalue()
 
 
-def _compressed(data: bytes, ending: str) -> bytes:
+def compressed(data: bytes, ending: str) -> bytes:
     if ending == ".zst":
         sink = pyarrow.BufferOutputStream()
         with pyarrow.CompressedOutputStream(sink, "zstd") as file:
@@ -350,9 +387,7 @@ def read(written: Written, **settings: Any) -> TaskData:
 
 def check(written: Written, data: TaskData) -> None:
     """Compare what was read with what was written."""
-    found = {
-        id: {split: list(getattr(client, split)) for split in SPLITS} for id, client in data.clients.items()
-    }
+    found = {id: {split: list(getattr(client, split)) for split in SPLITS} for id, client in data.clients.items()}
     meant = {client.removeprefix("nr "): parts for client, parts in written.expected.items()}
     found = {id.removeprefix("nr "): parts for id, parts in found.items()}
     for parts in (*meant.values(), *found.values()):
