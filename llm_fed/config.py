@@ -116,7 +116,7 @@ class TaskConfig:
     """The data set, and how its examples become text or image inputs."""
 
     name: str = "flan"  # name of the data set, see docs/tasks.md
-    path: str | None = None  # folder with one folder per client, one file with a client column, or hf://owner/name
+    path: str | None = None  # a folder of files in any form of docs/data.md, one file, or hf://owner/name
     groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
     # keep only this many clients, the first after `groups` and `partition`
     clients: Annotated[PositiveInt | None, "for all"] = None

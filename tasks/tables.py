@@ -49,7 +49,11 @@ def csv_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
         separator, first, before = given[-1], next(lines, ""), before + 1
     else:
         separator = formats.separator(first, usual)
-    file.remark("" if separator in (usual, ",", formats.NOTHING) else f"with {formats.SEPARATORS.get(separator, repr(separator))}")
+    file.remark(
+        ""
+        if separator in (usual, ",", formats.NOTHING)
+        else f"with {formats.SEPARATORS.get(separator, repr(separator))}"
+    )
     blanks = first.count(separator) > 0 and first.count(separator) == first.count(f"{separator} ")
     reader = csv.reader(chain([first], lines), delimiter=separator, skipinitialspace=blanks, strict=True)
     records = _records(file, reader, before)

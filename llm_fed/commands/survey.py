@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -106,16 +107,22 @@ def repeated(data: TaskData) -> dict[str, int]:
     Prompts are compared without regard to case and white space.
     """
 
-    def key(example: Example) -> str:
-        return " ".join(text_of(example.prompt).split()).casefold()
+    def digest(text: str) -> bytes:  # a text may be long, and there may be millions
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+
+    def key(example: Example) -> bytes:
+        # A text without a prompt is told by itself.
+        return digest(" ".join((text_of(example.prompt) or example.answers[0]).split()).casefold())
 
     found: Counter[str] = Counter()
-    trained: dict[str, set[str]] = {name: {key(each) for each in part.train} for name, part in data.clients.items()}
+    trained: dict[str, set[bytes]] = {}
+    for name, client in data.clients.items():
+        rows = [(key(each), digest("\0".join(each.answers))) for each in client.train]
+        trained[name] = {prompt for prompt, _ in rows}
+        found["training examples occur twice at the same client"] += len(rows) - len(set(rows))
     holders = Counter(prompt for prompts in trained.values() for prompt in prompts)
     for name, client in data.clients.items():
         own = trained[name]
-        rows = Counter((key(each), each.answers) for each in client.train)
-        found["training examples occur twice at the same client"] += sum(rows.values()) - len(rows)
         for each in client.test:
             if key(each) in own:
                 found["test prompts also occur in the same client's training examples"] += 1

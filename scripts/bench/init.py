@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process would compile all its modules anew
     for kind in given.data:
         path = make(kind, given.out)
         for _ in range(given.repeats):

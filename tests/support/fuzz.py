@@ -36,7 +36,7 @@ import numpy as np
 import pandas
 import torch
 import yaml
-from federations import compressed
+from federations import EXCEL, compressed
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -73,7 +73,7 @@ _DTYPES = (
 )  # fmt: skip
 NAMES = (
     "train.jsonl", "train.json", "train.csv", "train.jsonl.gz", "train.parquet", "a.npz", "train.tsv", "train.txt",
-    "train.ndjson.bz2", "train.csv.xz", "train.arrow", "train.xlsx",
+    "train.ndjson.bz2", "train.csv.xz", "train.arrow", *(["train.xlsx"] if EXCEL else []),
 )  # fmt: skip
 _ROWS = [{"instruction": f"What is {n}?", "input": "", "output": f"It is {n}", "client": f"c{n % 3}"} for n in range(9)]
 

@@ -1,5 +1,5 @@
-"""Known federations in random forms (`tests/support/federations.py`): what is read is what was written, and `init` makes
-a configuration of each that reads the same."""
+"""Known federations in random forms (`tests/support/federations.py`): what is read is what was written, and `init`
+makes a configuration of each that reads the same."""
 
 from __future__ import annotations
 
