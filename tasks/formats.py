@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import codecs
-import csv
 import gzip
 import io
 import json
@@ -30,8 +29,6 @@ KINDS: dict[str, Kind] = {
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = "JSONL, JSON, CSV, TSV, Parquet, Arrow, XLSX or TXT, also compressed as .gz, .bz2, .xz or .zst"
 HEAD = 4096  # bytes that are looked at
-NOTHING = "\x1f"  # no text has it
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 NO_TEXT = {  # what no table can be read from
     b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save it as .xlsx or as CSV"),
     b"version https://git-lfs": ("a pointer of Git LFS in the data's place", "give git lfs pull in its repository"),
@@ -172,11 +169,14 @@ class Text:
         """Its text, so many letters at a time."""
         return self._pieces(lambda file: iter(lambda: file.read(size), ""))
 
-    def first_lines(self) -> list[str]:
-        """Its first lines, without blank ones and without their ends; two at least, of up to LONGEST letters."""
+    def head(self) -> str:
+        """Its beginning, up to the end of a line; two lines at least, of up to LONGEST letters."""
         with self._opened("replace") as file:
-            head = "".join([file.read(HEAD), file.readline(LONGEST), file.readline(LONGEST)])
-        return [line for line in re.split(r"\r\n|\r|\n", head) if line.strip()]
+            return "".join([file.read(HEAD), file.readline(LONGEST), file.readline(LONGEST)])
+
+    def first_lines(self) -> list[str]:
+        """The lines of its head, without blank ones and without their ends."""
+        return [line for line in re.split(r"\r\n|\r|\n", self.head()) if line.strip()]
 
     def _opened(self, errors: str) -> io.TextIOWrapper:
         return io.TextIOWrapper(opened(self.path), self._encoding, errors, newline="")
@@ -235,19 +235,6 @@ def _western(sample: bytes) -> bool:
     text = sample.decode("latin-1")
     odd = len(re.findall(r"(?<=[a-z])[\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7](?=[a-z])", text))
     return alone >= 0.7 * high and odd <= 0.1 * high
-
-
-def separator(header: str, usual: str) -> str:
-    """What parts the columns in the first line of a table: the one of SEPARATORS that makes most of them. Lines of one
-    column are parted by nothing, so that their texts may hold commas."""
-    counts = {}
-    for candidate in SEPARATORS:
-        try:
-            counts[candidate] = len(next(csv.reader([header], delimiter=candidate, strict=False), []))
-        except csv.Error:
-            counts[candidate] = 0
-    best = max(SEPARATORS, key=lambda each: (counts[each], each == usual))
-    return best if counts[best] > 1 else NOTHING
 
 
 def is_json(line: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from llm_fed.errors import UserError, one_line
 from llm_fed.tasks import formats
+from llm_fed.tasks.dialects import is_table
 from llm_fed.tasks.layout import split_of
 from llm_fed.tasks.rows import BadRow, FileRows, Row
 
@@ -38,7 +39,7 @@ def rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
     text = formats.Text(file.path, encoding)
     lines = text.first_lines()
     first = lines[0].strip() if lines else ""
-    if first and not formats.is_json(first) and tables.is_table(first):
+    if first and not formats.is_json(first) and is_table(first):
         file.remark("as CSV")
         yield from tables.csv_rows(file, encoding)
         return

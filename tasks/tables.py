@@ -6,7 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import islice
 from typing import IO, Any, NamedTuple
 
 import pyarrow
@@ -15,15 +15,10 @@ import pyarrow.parquet
 
 from llm_fed.errors import UserError, install
 from llm_fed.tasks import formats
+from llm_fed.tasks.dialects import dialect_of
 from llm_fed.tasks.rows import BadRow, FileRows, Row
 
 _BATCH = 4096  # rows of a Parquet file that are in memory at once
-csv.field_size_limit(2**31 - 1)  # by default a cell may have 131,072 letters
-
-
-def is_table(line: str) -> bool:
-    """Whether a line has columns."""
-    return len(next(csv.reader([line], delimiter=formats.separator(line, ",")), [])) > 1
 
 
 def csv_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
@@ -39,24 +34,10 @@ def csv_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
         file.remark("as JSON")
         yield from jsonrows.rows(file, encoding)
         return
-    lines, before, first = text.lines(), 0, ""
-    for first in lines:
-        if first.strip():
-            break
-        before += 1
-    usual = "\t" if formats.suffix_of(file.path.name) == ".tsv" else ","
-    if (given := first.strip("\r\n")).casefold().startswith("sep=") and len(given) == 5:  # Excel
-        separator, first, before = given[-1], next(lines, ""), before + 1
-    else:
-        separator = formats.separator(first, usual)
-    file.remark(
-        ""
-        if separator in (usual, ",", formats.NOTHING)
-        else f"with {formats.SEPARATORS.get(separator, repr(separator))}"
-    )
-    blanks = first.count(separator) > 0 and first.count(separator) == first.count(f"{separator} ")
-    reader = csv.reader(chain([first], lines), delimiter=separator, skipinitialspace=blanks, strict=True)
-    records = _records(file, reader, before)
+    dialect = dialect_of(text.head(), "\t" if formats.suffix_of(file.path.name) == ".tsv" else ",")
+    file.remark(dialect.remark)
+    lines = islice(text.lines(), dialect.skipped, None)
+    records = _records(file, dialect.reader(lines), dialect.skipped)
     header = next(records, None)
     if isinstance(header, BadRow):
         raise header

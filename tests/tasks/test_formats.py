@@ -99,6 +99,16 @@ TOLD = {
     "bars": ("a.csv", CSV.replace(",", "|"), "with vertical bars"),
     "tabs in a CSV": ("a.csv", CSV.replace(",", "\t"), "with tabs"),
     "what Excel says of its separator": ("a.csv", "sep=;\r\n" + CSV.replace(",", ";"), "with semicolons"),
+    "quotation marks that are text": (
+        "a.tsv",
+        'question\tanswer\n"Where" to?\tZürich\n',
+        "without quotation marks around texts",
+    ),
+    "backslashes before quotation marks": (
+        "a.csv",
+        'question,answer\n"\\"Where\\" to?","Zürich"\n',
+        "with backslashes before quotation marks",
+    ),
     "Windows-1252": ("a.csv", CSV.encode("cp1252"), "as Windows-1252 (e.g. Zürich)"),
     "Windows-1252 in JSON": ("a.jsonl", JSONL.encode("cp1252"), "as Windows-1252 (e.g. Zürich)"),
     "Windows-1252 in an array": ("a.json", f"[{JSONL}]".encode("cp1252"), "as Windows-1252 (e.g. Zürich)"),
@@ -114,7 +124,8 @@ TOLD = {
 @pytest.mark.parametrize("what", TOLD)
 def test_what_had_to_be_found_out_is_read_and_told(tmp_path, what):
     name, content, remark = TOLD[what]
-    assert read(tmp_path / name, content) == ([ROW], [remark])
+    row = ROW | ({"question": '"Where" to?'} if "quotation" in what else {})
+    assert read(tmp_path / name, content) == ([row], [remark])
 
 
 @pytest.mark.parametrize(
@@ -180,6 +191,12 @@ def test_bad_lines_are_single_rows(tmp_path):
         ("line 3", 1), ("line 4", 1), ("line 5", 1), ("line 6", 2),
     ]  # fmt: skip
     assert [row.values for row in found if not isinstance(row, BadRow)] == [{"a": "1", "b": "2"}] * 2
+
+
+def test_one_bad_record_does_not_make_quotation_marks_text(tmp_path):
+    (tmp_path / "a.csv").write_text('"q","a"\n"1","2"\n"3"x,"4"\n"5","6"\n')
+    found = list(FileRows(tmp_path / "a.csv"))
+    assert [getattr(row, "values", None) for row in found] == [{"q": "1", "a": "2"}, None, {"q": "5", "a": "6"}]
 
 
 def test_a_long_cell_is_no_mistake(tmp_path):
