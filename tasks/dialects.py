@@ -59,13 +59,12 @@ def dialect_of(head: str, usual: str) -> Dialect:
     plain, records = Dialect(skipped, common | _PLAIN, named), lines[skipped:]
     if '"' not in head or _fits(plain, records):
         return plain
-    for options, remark in (
-        (_ESCAPED, "with backslashes before quotation marks"),
-        (_BARE, "without quotation marks around texts"),
-    ):
-        other = Dialect(skipped, common | options, ", ".join(filter(None, [named, remark])))
-        if _fits(other, records) and (options is not _BARE or _is_bare(other, records)):
-            return other
+    escaped = Dialect(skipped, common | _ESCAPED, _joined(named, "with backslashes before quotation marks"))
+    if '\\"' in head and _fits(escaped, records):
+        return escaped
+    bare = Dialect(skipped, common | _BARE, _joined(named, "without quotation marks around texts"))
+    if _fits(bare, records) and _is_bare(bare, records):
+        return bare
     return plain
 
 
@@ -88,6 +87,10 @@ def _separator(header: str, usual: str) -> str:
 def _fits(dialect: Dialect, lines: Sequence[str]) -> bool:
     """Whether all records have as many cells as the header; the last one may be cut off."""
     return len({*_widths(dialect, lines)}) <= 1
+
+
+def _joined(*remarks: str) -> str:
+    return ", ".join(filter(None, remarks))
 
 
 def _is_bare(dialect: Dialect, lines: Sequence[str]) -> bool:
