@@ -121,6 +121,9 @@ class Collected:
             except Again:
                 continue
         name, label = self.reading.short(source.where), self.config.partition.label
+        if taken.is_description:
+            self.reading.files.append(name)
+            return taken.places
         if not taken.count:
             self.reading.empty.append(name)
         self.reading.rows += taken.count
@@ -143,6 +146,7 @@ class _Taken:
         self.places: dict[tuple[str, str], array[int]] = defaultdict(lambda: array("q"))
         self.skipped: list[Skipped] = []
         self.count = 0  # of rows, also of those that are left out
+        self.is_description = False  # whether it is one object of JSON that is no row
 
     def all(self) -> None:
         """Make an Example of each row.
@@ -155,7 +159,14 @@ class _Taken:
         sample = list(islice(rows, SAMPLE))
         if not sample:
             return
-        self._learn(sample)
+        try:
+            self._learn(sample)
+        except UserError:
+            # A `metadata.json` among the files of clients; a file that is asked for by its name is refused.
+            self.is_description = self._source.alone and self._client is not None
+            if not self.is_description:
+                raise
+            return
         for row in chain(sample, rows):
             self.count += row.lines if isinstance(row, BadRow) else 1
             try:

@@ -86,7 +86,9 @@ def _whole(file: FileRows, text: formats.Text) -> Iterator[Row | BadRow]:
     line, in_array, record = first
     if second is None and not in_array and isinstance(record, dict):
         rows = _contained(record, file)
-        at = [f"line {line}"] if rows == [record] else [f"item {i}" for i, _ in enumerate(rows, 1)]
+        is_row = rows == [record]
+        file.alone = is_row and formats.suffix_of(file.path.name) == ".json"
+        at = [f"line {line}"] if is_row else [f"item {i}" for i, _ in enumerate(rows, 1)]
         yield from (_row(f"{file.path}, {where}", each) for where, each in zip(at, rows, strict=True))
         return
     for line, _, record in chain([first], [second] if second else [], values):

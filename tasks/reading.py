@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llm_fed.errors import UserError, one_line
+from llm_fed.errors import UserError, one_line, printable
 
 MOST_BAD = 0.1  # share of the rows that `task.bad_rows: skip` may leave out
 _FEW = 5  # names in a line
@@ -97,7 +97,7 @@ class Reading:
         if self.skipped:
             bad = sum(each.rows for each in self.skipped)
             lines["left out"] = f"{bad:,} of {self.rows:,} rows (task.bad_rows=skip): {self._first_skipped(3)}"
-        return {label: text for label, text in lines.items() if text}
+        return {label: printable(text) for label, text in lines.items() if text}
 
     def events(self) -> list[dict[str, Any]]:
         """The same for metrics.jsonl, with all names: what happened, in words and as lists, and whether it is only
@@ -111,7 +111,7 @@ class Reading:
         ):
             if label in lines:
                 about = {} if event == "rows left out" else {"information": True}
-                found.append({"event": event, "reason": lines[label], **facts, **about})
+                found.append({"event": event, "reason": lines[label], **_printable(facts), **about})
         return found
 
     def skipped_lines(self) -> list[dict[str, Any]]:
@@ -131,6 +131,15 @@ class Reading:
     def _first_skipped(self, count: int) -> str:
         first = [f"{self.short(each.where)}: {one_line(each.reason, 120)}" for each in self.skipped[:count]]
         return "; ".join(first) + ("; ..." if len(self.skipped) > count else "")
+
+
+def _printable(facts: Any) -> Any:
+    """Facts whose names can be written as UTF-8."""
+    if isinstance(facts, dict):
+        return {printable(key): _printable(value) for key, value in facts.items()}
+    if isinstance(facts, list):
+        return [_printable(each) for each in facts]
+    return printable(facts) if isinstance(facts, str) else facts
 
 
 def few(names: Sequence[str], what: str, most: int = _FEW, sep: str = ", ") -> str:

@@ -41,6 +41,7 @@ class Source:
         remarks: how they were read, where it is not what the name says; known once one has gone through them.
         twice: columns that are there more than once, with their places (1, 2, ...).
         nameless: columns that hold something but have no name.
+        alone: whether it is one object in a file `.json`, as descriptions of data are, too.
     """
 
     def __init__(self, where: str):
@@ -48,6 +49,7 @@ class Source:
         self.remarks: list[str] = []
         self.twice: dict[str, list[int]] = {}
         self.nameless: set[str] = set()
+        self.alone = False
 
     def __iter__(self) -> Iterator[Row | BadRow]:
         raise NotImplementedError

@@ -254,6 +254,24 @@ def test_what_is_not_used_is_named_and_clean_data_are_silent(tmp_path):
     }
 
 
+def test_a_description_beside_the_files_of_clients_is_no_client(tmp_path):
+    write(tmp_path / "n.jsonl", [{"question": f"q{i}", "answer": "a"} for i in range(4)])
+    (tmp_path / "metadata.json").write_text(json.dumps({"license": "x", "features": ["question"]}, indent=2))
+    found = load(tmp_path)
+    assert [*found.clients] == ["n"] and found.reading.for_people() == {"not used": "metadata.json"}
+    with pytest.raises(UserError, match="metadata.json: no column for the prompt among license, features"):
+        load(tmp_path / "metadata.json")
+
+
+def test_names_that_cannot_be_written_are_told_all_the_same(tmp_path):
+    write(tmp_path / "n.jsonl", [{"question": f"q{i}", "answer": "a"} for i in range(4)])
+    (tmp_path / "n.jsonl").write_text((tmp_path / "n.jsonl").read_text().replace("{", '{"\\ud83d": 1, '))
+    (tmp_path / "\udcff.docx").touch()
+    reading = load(tmp_path).reading
+    assert reading.for_people() == {"not used": "?.docx; column ?"}
+    assert reading.events()[0]["files"] == ["?.docx"] and json.dumps(reading.events(), ensure_ascii=False).encode()
+
+
 def test_a_setting_of_a_column_that_has_no_effect_is_refused(tmp_path):
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     write(tmp_path / "n.jsonl", [{"messages": talk, "text": "t", "input": "i", "question": "q", "answer": "a"}] * 2)
