@@ -19,6 +19,7 @@ from typing import IO, Any, Literal, cast
 import pyarrow
 
 from llm_fed.errors import UserError
+from llm_fed.tasks.encodings import NAMES, encoding_of
 
 Kind = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt"]
 KINDS: dict[str, Kind] = {
@@ -37,10 +38,10 @@ NO_TEXT = {  # what no table can be read from
     b"%pdf-": ("a PDF", "give its text as JSONL, CSV or TXT"),
 }
 READING = (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, zipfile.BadZipFile)
+SAMPLE = 1 << 18  # bytes in lines that are not ASCII, by which an encoding is told
 LONGEST = 1 << 24  # letters of a first line that are looked at
 _WORD = re.compile(r"\w*[^\W\x00-\x7f]\w*")
 _DAMAGED = re.compile("[\udc80-\udcff]")
-_NOT_1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 
 
 def kind_of(name: str) -> Kind | None:
@@ -148,8 +149,8 @@ def _unicode(path: Path, head: bytes) -> str:
 class Text:
     """The text of a file.
 
-    What is no UTF-8 is read as Windows-1252 where it looks like a text of western Europe. In a file that is UTF-8
-    elsewhere such bytes are damage: they stay, as lone surrogates.
+    What is no UTF-8 is read as the encoding that its letters show (`encodings.encoding_of`). In a file that is mostly
+    UTF-8 such bytes are damage: they stay, as lone surrogates.
 
     Attributes:
         remark: how the file is read, where it is no UTF-8; else empty.
@@ -182,22 +183,21 @@ class Text:
         return io.TextIOWrapper(opened(self.path), self._encoding, errors, newline="")
 
     def _pieces(self, cut: Callable[[io.TextIOWrapper], Iterator[str]]) -> Iterator[str]:
-        other, is_unicode = "", self._wide
+        other, is_unicode = None, self._wide
         try:
             with self._opened("strict" if self._wide else "surrogateescape") as file:
                 for piece in cut(file):
-                    if not (is_unicode or piece.isascii()):
-                        if not other and damaged(piece):
-                            other = self._other()
-                        is_unicode = not other
-                    yield piece.encode("utf-8", "surrogateescape").decode(other) if other else piece
+                    if not (is_unicode or other or piece.isascii()):
+                        other = self._other() if damaged(piece) else None
+                        is_unicode = other is None
+                    yield other.decode(piece.encode("utf-8", "surrogateescape")) if other else piece
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
             raise UserError(f"{self.path} begins {self.remark}, but has a byte (0x{byte:02x}) that is none") from error
 
-    def _other(self) -> str:
-        """The encoding of a file with bytes that are no UTF-8; "" where most of it is UTF-8."""
-        good, bad = 0, []
+    def _other(self) -> codecs.IncrementalDecoder | None:
+        """A decoder for a file with bytes that are no UTF-8; None where most of it is UTF-8."""
+        good, size, bad = 0, 0, []
         with opened(self.path) as file:
             for line in file:
                 if line.isascii():
@@ -205,36 +205,27 @@ class Text:
                 try:
                     line.decode()
                     good += 1
-                except UnicodeDecodeError as error:
-                    bad.append(line[max(0, error.start - HEAD) :][: 2 * HEAD])
-                if good + len(bad) == 1000:
+                except UnicodeDecodeError:
+                    bad.append(line)
+                size += len(line)
+                if size > SAMPLE:
                     break
         if good >= len(bad):
-            return ""
+            return None
         sample = b"".join(bad)
-        if not _western(sample):
+        if (codec := encoding_of(sample)) is None:
             raise UserError(
-                f"{self.path} is not text in UTF-8, nor in Windows-1252 (western Europe); convert it to UTF-8, e.g. if "
-                f"it is GB18030: iconv -f GB18030 -t UTF-8 {quote(str(self.path))} > NEW{self.path.suffix}"
+                f"{self.path} is not text in UTF-8, and its letters do not tell what it is; convert it, e.g. if it is "
+                f"Windows-1256: iconv -f WINDOWS-1256 -t UTF-8 {quote(str(self.path))} > NEW{self.path.suffix}"
             )
-        other, name = ("latin-1", "Latin-1") if _NOT_1252.search(sample) else ("cp1252", "Windows-1252")
-        word = _WORD.search(sample.decode(other))
-        self.remark = f"as {name}" + (f" (e.g. {word[0][:30]})" if word else "")
-        return other
+        word = _WORD.search(sample.decode(codec, "replace"))
+        self.remark = f"as {NAMES[codec]}" + (f" (e.g. {word[0][:30]})" if word else "")
+        return codecs.getincrementaldecoder(codec)()
 
 
 def damaged(text: str) -> bool:
     """Whether a text holds bytes that could not be decoded."""
     return not text.isascii() and _DAMAGED.search(text) is not None
-
-
-def _western(sample: bytes) -> bool:
-    """Whether bytes above 127 stand alone among ASCII letters, as accents do; other scripts have them in rows."""
-    high = len(re.findall(rb"[\x80-\xff]", sample))
-    alone = len(re.findall(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])", sample))
-    text = sample.decode("latin-1")
-    odd = len(re.findall(r"(?<=[a-z])[\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7](?=[a-z])", text))
-    return alone >= 0.7 * high and odd <= 0.1 * high
 
 
 def is_json(line: str) -> bool:

@@ -19,6 +19,7 @@ import pyarrow.ipc
 import pytest
 
 from llm_fed.errors import UserError
+from llm_fed.tasks.encodings import NAMES
 from llm_fed.tasks.rows import BadRow, FileRows, read_rows
 
 CSV = "question,answer\nWhere to?,Zürich\n"
@@ -134,8 +135,7 @@ def test_what_had_to_be_found_out_is_read_and_told(tmp_path, what):
         ("a.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", ["old Excel workbook", ".xlsx"]),
         ("a.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", ["Git LFS", "git lfs pull"]),
         ("a.jsonl", "<!DOCTYPE html>\n<html>", ["web page"]),
-        ("a.csv", "问题,回答\n第三个问题是什么？,这是第三个回答。\n".encode("gb18030"), ["UTF-8", "iconv -f GB18030"]),
-        ("a.csv", "вопрос,ответ\nГде склад?,В третьем отсеке\n".encode("cp1251"), ["not text in UTF-8"]),
+        ("a.csv", "سؤال,جواب\nأين المستشفى في المدينة,هناك\n".encode("cp1256"), ["not text in UTF-8", "iconv -f"]),
         ("a.csv", b"a,b\n\x00\x01\x02\x00\x00\x03", ["no text"]),
         ("a.json", json.dumps({"a": [ROW], "b": [ROW]}), ["rows under a and b; keep one"]),
         ("a.json", '[{"question": 1}, {"question"', ["line 1: malformed JSON (column 30: "]),
@@ -155,12 +155,35 @@ def test_what_cannot_be_read_is_named_as_what_it_is(tmp_path, name, content, par
         assert part in str(caught.value)
 
 
-def test_polish_is_not_taken_for_french(tmp_path):
-    """In Windows-1250 an ł is the superscript 3 of Windows-1252, which stands between no letters."""
-    path = tmp_path / "a.csv"
-    path.write_bytes("question,answer\nKtóra żółta gęś?,Każda żółta gęś\n".encode("cp1250"))
-    with pytest.raises(UserError, match="nor in Windows-1252"):
-        read_rows(path)
+LETTERS = {  # what people write in each encoding
+    "cp1250": "Która żółta gęś idzie przez ulicę w Łodzi, a która zostaje? Proszę się zgłosić.",
+    "cp1251": "Где находится склад? В третьем отсеке, рядом с воротами.",
+    "koi8_r": "Где находится склад? В третьем отсеке, рядом с воротами.",
+    "cp1252": "Où est l'hôpital? Près de la forêt; ça dépend de l'été. Größe, Übung, ¿mañana?",
+    "cp1253": "Πού είναι η αποθήκη; Στην τρίτη θέση, δίπλα στην πύλη.",
+    "cp1254": "Depo nerede? Üçüncü bölmede, kapının yanında, ışığın altında.",
+    "gb18030": "第三个问题是什么？这是第三个回答，请您再看一下。",
+    "big5": "這是第三個問題嗎？是的，請您再看一下。",
+    "shift_jis": "どの病棟ですか？外科です。患者は三番の部屋にいます。",
+    "euc_jp": "どの病棟ですか？外科です。患者は三番の部屋にいます。",
+    "cp949": "어느 병동입니까? 외과입니다. 환자는 세 번째 방에 있습니다.",
+}
+
+
+@pytest.mark.parametrize("codec", LETTERS)
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json"])
+def test_other_encodings_are_told_by_their_letters(tmp_path, monkeypatch, codec, name):
+    """Also where a sign of two bytes lies across the border of two pieces of the file."""
+    from llm_fed.tasks import formats
+
+    monkeypatch.setattr(formats.Text.chunks, "__defaults__", (7,))
+    text = LETTERS[codec].replace(",", ";")
+    rows = [{"question": f"{text} {i}", "answer": text} for i in range(3)]
+    csv = "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows)
+    lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    content = {"a.csv": csv, "a.jsonl": lines, "a.json": json.dumps(rows, ensure_ascii=False)}[name]
+    found, remarks = read(tmp_path / name, content.encode(codec))
+    assert found == rows and remarks[0].startswith(f"as {NAMES[codec]} (e.g. ")
 
 
 def test_an_archive(tmp_path):
