@@ -195,6 +195,7 @@ def _pieces(federation: Federation, form: Form) -> Iterator[tuple[str, list[tupl
     words = {split: draw.choice(names) for split, names in SPLITS.items()}
     splits = list(next(iter(federation.rows.values())))
     joiner, front = draw.choice("-_."), draw.random() < 0.2 and len(splits) > 1
+    front = front and not all(map(str.isdecimal, federation.rows))  # train-11 alone may be the eleventh shard
     pooled = {split: [(c, row) for c, parts in federation.rows.items() for row in parts[split]] for split in splits}
     if form.layout in ("one file", "years", "spark") and len(splits) > 1:
         pooled = {"": [(c, row | {"split": split}) for split, rows in pooled.items() for c, row in rows]}

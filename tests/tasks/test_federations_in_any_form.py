@@ -4,6 +4,7 @@ makes a configuration of each that reads the same."""
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import federations
@@ -38,6 +39,16 @@ def drafted(folder: Path, base: Path, seed: int) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def base(small, tmp_path_factory) -> Path:
+    """One whose tokenizer has a chat template, for the conversations."""
+    folder = tmp_path_factory.mktemp("chat") / "base"
+    shutil.copytree(small.base, folder)
+    turns = "{% for m in messages %}{{ m.role + ' ' + m.content + ' </s> ' }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(turns + "{% if add_generation_prompt %}assistant {% endif %}")
+    return folder
+
+
 @pytest.mark.parametrize("seed", range(8))
-def test_init_takes_what_a_run_takes(tmp_path, small, seed):
-    drafted(tmp_path, small.base, seed)
+def test_init_takes_what_a_run_takes(tmp_path, base, seed):
+    drafted(tmp_path, base, seed)

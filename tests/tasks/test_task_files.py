@@ -150,8 +150,8 @@ GOOD = '{"instruction": "a", "output": "b"}\n'
         ),
         ("", r"has no training rows \(a/train.jsonl holds none\); it needs a train split"),
         (
-            "\u95ee\u9898".encode("gb18030").decode("utf-8", "surrogateescape"),
-            "train.jsonl is not text in UTF-8, nor in Windows-1252",
+            "\u95ee\u9898\u95ee\u9898".encode("gb18030").decode("utf-8", "surrogateescape"),
+            "train.jsonl is not text in UTF-8, and its letters do not tell what it is; convert it",
         ),
     ],
 )
