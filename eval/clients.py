@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from llm_fed.errors import UserError
-from llm_fed.eval.scores import METRICS, Summary, score, summarize
+from llm_fed.eval.scores import METRICS, Summary, likelihood, score, summarize
 from llm_fed.requests import Query
 from llm_fed.runs.folder import rounded
 from llm_fed.site import Data, Site
@@ -78,6 +78,8 @@ async def measure(
     if METRICS[metric].scores == "labels":  # the logits say both
         logits = await client.logits(theta, queries)
         return _score_labels(metric, logits, queries), float(cross_entropy(logits, labels_of(queries)))
+    if METRICS[metric].scores == "loss":
+        return await _likelihood(client, theta, queries)
     predictions = await predict(client, theta, queries, metric)
     listen(client.id, predictions)
     return _score(metric, predictions, queries), await client.loss_of_answers(theta, queries)
@@ -91,6 +93,8 @@ async def score_split(
     queries = client.data.queries[split][:limit]
     if METRICS[metric].scores == "labels":
         return _score_labels(metric, await client.logits(theta, queries), queries)
+    if METRICS[metric].scores == "loss":
+        return (await _likelihood(client, theta, queries))[0]
     return _score(metric, await predict(client, theta, queries, metric), queries)
 
 
@@ -100,6 +104,14 @@ async def predict(client: Site, theta: State, queries: Sequence[Query], metric: 
     if METRICS[metric].scores == "options":
         return await client.option_scores(theta, queries)
     return await client.generate(theta, [query.prompt for query in queries])
+
+
+async def _likelihood(client: Site, theta: State, queries: Sequence[Query]) -> tuple[float, float]:
+    """(token_likelihood, loss) of the queries' right answers."""
+    loss = await client.loss_of_answers(theta, queries)
+    if loss is None:
+        raise UserError(f"client {client.id}: none of {len(queries)} examples fits into task.max_length; raise it")
+    return likelihood(loss), loss
 
 
 def _score(metric: str, predictions: Sequence[Any], queries: Sequence[Query]) -> float:

@@ -16,8 +16,9 @@ from llm_fed.errors import UserError, lookup
 
 @dataclass(frozen=True)
 class Metric:
-    folder: str  # in metrics/, which computes it
-    scores: Literal["texts", "options", "labels"] = "texts"  # what a model answers: labels are those of images
+    folder: str  # in metrics/, which computes it; empty: the loss says all
+    # what a model answers: labels are those of images, and of a loss it answers nothing
+    scores: Literal["texts", "options", "labels", "loss"] = "texts"
 
 
 METRICS = {
@@ -30,7 +31,9 @@ METRICS = {
     "squad_f1": Metric("squad"),
     "squad_em": Metric("squad"),
     "accuracy": Metric("accuracy", "labels"),
+    "token_likelihood": Metric("", "loss"),
 }
+LIKELIHOOD = "token_likelihood"  # the metric of texts without prompts
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ def summarize(metric: str, clients: dict[str, float], losses: Mapping[str, float
     finite = [loss for loss in found.values() if loss is not None]
     loss = fmean(finite) if finite and len(finite) == len(found) else None
     return Summary(metric, dict(clients), mean, std, fmean(values[: (len(values) + 1) // 2]), loss, found)
+
+
+def likelihood(loss: float) -> float:
+    """The token_likelihood (0-100) of a mean loss per token: the geometric mean of the tokens' probabilities in
+    percent, which is 100 / perplexity."""
+    return 100 * math.exp(-loss)
 
 
 def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
@@ -144,6 +153,8 @@ def form_of(metric: str) -> Callable[[str], Any] | None:
 
 
 def _can_score(metric: str) -> Callable[[str, str], bool] | None:
+    if not _module(metric):
+        return None
     return getattr(_load(_module(metric)), "can_score", None)
 
 

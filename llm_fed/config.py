@@ -67,15 +67,18 @@ class AdapterConfig:
 
 @dataclass(frozen=True)
 class ColumnsConfig:
-    """Column names of a user's own files; `null` lets the task look for the usual names."""
+    """Column names of a user's own files; `null` lets the task look for the usual names, which docs/data.md lists."""
 
-    prompt: str | None = None  # usual names: instruction, prompt, question, input
+    prompt: str | None = None  # usual names: instruction, prompt, question, input; `ticket.question` is a nested one
     input: str | None = None  # optional context that follows the prompt
     answer: str | None = None  # usual names: output, response, answer, completion, target, generated
-    options: str | None = None  # a list of strings, for option scoring
-    client: str | None = None  # the client's name, if one file holds all clients
+    options: str | None = None  # a list of texts, for option scoring (usual names: options, choices, endings)
+    client: str | None = None  # the client's name; files are then joined by split, whatever they are called
     # conversations, instead of prompt and answer (usual names: messages, conversations); see `tasks.conversations`
     messages: str | None = None
+    system: str | None = None  # a system text before the prompt (usual names: system, system_prompt)
+    history: str | None = None  # earlier questions and answers, a list of pairs (usual name: history)
+    text: str | None = None  # whole texts, instead of prompt and answer (usual name: text)
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class TaskConfig:
     """The data set, and how its examples become text or image inputs."""
 
     name: str = "flan"  # name of the data set, see docs/tasks.md
-    path: str | None = None  # folder with one folder per client, one file with a client column, or hf://owner/name
+    path: str | None = None  # a folder of files in any form of docs/data.md, one file, or hf://owner/name
     groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
     # keep only this many clients, the first after `groups` and `partition`
     clients: Annotated[PositiveInt | None, "for all"] = None
@@ -135,6 +138,9 @@ class TaskConfig:
     # share of the clients' training labels that are replaced by a random class, for images
     noise: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    # what becomes of a row that cannot be used: `stop` refuses the data, `skip` leaves up to a tenth of the rows out
+    # and lists them
+    bad_rows: Literal["stop", "skip"] = "stop"
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
@@ -235,8 +241,8 @@ class EvalConfig:
     """When and how clients are evaluated."""
 
     every: NonNegativeInt = 10  # rounds between validation scores; the last round is always scored; 0: only the last
-    # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`, or
-    # `accuracy` for images;
+    # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`,
+    # `token_likelihood` (100 / perplexity), or `accuracy` for images;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
     batch_size: PositiveInt = 32  # prompts per generation batch, of any clients

@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
+from llm_fed.names import same_name
+
 Item = TypeVar("Item")
 
 # Control characters but the tab and the end of a line, signs that turn the direction of text around, half characters.
@@ -44,14 +46,16 @@ def install(extra: str) -> str:
 
 def lookup(key: str, name: str, table: Mapping[str, Item]) -> Item:
     """`table[name]`; for an unknown name a UserError with the closest valid name and all valid names."""
-    require(key, name, table)
-    return table[name]
+    return table[require(key, name, table)]
 
 
-def require(key: str, name: str, valid: Collection[str]) -> None:
-    """Refuse an unknown `name` for `key`: a UserError with the closest valid name and all valid names."""
-    if name not in valid:
+def require(key: str, name: str, valid: Collection[str]) -> str:
+    """The valid name that equals `name`, whichever form of Unicode it is in; for an unknown one a UserError with the
+    closest valid name and all valid names."""
+    found = same_name(name, valid)
+    if found is None:
         raise UserError(f"{key}={name!r} is unknown{did_you_mean(name, valid)}; known: {', '.join(valid)}")
+    return found
 
 
 def did_you_mean(name: str, valid: Collection[str]) -> str:

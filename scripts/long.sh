@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
-# kills, full disks and flipped bits, the soak, the quickstart at three seeds, both server-side benchmarks, and all tests
-# with the lowest versions of dependencies.
+# federations in random forms of files, kills, full disks and flipped bits, the soak, the quickstart at three seeds, both
+# server-side benchmarks, and all tests with the lowest versions of dependencies.
 # With LLM_FED_BASE and LLM_FED_DATA set, also the benchmarks of cohorts, experts and mixing weights on real data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,6 +14,7 @@ PYTHONPATH=tests/support "$bin/python" tests/support/hostile.py --examples 20000
 for kind in configurations folders data; do
   PYTHONPATH=tests/support "$bin/python" tests/support/fuzz.py "$kind" --cases 10000 --out "$work/fuzzed"
 done
+PYTHONPATH=tests/support "$bin/python" tests/support/federations.py --cases 5000 --out "$work/misread"
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py kills
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py full
 PYTHONPATH=tests/support "$bin/python" tests/support/flips.py --cases 2000

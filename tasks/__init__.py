@@ -114,7 +114,8 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData
     _check_encoding(natural)
     if not row.selects:
         if config.groups is not None:
-            natural = {name: lookup("task.groups", name, natural) for name in config.groups}
+            chosen = [lookup("task.groups", name, natural) for name in config.groups]
+            natural = {client.client: client for client in chosen}
         if config.partition.kind == "natural":
             natural = {name: natural[name] for name in kept(list(natural), config, seed)}
     asked = config.server

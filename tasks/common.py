@@ -16,6 +16,8 @@ from llm_fed.rng import derive
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from llm_fed.tasks.reading import Reading
+
 Item = TypeVar("Item")
 
 TEMPLATES: dict[str, str | None] = {
@@ -67,9 +69,10 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt and its answers: the first is the training target, a metric takes the best of all."""
+    """One prompt and its answers: the first is the training target, a metric takes the best of all. A text that is
+    learned as it stands is the answer to an empty prompt, around which there is no template."""
 
-    prompt: str | tuple[Turn, ...]  # a text, or a conversation up to the turn that answers it
+    prompt: str | tuple[Turn, ...]  # a text, or a conversation up to the turn that answers it; "": none
     answers: tuple[str, ...]
     options: tuple[str, ...] = ()  # what may be answered, for option scoring; empty: free text
     group: str = ""  # the label that a partition by label divides by, e.g. the original task
@@ -120,6 +123,7 @@ class TaskData:
     labels: tuple[str, ...] = ()  # names of the classes of pictures, by label; empty: text
     server: ClientData | None = None  # the server's own data: what it trains on, and the test set of one model for all
     server_labels: tuple[str, ...] = ()  # names of the classes of server.train, where it is another task's
+    reading: Reading | None = None  # what became of the user's own files
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,8 @@ def encode_prompt(
     Raises:
         UserError: see `template_of`, or a chat template that fails, or a conversation where there is none.
     """
+    if prompt == "":
+        return _begun(tokenizer)
     if isinstance(template, str):
         template = template_of(template, tokenizer)
     if template.date is not None:
@@ -173,6 +179,12 @@ def encode_prompt(
     return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
 
 
+def _begun(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What stands before every text: BOS, or nothing."""
+    ids = list(tokenizer("")["input_ids"])
+    return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
+
+
 def encode_continuation(
     prompt: str | Sequence[Turn], response: str, tokenizer: PreTrainedTokenizerBase, *, template: str | Template
 ) -> Encoded:
@@ -186,7 +198,8 @@ def encode_continuation(
         raise UserError(f"the tokenizer of {tokenizer.name_or_path!r} has no EOS token; set eos_token")
     before = encode_prompt(prompt, tokenizer, template=template)
     after = [*tokenizer(response, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    return Encoded(before + after, [False] * len(before) + [True] * len(after))
+    target = [False] * len(before) + [True] * len(after)
+    return Encoded(before + after, [False, *target[1:]])  # nothing comes before the first token
 
 
 def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> Encoded | None:

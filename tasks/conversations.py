@@ -57,7 +57,17 @@ def turns_of(value: Any, where: str, column: str) -> tuple[Turn, ...]:
 def _parts(message: Any) -> tuple[Any, Any]:
     if not isinstance(message, dict):
         return None, None
-    return message.get("role", message.get("from")), message.get("content", message.get("value"))
+    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+    return role.strip().casefold() if isinstance(role, str) else role, _joined(content)
+
+
+def _joined(content: Any) -> Any:
+    """The text of a content in parts, `[{"type": "text", "text": ...}]`; anything else as it is."""
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type", "text") == "text"]
+    if not texts or len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        return content
+    return "".join(map(str, texts))
 
 
 def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str | Template) -> Encoded:

@@ -1,191 +1,151 @@
-"""The task `files`: a user's own examples, from JSON, JSONL, CSV or Parquet files or from a Hub data set.
+"""The task `files`: a user's own examples, from files of any usual form or from a Hub data set.
 
-`task.path` is one of
-
-- a folder with one file per client (`north.jsonl`), or with `north-train.jsonl` and `north-test.jsonl`;
-- a folder with one folder per client, each with `train.*`, and `test.*` and `validation.*` if there are any;
-- one file, or a folder that holds `train.*` (and `test.*`, `validation.*`) itself: `task.columns.client`
-  names the column that says whose a row is, or `task.partition` makes clients of all rows;
-- `hf://owner/name`, a Hub data set, read like the folder above. Not yet run against the Hub.
+`task.path` is a folder in any of the forms of `layout.py`, one file, or `hf://owner/name`, a Hub data set, which is
+read like one file with its splits (not yet run against the Hub). Whose a row is, names of files and folders say, or a
+column (`task.columns.client`), or `task.partition` makes clients of all rows.
 
 A row of `clinic-a/train.jsonl.gz`:
 {"instruction": "Which ward?", "input": "Fractured wrist.", "output": "surgery"}
 
-A row may also hold a conversation (`conversations.py`). `.json`, `.jsonl` and `.csv` may be gzipped. Columns
-are those of `task.columns`, else the first of the usual names (`rows.USUAL_NAMES`). Where no client brings a
-test split, a seeded fifth of each client's examples becomes its test split (`llm_fed.tasks.load`), with a
-warning.
+`examples.py` has the other forms of a row, `formats.py` and `tables.py` those of a file. Where no client brings a test
+split, a seeded fifth of each client's examples becomes its test split (`llm_fed.tasks.load`), with a warning.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from itertools import chain
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from llm_fed import datapath
-from llm_fed.config import TaskConfig
+from llm_fed.config import ColumnsConfig, TaskConfig
 from llm_fed.errors import UserError
-from llm_fed.tasks.common import ClientData, TaskData
-from llm_fed.tasks.rows import (
-    SUFFIXES,
-    FileRows,
-    Row,
-    check_column,
-    find_columns,
-    hub_rows,
-    read_rows,
-    text_of,
-    to_example,
-)
-from llm_fed.tasks.stored import Store, Stored
+from llm_fed.eval.scores import LIKELIHOOD
+from llm_fed.tasks import formats, layout
+from llm_fed.tasks.collected import ALL, Collected
+from llm_fed.tasks.common import ClientData, Example, TaskData
+from llm_fed.tasks.layout import SPLIT_NAMES as SPLIT_NAMES
+from llm_fed.tasks.layout import Layout, Part, split_of
+from llm_fed.tasks.layout import natural_order as natural_order
+from llm_fed.tasks.rows import FileRows, HubRows, Listed, Row, hub_data
 
 METRIC = "rouge1"
-SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+log = logging.getLogger(__name__)
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """The natural clients: one per folder or client id, or one "all" that a partition will divide."""
+    """The natural clients: one per file, folder or client id, or one "all" that a partition will divide."""
     if config.path is None:
         raise UserError("task.path is not set; the task `files` needs a folder, a file, or hf://owner/name")
     if hub := datapath.hub_id("task.path", config.path):
-        return TaskData("files", METRIC, by_column(hub_rows(hub), config, config.path))
-    path = datapath.local("task.path", config.path)
-    if path.is_file():
-        clients = by_column({"train": FileRows(path)}, config, str(path))
-    elif not path.is_dir():
-        raise UserError(f"task.path={config.path!r} is neither a file nor a folder; give one of these")
+        collected = Collected(config, config.path)
+        _add_hub(collected, hub)
     else:
-        here = split_files(path)
-        files = {} if here else client_files(path)
-        folders = _in_folders(path)
-        if (here or files) and any(folders.values()):
-            one = next(iter(here.values() if here else next(iter(files.values())).values()))
-            raise UserError(f"{path} holds {one.name} and client folders; keep one of the two")
-        if here:
-            clients = by_column({split: FileRows(file) for split, file in here.items()}, config, str(path))
-        else:
-            store, parts_of = Store(), files or folders
-            clients = {client: read_client(parts, client, config, store) for client, parts in parts_of.items()}
-    if not clients:
-        raise UserError(f"{path} holds no client folder and no file of examples ({', '.join(SUFFIXES)})")
-    return TaskData("files", METRIC, clients)
+        path = datapath.local("task.path", config.path)
+        root, found = plan_of(path, config.columns)
+        collected = Collected(config, str(path), f"{root}/")
+        collected.reading.files += found.unused
+        for part in found.parts:
+            collected.add(part.client, part.split, [FileRows(root / name) for name in part.files], named=part.named)
+    clients, reading = collected.clients(), collected.done()
+    return TaskData("files", LIKELIHOOD if reading.texts else METRIC, clients, reading=reading)
 
 
-def training_files(path: Path) -> list[Path]:
-    """The files whose rows are trained on, wherever they lie below a path as `load` takes it."""
-    if path.is_file():
-        return [path]
-    here = split_files(path)
-    parts = [here] if here else list((client_files(path) or _in_folders(path)).values())
-    return [files["train"] for files in parts if "train" in files]
-
-
-def _in_folders(path: Path) -> dict[str, dict[str, Path]]:
-    """Client -> split -> file, of one folder per client."""
-    return {folder.name: split_files(folder) for folder in client_folders(path)}
-
-
-def client_folders(path: Path) -> list[Path]:
-    """Folders of clients in natural order: client2 before client10."""
-    folders = (each for each in path.iterdir() if each.is_dir() and each.name[0] not in "._")
-    return sorted(folders, key=lambda folder: natural_order(folder.name))
-
-
-def client_files(path: Path) -> dict[str, dict[str, Path]]:
-    """Client -> split -> file, of files side by side: `north.jsonl`, or `north-train.csv` and `north-test.csv`.
+def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, Layout]:
+    """(folder, whose its files are) of a path as `load` takes it.
 
     Raises:
-        UserError: two files for one split of a client.
+        UserError: it is neither a file nor a folder, or see `layout.plan`.
     """
-    endings = {word: split for split, words in SPLIT_NAMES.items() for word in words}
-    form = rf"([^._].*?)(?:[-_.]({'|'.join(endings)}))?(?:{'|'.join(map(re.escape, SUFFIXES))})"
-    found: dict[str, dict[str, Path]] = {}
-    for file in sorted(path.iterdir(), key=lambda file: natural_order(file.name)):
-        match = re.fullmatch(form, file.name)
-        if match is None or match[1] in endings or not file.is_file():
-            continue
-        splits = found.setdefault(match[1], {})
-        other = splits.setdefault(endings.get(match[2], "train"), file)
-        if other != file:
-            raise UserError(f"{path} holds {other.name} and {file.name}, both for one split of a client; keep one")
-    return found
+    if path.is_file():
+        return path.parent, Layout((Part(None, "train", (path.name,), named=False),))
+    if not path.is_dir():
+        raise UserError(f"task.path={str(path)!r} is neither a file nor a folder; give one of these")
+    found = layout.plan(listing(path), str(path), joined=wanted.client is not None)
+    if not found.parts:
+        held = f"; it holds {', '.join(found.unused[:5])}" if found.unused else ""
+        raise UserError(f"{path} holds no client folder and no file of examples ({formats.SUFFIXES}){held}")
+    return path, found
 
 
-def read_client(files: dict[str, Path], client: str, config: TaskConfig, store: Store | None = None) -> ClientData:
-    """One client's files by split: train, and test and validation where they exist.
+def listing(folder: Path) -> Iterator[str]:
+    """The files in a folder and below, by their paths within it, and folders without any, with a "/" behind."""
+    seen = set[str]()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        within = "" if place == str(folder) else f"{os.path.relpath(place, folder)}/".replace(os.sep, "/")
+        folders[:] = [] if real in seen or within.count("/") > layout.DEEPEST + 1 else folders
+        seen.add(real)
+        yield from (f"{within}{name}" for name in files if os.path.isfile(os.path.join(place, name)))
+        if not files and not folders and within:
+            yield within
 
-    Args:
-        store: where the examples are put (default: in one of their own).
+
+def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
+    """One client's files in a folder.
+
+    Raises:
+        UserError: there is no training data, or a file or a row cannot be used.
     """
-    store = store or Store()
-    splits = dict.fromkeys(SPLIT_NAMES, Stored(store))
-    if "train" not in files:
+    found = layout.plan(listing(folder), str(folder), client=client)
+    if not any(part.split == "train" for part in found.parts):
         raise UserError(f"client {client!r} has no train file; add train.jsonl, .csv or .parquet")
-    for split, file in files.items():
-        rows = read_rows(file)
-        if not rows:
-            raise UserError(f"client {client!r}: {file} holds no example; add some, or remove the client")
-        columns = find_columns(config.columns, rows, str(file))
-        splits[split] = Stored(
-            store, [store.add(to_example(row, columns, group_of(row, config, client))) for row in rows]
-        )
-    return ClientData(client, **splits)
+    collected = Collected(replace(config, columns=replace(config.columns, client=None)), str(folder))
+    for part in found.parts:
+        collected.add(client, part.split, [FileRows(folder / name) for name in part.files], named=part.named)
+    (data,) = collected.clients().values()
+    collected.done()
+    return data
 
 
-def split_files(folder: Path) -> dict[str, Path]:
-    """Split -> its file in this folder; two files for one split are an error."""
-    found: dict[str, Path] = {}
-    for split, names in SPLIT_NAMES.items():
-        files = [folder / (name + suffix) for name in names for suffix in SUFFIXES]
-        files = [file for file in files if file.is_file()]
-        if len(files) > 1:
-            raise UserError(f"{folder} holds {files[0].name} and {files[1].name}, both for {split}; keep one")
-        if files:
-            found[split] = files[0]
+def read_file(path: Path, config: TaskConfig) -> tuple[Example, ...]:
+    """The examples of one file, whoever's they are.
+
+    Raises:
+        UserError: the file or a row cannot be used, or there is none.
+    """
+    collected = Collected(replace(config, columns=replace(config.columns, client=None)), str(path))
+    collected.add(ALL, "train", [FileRows(path)])
+    if collected.reading.empty:
+        raise UserError(f"{path} holds no example")
+    (data,) = collected.clients().values()
+    for label, text in collected.done().for_people().items():
+        log.warning("%s: %s: %s", path, label, text)
+    return tuple(data.train)
+
+
+def by_column(rows: Mapping[str, Sequence[Row]], config: TaskConfig, where: str) -> dict[str, ClientData]:
+    """Rows by split -> clients by their client column; without one, a client "all" for a partition."""
+    collected = Collected(config, where)
+    for split, part in rows.items():
+        if part:
+            collected.add(None, split_of(split) or split, [Listed(f"{where}, {split} split", part)])
+    return collected.clients()
+
+
+def split_rows(folder: Path) -> dict[str, list[Row]]:
+    """The rows of the split files in a folder, by split.
+
+    Raises:
+        UserError: a file or a row cannot be read.
+    """
+    found: dict[str, list[Row]] = {}
+    for part in layout.plan(listing(folder), str(folder), joined=True).parts:
+        found[part.split] = [row for name in part.files for row in FileRows(folder / name).good()]
     return found
 
 
-def by_column(rows: Mapping[str, Iterable[Row]], config: TaskConfig, where: str) -> dict[str, ClientData]:
-    """Rows by split -> clients by their client column; without one, a client "all" for a partition.
-
-    Args:
-        rows: which one can go through several times.
-    """
-    store, clients = Store(), defaultdict[str, dict[str, list[int]]](lambda: {split: [] for split in SPLIT_NAMES})
-    for split, names in SPLIT_NAMES.items():
-        part = [rows[name] for name in names if name in rows]
-        if not any(True for each in part for _ in each):
-            if split == "train":
-                raise UserError(f"{where} has no training rows; it needs a train split with at least one row")
-            continue
-        columns = find_columns(config.columns, chain.from_iterable(part), f"{where}, {split} split")
-        if "client" not in columns and config.partition.kind == "natural":
-            raise UserError(
-                f"{where}: no column names the client of a row; set task.columns.client=COLUMN, "
-                "or task.partition.kind=iid and task.partition.clients=N"
-            )
-        for row in chain.from_iterable(part):
-            client = text_of(row, columns["client"]).strip() if "client" in columns else "all"
-            clients[client][split].append(store.add(to_example(row, columns, group_of(row, config, client))))
-    return {
-        client: ClientData(client, *(Stored(store, clients[client][split]) for split in SPLIT_NAMES))
-        for client in sorted(clients, key=natural_order)
-    }
-
-
-def group_of(row: Row, config: TaskConfig, client: str) -> str:
-    """What a partition by label divides by: the column `task.partition.label`, else the client."""
-    label = config.partition.label
-    if label is None:
-        return client
-    check_column("task.partition.label", label, row.values, row.where)
-    return text_of(row, label)
-
-
-def natural_order(name: str) -> list[str | int]:
-    """A sort key by which client2 comes before client10."""
-    parts = re.split(r"(\d{1,18})", name)  # of thousands of digits Python makes no number
-    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+def _add_hub(collected: Collected, hub: str) -> None:
+    """The splits of a Hub data set."""
+    splits = hub_data(hub)
+    for name, part in splits.items():
+        if split := split_of(name) or ("train" if len(splits) == 1 else None):
+            collected.add(None, split, [HubRows(f"{hub} ({name})", part)])
+        else:
+            collected.reading.files.append(f"split {name!r}")
+    if not any(map(split_of, splits)) and len(splits) > 1:
+        raise UserError(
+            f"the Hub data set {hub!r} has no train split, but {', '.join(splits)}; give a folder with its files"
+        )

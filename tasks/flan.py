@@ -19,10 +19,10 @@ import dataclasses
 import re
 
 from llm_fed.config import TaskConfig
+from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.files import group_of
 from llm_fed.tasks.published import change, chosen, draw, local_clients
-from llm_fed.tasks.rows import find_columns, hub_rows, to_example
+from llm_fed.tasks.rows import Listed, hub_rows
 
 METRIC = "rouge1"
 HUB_ID = "Muennighoff/flan"
@@ -58,12 +58,11 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 def _from_hub(task: str, config: TaskConfig, seed: int) -> ClientData:
     sizes = DRAWS[config.name][1]
     rows = hub_rows(HUB_ID, data_files={split: f"{split}/{task}_10templates_{split}.jsonl" for split in sizes})
-    splits: dict[str, tuple[Example, ...]] = {}
+    collected = Collected(config, HUB_ID)
     for split, count in sizes.items():
         drawn = draw(rows[split], count, seed, "flan", task, split)
-        columns = find_columns(config.columns, drawn, f"{HUB_ID} ({split} of {task})")
-        splits[split] = tuple(to_example(row, columns, group_of(row, config, task)) for row in drawn)
-    return ClientData(task, **splits)
+        collected.add(task, split, [Listed(f"{HUB_ID} ({split} of {task})", drawn)])
+    return collected.clients()[task]
 
 
 def _with_options(example: Example) -> Example:

@@ -27,13 +27,14 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llm_fed import datapath
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
+from llm_fed.names import folder_name
 from llm_fed.rng import derive
 from llm_fed.tasks.common import ClientData, Picture, TaskData
 from llm_fed.tasks.files import natural_order
@@ -140,7 +141,7 @@ def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
     if "group" in source.columns and gallery.groups is None:
         raise UserError(f"{gallery.where} lacks coarse_of_fine, the superclass of each fine class, for {config.name}")
     classes = classes[: source.first_classes]
-    owners = [ALL] * len(gallery.labels) if gallery.clients is None else list(map(str, gallery.clients))
+    owners = [ALL] * len(gallery.labels) if gallery.clients is None else list(map(_owner, gallery.clients))
     sizes = Counter(owner for owner, label in zip(owners, gallery.labels.tolist(), strict=True) if label < len(classes))
     names = sorted((name for name, size in sizes.items() if size >= source.least), key=natural_order)
     if not names:
@@ -155,6 +156,11 @@ def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
     if only is not None:
         rows = _draw(rows[[gallery.splits[i] == "train" for i in rows]], only, seed, gallery.where)
     return TaskData(config.name, METRIC, _clients(gallery, rows, names, owners, config.image_size), classes)
+
+
+def _owner(name: Any) -> str:
+    """A client's id: its name, or its number, also where a column with gaps has made a fraction of that."""
+    return folder_name(str(int(name) if isinstance(name, float) and name.is_integer() else name))
 
 
 def labels_of(config: TaskConfig) -> tuple[str, ...] | None:

@@ -15,8 +15,8 @@ import torch
 from PIL import Image as PIL
 
 from llm_fed.errors import UserError
+from llm_fed.tasks.columns import check_column
 from llm_fed.tasks.files import SPLIT_NAMES, natural_order
-from llm_fed.tasks.rows import check_column
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -15,7 +15,7 @@ from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError, require
 from llm_fed.rng import derive
 from llm_fed.tasks.common import ClientData, Example
-from llm_fed.tasks.files import client_folders, read_client, split_files
+from llm_fed.tasks.files import natural_order, read_client
 
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
@@ -33,9 +33,8 @@ def local_folder(config: TaskConfig) -> Path:
 
 def chosen(config: TaskConfig, known: Sequence[str], default: Sequence[str] | None = None) -> Sequence[str]:
     """`task.groups`, each of them known, else the default ones, else all that are known."""
-    for name in config.groups or ():
-        require("task.groups", name, known)
-    return config.groups or default or known
+    groups = [require("task.groups", name, known) for name in config.groups or ()]
+    return groups or default or known
 
 
 def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str] = str) -> list[ClientData]:
@@ -47,14 +46,16 @@ def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str]
     """
     path = local_folder(config)
     folders: dict[str, Path] = {}
-    for folder in client_folders(path):
+    for folder in sorted(path.iterdir(), key=lambda each: natural_order(each.name)):
+        if not folder.is_dir() or folder.name[0] in "._":
+            continue
         name = rename(folder.name)
         if name in folders:
             raise UserError(f"{path} has two folders for the client {name!r}; keep one")
         folders[name] = folder
     if not folders:
         raise UserError(f"{path} holds no client folder such as {example}")
-    return [read_client(split_files(folders[name]), name, config) for name in chosen(config, list(folders))]
+    return [read_client(folders[name], name, config) for name in chosen(config, list(folders))]
 
 
 def draw(items: Sequence[Item], count: int, seed: int, *what: str) -> list[Item]:

@@ -26,9 +26,9 @@ from llm_fed.config import ColumnsConfig, TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.rng import derive
 from llm_fed.tasks.common import ClientData, Example, TaskData, hold_out
-from llm_fed.tasks.files import by_column, split_files
+from llm_fed.tasks.files import by_column, split_rows
 from llm_fed.tasks.published import local_folder
-from llm_fed.tasks.rows import hub_rows, read_rows
+from llm_fed.tasks.rows import hub_rows
 
 METRIC = "rougeL"
 HUB_ID = "ZenMoore/RoleBench"
@@ -45,7 +45,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
         where, rows = HUB_ID, hub_rows(HUB_ID, data_files=files)
     else:
         path = local_folder(config)
-        where, rows = str(path), {split: read_rows(file) for split, file in split_files(path).items()}
+        where, rows = str(path), split_rows(path)
         if not {"train", "test"} <= set(rows):
             raise UserError(f"{path} lacks a train or a test file; rolebench needs both, e.g. train.jsonl.gz")
     rows = {split: [row for row in part if row.values.get("kind", KIND) == KIND] for split, part in rows.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llm_fed import tasks
 from llm_fed.configfile import from_dict, overlay
-from llm_fed.errors import UserError, lookup
+from llm_fed.errors import UserError, require
 from llm_fed.export.load import load_client
 from llm_fed.export.personal import Personal, alone
 from llm_fed.export.prompt import Prompt, prompt_of
@@ -59,7 +59,8 @@ class Chat:
             self._prompt = self._prompt or self._of_template("chat" if self.base.tokenizer.chat_template else None)
             self._model = alone(replace(self.base, prompt=self._prompt))
         else:
-            model = load_client(lookup("/client", client, self.adapters), self.base)
+            client = require("/client", client, self.adapters)
+            model = load_client(self.adapters[client], self.base)
             assert isinstance(model.base, Base)
             said = None if self.template else model.base.prompt
             self._prompt = said or self._of_template(None)
@@ -108,8 +109,7 @@ def of_run(folder: Path, client: str | None, most: int | None = None) -> Chat:
     if tasks.find(str(config.task.name)).images:
         raise UserError(f"{folder} trained image models, which cannot chat; llm_fed.load_image_model loads them")
     adapters = exported(folder)
-    first = next(iter(adapters)) if client is None else client
-    lookup("--client", first, adapters)
+    first = next(iter(adapters)) if client is None else require("--client", client, adapters)
     return Chat(load_base(config.base, choose_device(config.device)), adapters, most=most, client=first)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import datapath, tasks
-from llm_fed.config import AdapterConfig, ColumnsConfig, Config, check
+from llm_fed.config import AdapterConfig, Config, TaskConfig, check
 from llm_fed.configfile import from_dict, keys_of, overlay
 from llm_fed.errors import RunError, UserError, require
 from llm_fed.eval.scores import Summary
@@ -29,7 +29,8 @@ from llm_fed.runtime.launch import choose_device
 from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
-from llm_fed.tasks.rows import find_columns, read_rows, to_example
+from llm_fed.tasks.files import read_file
+from llm_fed.tasks.formats import stem_of
 
 SPLITS = ("test", "validation")
 # Beginnings of the keys that say what is scored, and how; of those that decide which examples are held out; and of
@@ -204,10 +205,11 @@ def evaluate_adapter(
 def _one_file(config: Config, keys: Sequence[str]) -> TaskData:
     """The examples of the file `task.path` as those of one client."""
     for key in keys:
-        if key.startswith("task.") and not key.startswith(("task.path", "task.columns.", *_OF_TEXT)):
+        if key.startswith("task.") and not key.startswith(("task.path", "task.columns.", "task.bad_rows", *_OF_TEXT)):
             raise UserError(f"{key} does not apply to a single file of examples; give --task NAME")
     path = Path(os.path.expanduser(config.task.path or ""))
-    return TaskData("files", "rouge1", {path.stem: examples_of(path, config.task.columns)})
+    client = examples_of(path, config.task)
+    return TaskData("files", "rouge1", {client.client: client})
 
 
 def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
@@ -242,13 +244,10 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def examples_of(path: Path, columns: ColumnsConfig) -> ClientData:
+def examples_of(path: Path, task: TaskConfig) -> ClientData:
     """A client, named after the file, with its examples as test split."""
-    rows = read_rows(datapath.local("--data", str(path)))
-    if not rows:
-        raise UserError(f"{path} holds no example")
-    found = find_columns(columns, rows, str(path))
-    return ClientData(path.stem, (), (), tuple(to_example(row, found, "") for row in rows))
+    path = datapath.local("--data", str(path))
+    return ClientData(stem_of(path.name), (), (), read_file(path, task))
 
 
 def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,15 @@ from llm_fed import datapath, tasks
 from llm_fed.commands import survey
 from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
 from llm_fed.errors import RunError, UserError
+from llm_fed.eval.scores import LIKELIHOOD
 from llm_fed.files import write_file
+from llm_fed.tasks import columns as usual_columns
+from llm_fed.tasks.columns import REQUIRED
 from llm_fed.tasks.common import TaskData, text_of
-from llm_fed.tasks.files import split_files, training_files
-from llm_fed.tasks.rows import REQUIRED, USUAL_NAMES, find_columns, read_rows
+from llm_fed.tasks.examples import SAMPLE
+from llm_fed.tasks.files import plan_of
+from llm_fed.tasks.reading import Reading
+from llm_fed.tasks.rows import FileRows, Row
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -67,11 +73,14 @@ def draft(given: Given, ask: Ask | None) -> Draft:
     path = datapath.local("DATA", given.data)
     columns, partition = _columns(path, given, ask)
     base = given.base or (ask("Base model, a Hub id or a folder", BASE) if ask else BASE)
-    config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), partition=partition)
+    config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
     data = tasks.load(config, 0)
-    chosen = survey.sample(data)
+    chosen, reading = survey.sample(data), data.reading or Reading()
     tokenizer, model, problem = _of_base(base)
+    remarks = reading.for_people()
     warnings = [f"{count} {what}" for what, count in survey.repeated(data).items()]
+    if left_out := remarks.pop("left out", None):
+        warnings.append(f"left out are {left_out}")
     smallest, middle, largest = survey.sizes(data.clients.values())
     if smallest < 10:
         warnings.append(
@@ -80,11 +89,13 @@ def draft(given: Given, ask: Ask | None) -> Draft:
     if problem:
         warnings.append(f"lengths and template are unknown, because {base} cannot be loaded here: {problem}")
     template = "chat" if tokenizer is not None and tokenizer.chat_template else "alpaca-short"
+    template = "{prompt}" if reading.texts else template
     measured = survey.lengths(chosen, tokenizer, template) if tokenizer is not None else None
     findings = {
         "clients": f"{len(data.clients)}: {_few(list(data.clients))}",
         "examples": f"{_range(smallest, middle, largest)} for training; {_held_out(data)}",
-        "columns": ", ".join(f"{role} = {name}" for role, name in _in_use(path, columns).items()),
+        "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
+        **remarks,
         "writing": ", ".join(
             f"{name} {100 * share:.0f} %"
             for name, share in survey.scripts(f"{text_of(e.prompt)} {e.answers[0]}" for e in chosen)
@@ -105,12 +116,15 @@ def draft(given: Given, ask: Ask | None) -> Draft:
                 "and will be skipped"
             )
     metric = None
-    if any(each.options for each in chosen):
+    if reading.texts:
+        metric = LIKELIHOOD
+    elif any(each.options for each in chosen):
         metric = "option_accuracy"
     elif survey.are_labels(chosen):
         metric = "exact_match"
     findings["answers"] = (
-        "one of several options, scored by option_accuracy" if metric == "option_accuracy"
+        f"whole texts without prompts, scored by {LIKELIHOOD} (100 / perplexity)" if metric == LIKELIHOOD
+        else "one of several options, scored by option_accuracy" if metric == "option_accuracy"
         else "a few labels, scored by exact_match" if metric
         else "free text, scored by ROUGE-1"
     )  # fmt: skip
@@ -120,7 +134,7 @@ def draft(given: Given, ask: Ask | None) -> Draft:
     evaluation = {
         "every": math.ceil(rounds / 4),
         "metric": metric,
-        "max_new_tokens": limits.get("answer"),
+        "max_new_tokens": None if reading.texts else limits.get("answer"),
         "base": True,
     }
     text = _rendered(
@@ -131,6 +145,7 @@ def draft(given: Given, ask: Ask | None) -> Draft:
         path=given.data,
         columns=columns,
         dealt=partition.clients,
+        skipped=len(reading.skipped),
         template=template,
         why=_why(template, model is not None),
         max_length=limits.get("max_length"),
@@ -159,16 +174,15 @@ def write(path: Path, text: str, *, force: bool) -> None:
 
 def _columns(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str], PartitionConfig]:
     """The columns that the configuration has to name (the usual names need not be), and how rows become clients."""
-    files = training_files(path)
-    if not files:
-        return dict(given.columns), PartitionConfig()  # loading it says what is wrong
-    rows = read_rows(files[0])
-    names = list(dict.fromkeys(name for row in rows for name in row.values))
     found = dict(given.columns)
-    talks = any(name in names for name in USUAL_NAMES["messages"])
-    roles = [] if talks else [role for role in ("prompt", "answer") if role not in found]
-    for role in roles:
-        if any(name in names and name not in found.values() for name in USUAL_NAMES[role]):
+    root, layout = plan_of(path, ColumnsConfig(client=found.get("client")))
+    file, sample = _first_rows([root / name for part in layout.parts if part.split == "train" for name in part.files])
+    if file is None:
+        return found, PartitionConfig()  # loading it says what is wrong
+    names = list(dict.fromkeys(name for values in sample for name in values))
+    pairs = usual_columns.form_of(found, names, sample) == "pairs"
+    for role in [role for role in REQUIRED if pairs and role not in found]:
+        if usual_columns.usual(role, names, found.values()):
             continue
         guess = survey.likely(role, names) or next((name for name in names if name not in found.values()), "")
         if ask:
@@ -177,12 +191,16 @@ def _columns(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str],
             found[role] = guess
         else:
             options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
-            raise UserError(f"{files[0]}: none of the columns {', '.join(names)} looks like the {role}; give {options}")
-    of_all = path.is_file() or bool(split_files(path))
-    if not of_all or "client" in found or any(name in names for name in USUAL_NAMES["client"]):
+            raise UserError(f"{file}: none of the columns {', '.join(names)} looks like the {role}; give {options}")
+    if given.clients is not None and "client" in found:
+        raise UserError("--client names the column of the clients, and --clients splits the rows at random; give one")
+    of_all = all(part.client is None for part in layout.parts)
+    if not of_all and given.clients is not None:
+        raise UserError(f"--clients splits the rows at random, but the names of the files in {path} say whose they are")
+    if not of_all or "client" in found or (given.clients is None and usual_columns.usual("client", names, ())):
         return found, PartitionConfig()
-    if given.clients is None and (guess := survey.likely("client", names)):
-        found["client"] = guess
+    if given.clients is None and (likely := survey.likely("client", names)):
+        found["client"] = likely
         return found, PartitionConfig()
     count: int | str | None = given.clients
     if count is None and ask:
@@ -195,16 +213,18 @@ def _columns(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str],
             return found, PartitionConfig()
         count = answer
     if not str(count or "").isdigit():
-        raise UserError(f"{files[0]}: no column names the clients; give --client COLUMN, or --clients N to split the "
+        raise UserError(f"{file}: no column names the clients; give --client COLUMN, or --clients N to split the "
                         "rows at random among N clients")  # fmt: skip
     return found, PartitionConfig("iid", clients=int(str(count)))
 
 
-def _in_use(path: Path, columns: Mapping[str, str]) -> dict[str, str]:
-    """Role -> column, those with usual names, too."""
-    file = training_files(path)[0]
-    found = find_columns(ColumnsConfig(**columns), read_rows(file), str(file))
-    return {role: found[role] for role in USUAL_NAMES if role in found}
+def _first_rows(files: Sequence[Path]) -> tuple[Path | None, list[dict[str, Any]]]:
+    """The first file that has a row that can be read, and some rows of it."""
+    for file in files:
+        rows = [row.values for row in islice(FileRows(file), SAMPLE) if isinstance(row, Row)]
+        if rows:
+            return file, rows
+    return None, []
 
 
 def _of_base(name: str) -> tuple[PreTrainedTokenizerBase | None, PretrainedConfig | None, str]:
@@ -227,6 +247,8 @@ def _of_base(name: str) -> tuple[PreTrainedTokenizerBase | None, PretrainedConfi
 
 
 def _why(template: str, known: bool) -> str:
+    if template == "{prompt}":
+        return "texts are learned as they stand; a chat continues what is typed"
     if not known:
         return "use chat for an instruction-tuned base"
     return "the base's own" if template == "chat" else "the base has no chat template; others: alpaca, plain"

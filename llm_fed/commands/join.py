@@ -82,7 +82,7 @@ def join(
     config = lay_over(read_config(run), words, "the run folder", also=("local.",))
     check(config)
     pool.check(run, config)
-    client = examples_of(data, replace(config.task.columns, client=None))
+    client = examples_of(data, config.task)
     base = load_base(config.base, choose_device(config.device))
     offered = pool.read(run, config, base)
     state, structure, recipe = _personal(config, base, offered, client, examples, steps, reporter)

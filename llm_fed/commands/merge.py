@@ -12,7 +12,7 @@ import yaml
 
 from llm_fed import methods, tasks
 from llm_fed.commands.evaluate import Data, examples_of, lay_over
-from llm_fed.config import AdapterConfig, ColumnsConfig, Config, TaskConfig
+from llm_fed.config import AdapterConfig, Config, TaskConfig
 from llm_fed.configfile import as_dict, from_dict, keys_of
 from llm_fed.errors import UserError, lookup, require
 from llm_fed.eval.merges import draw_curves
@@ -176,7 +176,7 @@ def merge_adapters(
     if of_task:
         task = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
     else:
-        task = _one_client(data.path, config.task.columns)
+        task = _one_client(data.path, config.task)
     loaded = load(replace(config, base=replace(config.base, name=name)), task, choose_device(config.device))
     said = _said(sources, loaded, keys, reporter) if isinstance(loaded, Base) else None
     if isinstance(loaded, Base):
@@ -203,12 +203,13 @@ def merge_adapters(
     return merged
 
 
-def _one_client(path: Path | None, columns: ColumnsConfig) -> TaskData:
+def _one_client(path: Path | None, task: TaskConfig) -> TaskData:
     """The one client of a file of examples, or one without any."""
     if path is None:
         return TaskData("files", "rouge1", {"merged": ClientData("merged", (), ())})
-    train, validation = hold_out(examples_of(path, columns).test, 0.1, 0, path.stem)
-    return TaskData("files", "rouge1", {path.stem: ClientData(path.stem, train, validation)})
+    client = examples_of(path, task)
+    train, validation = hold_out(client.test, 0.1, 0, client.client)
+    return TaskData("files", "rouge1", {client.client: ClientData(client.client, train, validation)})
 
 
 def distance(fed: State, local: State) -> float:

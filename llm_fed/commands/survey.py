@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -67,16 +68,14 @@ def likely(role: str, names: Sequence[str]) -> str | None:
     return next((lowered[name] for name in LIKELY.get(role, ()) if name in lowered), None)
 
 
-def examples(data: TaskData) -> Iterator[Example]:
-    """All of all clients and splits."""
-    for client in data.clients.values():
-        yield from (*client.train, *client.validation, *client.test)
-
-
 def sample(data: TaskData) -> list[Example]:
     """Examples of every client, evenly spread, at most SAMPLE."""
-    everything = list(examples(data))
-    return everything[:: math.ceil(len(everything) / SAMPLE)]
+    parts = [part for client in data.clients.values() for part in (client.train, client.validation, client.test)]
+    step, ahead, found = max(1, math.ceil(sum(map(len, parts)) / SAMPLE)), 0, []
+    for part in parts:
+        found += [part[place] for place in range(ahead, len(part), step)]
+        ahead = (ahead - len(part)) % step
+    return found
 
 
 def scripts(texts: Iterable[str]) -> list[tuple[str, float]]:
@@ -108,16 +107,22 @@ def repeated(data: TaskData) -> dict[str, int]:
     Prompts are compared without regard to case and white space.
     """
 
-    def key(example: Example) -> str:
-        return " ".join(text_of(example.prompt).split()).casefold()
+    def digest(text: str) -> bytes:  # a text may be long, and there may be millions
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+
+    def key(example: Example) -> bytes:
+        # A text without a prompt is told by itself.
+        return digest(" ".join((text_of(example.prompt) or example.answers[0]).split()).casefold())
 
     found: Counter[str] = Counter()
-    trained: dict[str, set[str]] = {name: {key(each) for each in part.train} for name, part in data.clients.items()}
+    trained: dict[str, set[bytes]] = {}
+    for name, client in data.clients.items():
+        rows = [(key(each), digest("\0".join(each.answers))) for each in client.train]
+        trained[name] = {prompt for prompt, _ in rows}
+        found["training examples occur twice at the same client"] += len(rows) - len(set(rows))
     holders = Counter(prompt for prompts in trained.values() for prompt in prompts)
     for name, client in data.clients.items():
         own = trained[name]
-        rows = Counter((key(each), each.answers) for each in client.train)
-        found["training examples occur twice at the same client"] += sum(rows.values()) - len(rows)
         for each in client.test:
             if key(each) in own:
                 found["test prompts also occur in the same client's training examples"] += 1

@@ -51,6 +51,7 @@ class RunPlan:
         steps: of the optimizer, per client and round; zero where they depend on data that are not here.
         scored: on which split, after which rounds, by which metric, in words.
         notes: what the scores do not say: that right answers are longer than an answer may be.
+        data: what became of the user's files, in lines by their label; empty where all was used as it is.
     """
 
     method: str
@@ -77,6 +78,7 @@ class RunPlan:
     lr: tuple[float, float]
     scored: str
     notes: tuple[str, ...] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     complete: bool = False
     costs: Costs | None = None
@@ -95,6 +97,7 @@ class RunPlan:
             "method": rows["method"],
             "clients": self._clients(),
             "examples": self._examples(),
+            **self.data,
             "base": rows["base"],
         }
         rows["training"] = self._training()
@@ -206,8 +209,9 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         parameters=Counts.of(trained),
         sent=sent, steps=steps, epochs=config.local.epochs,
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
-        scored=_scored(built, bool(sites)), needs=method.needs,
+        scored=_scored(built, bool(sites)), data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
+        needs=method.needs,
     )  # fmt: skip
 
 

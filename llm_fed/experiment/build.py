@@ -18,7 +18,7 @@ from llm_fed.engine.language import LanguageEngine
 from llm_fed.errors import UserError, require
 from llm_fed.eval.clients import Personal, check_options, evaluate
 from llm_fed.eval.notes import notes_on_length, notes_on_scores
-from llm_fed.eval.scores import METRICS, Summary
+from llm_fed.eval.scores import LIKELIHOOD, METRICS, Summary
 from llm_fed.experiment import bases, start
 from llm_fed.experiment.encoding import Encoder, Length
 from llm_fed.experiment.needed import check_rounds
@@ -40,6 +40,7 @@ from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.site import Data, Site
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData, select
+from llm_fed.tasks.reading import Reading
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Experiment:
     schedule: Schedule
     engine: VisionEngine | LanguageEngine  # of this process
     runtime: LocalRuntime
+    reading: Reading | None = None  # what became of the user's own files
 
     @property
     def scored(self) -> dict[str, Site]:
@@ -141,6 +143,11 @@ def prepare(
     if everybody:
         ranks.check(config.adapter, tuple(task.clients))
     device = str(base.device) if base else choose_device(config.device)
+    if task.metric == LIKELIHOOD and config.task.template != "{prompt}":
+        reporter.note_once(
+            f"texts are learned without task.template={config.task.template}, which only chats and exports would use; "
+            "set task.template='{prompt}'"
+        )
     settled, said = settle_dtype(config.base, device)
     if said:
         config = replace(config, base=settled)
@@ -157,7 +164,7 @@ def prepare(
     per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
     engine = VisionEngine(base) if isinstance(base, ImageBase) else LanguageEngine(base, config.eval)
     runtime = LocalRuntime(engine, per_pass)
-    return Experiment(config, base, metric, method, clients, server, schedule, engine, runtime)
+    return Experiment(config, base, metric, method, clients, server, schedule, engine, runtime, task.reading)
 
 
 def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
@@ -211,6 +218,11 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
     if pictures != (METRICS[metric].scores == "labels"):
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
+    if task.metric == LIKELIHOOD != metric:
+        raise UserError(
+            f"eval.metric={metric} compares answers to prompts, but the data are texts without prompts; set "
+            f"eval.metric={LIKELIHOOD} or null"
+        )
     if config.eval.base and pictures:
         raise UserError(
             "eval.base=true scores the base before training, when the head of an image model is still untrained; set "

@@ -39,6 +39,7 @@ class Length(NamedTuple):
 
     prompt: int
     whole: int  # with the response
+    is_text: bool = False  # whether there is no prompt
 
 
 class Encoder:
@@ -123,7 +124,8 @@ class Encoder:
             if limit is not None and len(places) == limit:
                 break
             seen += 1
-            if cut or length.prompt <= most:
+            needed = length.whole if length.is_text and self.task.too_long == "skip" else length.prompt
+            if cut or needed <= most:
                 places.append(place)
         self._count(client, split, seen, len(places))
         return Encodings(select(examples, places), self._query, self._kept, [lengths[place] for place in places])
@@ -165,17 +167,21 @@ class Encoder:
             return []
         if not texts or self.tokenizer.eos_token_id is None:
             return [self._length(example) for example in examples]
-        prompts = self.tokenizer([template.text.replace("{prompt}", str(example.prompt)) for example in examples])
+        prompts = self.tokenizer([_written(template, str(example.prompt)) for example in examples])
         answers = self.tokenizer([_answer(example) for example in examples], add_special_tokens=False)
         return [
-            Length(before := len(prompt) - (prompt[-1:] == [self.tokenizer.eos_token_id]), before + len(answer) + 1)
-            for prompt, answer in zip(prompts.input_ids, answers.input_ids, strict=True)
+            Length(
+                before := len(prompt) - (prompt[-1:] == [self.tokenizer.eos_token_id]),
+                before + len(answer) + 1,
+                not example.prompt,
+            )
+            for example, prompt, answer in zip(examples, prompts.input_ids, answers.input_ids, strict=True)
         ]
 
     def _length(self, example: Example) -> Length:
         # First the whole: what is wrong with a conversation, it says best.
         whole = encoded(example, self.tokenizer, self.template).input_ids if example.answers else ()
-        return Length(len(self._prompt(example.prompt)), len(whole))
+        return Length(len(self._prompt(example.prompt)), len(whole), not example.prompt)
 
     def _query(self, example: Example) -> Query:
         whole = self._prompt(example.prompt)
@@ -258,6 +264,11 @@ class _Kept:
             oldest, tokens = self._made.popleft()
             oldest.items = None
             self._tokens -= tokens
+
+
+def _written(template: Template, prompt: str) -> str:
+    """A text template around a prompt; around none there is nothing."""
+    return template.text.replace("{prompt}", prompt) if prompt else ""
 
 
 def _answer(example: Example) -> str:

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
-from llm_fed.runs.folder import Run, holds_results, look
+from llm_fed.runs.folder import BAD_ROWS, Run, holds_results, look
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter, time_of_day
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
@@ -107,7 +108,9 @@ def train(
             federation = Federation(experiment.method, clients, experiment.server, experiment.runtime)
             base_scores = experiment.score_base if config.eval.base else None
             scoring = Scoring(experiment.scored, experiment.evaluate, base_scores)
-            progress = federate(federation, run, scoring, on_resume=reporter.resumed)
+            progress = federate(
+                federation, run, scoring, on_resume=reporter.resumed, on_begin=partial(log_reading, run, experiment)
+            )
             return finish_and_deliver(experiment, run, progress, reporter)
 
 
@@ -166,6 +169,7 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         given[need] = states_of_run(folder, chosen, its_config, experiment.base, experiment.clients, experiment.runtime)
         seen |= models.seen(read_records(folder / "metrics.jsonl"), rounds[need])
     run.rewind()
+    log_reading(run, experiment)
     began = time.perf_counter()
     with signs.part("merging at the clients"):
         merge(experiment, given, config.rounds + 1, config.local.lr)
@@ -177,6 +181,15 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         if "note" in recipe:
             reporter.note(f"{id}: {recipe['note']}")
     return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, needs=rounds)
+
+
+def log_reading(run: Run, experiment: Experiment) -> None:
+    """Lines of metrics.jsonl for what became of the user's files, and a file with every row that was left out."""
+    reading = experiment.reading
+    for event in reading.events() if reading else ():
+        run.log({"kind": "event", "round": 0, "client": experiment.server.id, **event})
+    if reading and reading.skipped:
+        run.write_lines(BAD_ROWS, reading.skipped_lines())
 
 
 def merge(experiment: Experiment, given: Mapping[str, Mapping[str, Message]], round: int, lr: float) -> None:

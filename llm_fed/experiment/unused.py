@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
 from llm_fed import tasks
-from llm_fed.config import Config
+from llm_fed.config import ColumnsConfig, Config
 from llm_fed.errors import UserError, inert
 
 BY_LABEL = ("dirichlet", "pathological", "cluster")
+WITH_COLUMNS = ("files", "flan", "flan-2000", "commonsense")  # tasks whose columns can be named
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ def _text(config: Config) -> bool:
     return not tasks.find(config.task.name).images
 
 
+def _columns(config: Config) -> bool:
+    return config.task.name not in tasks.TASKS or config.task.name in WITH_COLUMNS
+
+
 _DEFAULT = Config()
 RULES = (
     Rule("task.partition.alpha", _partition(BY_LABEL[:2]), "task.partition.kind=dirichlet or pathological"),
@@ -48,7 +54,20 @@ RULES = (
         lambda config: config.task.partition.kind in BY_LABEL or config.task.partition.test is not None,
         f"task.partition.kind={', '.join(BY_LABEL)}, or with task.partition.test",
     ),
-    *(Rule(f"task.{name}", _text, "a task of text") for name in ("template", "loss_on", "max_length", "too_long")),
+    *(
+        Rule(f"task.{name}", _text, "a task of text")
+        for name in ("template", "loss_on", "max_length", "too_long", "bad_rows")
+    ),
+    *(
+        Rule(f"task.columns.{field.name}", _columns, f"the tasks {', '.join(WITH_COLUMNS)}")
+        for field in dataclasses.fields(ColumnsConfig)
+        if field.name != "client"
+    ),
+    Rule(
+        "task.columns.client",
+        lambda config: config.task.name not in tasks.TASKS or config.task.name == "files",
+        "the task files",
+    ),
     Rule("eval.max_new_tokens", _text, "a task of text"),
     Rule("eval.of_last", lambda config: config.eval.select == "best", "eval.select=best"),
     Rule("delay.per", lambda config: config.delay.sigma > 0, "delay.sigma above 0"),

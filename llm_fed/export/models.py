@@ -17,6 +17,7 @@ from llm_fed.files import write_folder
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.structure import Full, Structure
+from llm_fed.names import same_name
 from llm_fed.paths import public
 from llm_fed.state import State
 
@@ -36,7 +37,7 @@ def seen(records: Iterable[Mapping[str, Any]], round: int) -> set[str]:
 def chosen(asked: tuple[str, ...] | str, everybody: Collection[str], seen: Collection[str]) -> list[str]:
     """Those of `everybody` whose personal model is written, by `export.clients`."""
     words = {"all": everybody, "seen": seen, "none": ()}
-    names = words[asked] if isinstance(asked, str) else asked
+    names = words[asked] if isinstance(asked, str) else [same_name(name, everybody) for name in asked]
     return [id for id in everybody if id in names]
 
 

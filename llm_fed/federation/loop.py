@@ -49,12 +49,14 @@ def federate(
     scoring: Scoring | None = None,
     *,
     on_resume: Callable[[int], None] = lambda round: None,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Run, or continue, a federation to the last round of `run.config`.
 
     Args:
         scoring: of `eval.during`'s split, every `eval.every` rounds and after the last; None: nothing is scored.
         on_resume: called with the round that a continued run begins with.
+        on_begin: called before anything is logged of a run that begins.
 
     Returns:
         The progress after the last round; `restore` goes back to the best one.
@@ -66,8 +68,10 @@ def federate(
     if progress.round:
         on_resume(min(progress.round + 1, config.rounds))
         prune(run, progress)  # what a kill between a checkpoint and the deletion of older ones has left
-    elif scoring and scoring.base:
-        log_base(run, config.eval.during, scoring.base)
+    else:
+        on_begin()
+        if scoring and scoring.base:
+            log_base(run, config.eval.during, scoring.base)
 
     def due(round: int) -> bool:
         return bool(config.eval.every) and round % config.eval.every == 0

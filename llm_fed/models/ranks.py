@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError, did_you_mean
+from llm_fed.names import same_name
 
 
 def differ(adapter: AdapterConfig | None) -> bool:
@@ -41,9 +42,9 @@ def of(adapter: AdapterConfig | None, client: str, place: int) -> int | None:
     if isinstance(adapter.rank, int):
         return adapter.rank
     if isinstance(adapter.rank, dict):
-        if client not in adapter.rank:
+        if (name := same_name(client, adapter.rank)) is None:
             raise UserError(f"adapter.rank names no rank of client {client}, only of {', '.join(adapter.rank)}")
-        return adapter.rank[client]
+        return adapter.rank[name]
     if place >= len(adapter.rank):
         raise UserError(
             f"adapter.rank has {len(adapter.rank)} ranks, and {client} is client {place + 1}; give a rank to each"
@@ -65,7 +66,7 @@ def check(adapter: AdapterConfig | None, clients: Sequence[str]) -> None:
             raise UserError(f"adapter.rank has {len(adapter.rank)} ranks, one for each client in their order; {there}")
         return
     for name in adapter.rank:
-        if name not in clients:
+        if same_name(name, clients) is None:
             raise UserError(f"adapter.rank names {name!r}, which is no client{did_you_mean(name, clients)}; {there}")
-    if missing := [name for name in clients if name not in adapter.rank]:
+    if missing := [name for name in clients if same_name(name, adapter.rank) is None]:
         raise UserError(f"adapter.rank names no rank of {', '.join(missing[:5])}; {there}")

@@ -271,6 +271,9 @@ class Node:
                 f"{config.method['name']} for {', '.join(self._built[key].clients)}; bases loaded so far: {loaded}",
                 flush=True,
             )
+            reading = self._built[key].reading
+            for label, text in reading.for_people().items() if reading else ():
+                print(f"{label}: {text}", flush=True)
         return self._built[key]
 
     def _here(self, place: Place, config: Config) -> Config:

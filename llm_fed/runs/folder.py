@@ -30,12 +30,13 @@ _FREE_KEYS = ("checkpoint.", "export.", "report.", "track.", "network.", "eval.b
 
 SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
 EXPERTS = "experts.jsonl"  # how much each expert counts, see `experiment/experts.py`
+BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `tasks/reading.py`
 CROSS = "cross.json"  # every personal model on every client's examples, see `commands/cross.py`
 
 # What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
 _WRITTEN = (
     "summary.json", "report.html", SAMPLES, EXPERTS, CROSS, "adapters", "trackers", "environment.json", "start.json",
-    "timing.jsonl", digests.FILE, "metrics.jsonl", "network.json", "config.yaml", "checkpoints", "needs",
+    BAD_ROWS, "timing.jsonl", digests.FILE, "metrics.jsonl", "network.json", "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
 
 _RESULTS = _WRITTEN[:6]  # what a finished run has handed out

@@ -74,7 +74,8 @@ def scores_by_round(folder: Path, split: str) -> dict[int, float]:
 
 def events(folder: Path) -> Counter[str]:
     """What went wrong in a run, such as uploads that were refused, and how often."""
-    return Counter(line["event"] for line in read_records(folder / "metrics.jsonl") if line["kind"] == "event")
+    lines = (line for line in read_records(folder / "metrics.jsonl") if line["kind"] == "event")
+    return Counter(line["event"] for line in lines if not line.get("information"))
 
 
 def finished(folder: Path) -> dict[str, Any]:
@@ -109,8 +110,7 @@ def exported(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
     """
     found = adapter_folders(folder)
     everybody = dict.fromkeys([*found, *finished(folder)["scores"].get("clients", ())])
-    for client in clients:
-        require("--client", client, everybody)
+    clients = [require("--client", client, everybody) for client in clients]
     missing = [client for client in clients if client not in found]
     if found and not missing:
         return {client: found[client] for client in clients or found}

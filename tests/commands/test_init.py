@@ -129,8 +129,8 @@ def test_any_path_and_column_survive_the_yaml(path, columns):
     import yaml
 
     text = init._rendered(
-        rounds=1, passes=5, base=path, known=True, path=path, columns=columns, dealt=None, template="plain", why="",
-        max_length=0, method={"name": "fedit"}, local={"steps": 1}, eval={"base": True},
+        rounds=1, passes=5, base=path, known=True, path=path, columns=columns, dealt=None, skipped=0, template="plain",
+        why="", max_length=0, method={"name": "fedit"}, local={"steps": 1}, eval={"base": True},
     )  # fmt: skip
     tree = yaml.safe_load(text)
     assert (tree["task"]["path"], tree["base"]["name"]) == (path, path)

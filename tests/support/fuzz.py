@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
 import io
 import json
 import random
@@ -37,6 +36,7 @@ import numpy as np
 import pandas
 import torch
 import yaml
+from federations import EXCEL, compressed
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -54,6 +54,7 @@ from llm_fed.federation import privacy
 from llm_fed.models import lora
 from llm_fed.models.loading import load_base
 from llm_fed.runs.tracking import Reporter, check_trackers
+from llm_fed.tasks.formats import COMPRESSED, kind_of, opened
 
 DEEP = 0.01  # share of the configurations that were taken with which all is built that a run needs
 _KEYS = sorted(configfile.flat(configfile.as_dict(Config())))
@@ -70,7 +71,10 @@ _DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int64,
     torch.int32, torch.int8, torch.uint8, torch.uint16, torch.uint64, torch.bool,
 )  # fmt: skip
-NAMES = ("train.jsonl", "train.json", "train.csv", "train.jsonl.gz", "train.parquet", "a.npz")
+NAMES = (
+    "train.jsonl", "train.json", "train.csv", "train.jsonl.gz", "train.parquet", "a.npz", "train.tsv", "train.txt",
+    "train.ndjson.bz2", "train.csv.xz", "train.arrow", *(["train.xlsx"] if EXCEL else []),
+)  # fmt: skip
 _ROWS = [{"instruction": f"What is {n}?", "input": "", "output": f"It is {n}", "client": f"c{n % 3}"} for n in range(9)]
 
 
@@ -186,7 +190,7 @@ class Folders(_Files):
 
 
 class DataFiles(_Files):
-    """Examples as JSON, JSONL, CSV or Parquet, gzipped or not, and pictures as npz."""
+    """Examples in files of each format, compressed or not, and pictures as npz."""
 
     def make(self, draw: random.Random) -> Path:
         name = draw.choice(NAMES)
@@ -211,22 +215,29 @@ class DataFiles(_Files):
 
 
 def _written(name: str, rows: Any) -> bytes:
-    if name == "train.json":
-        return json.dumps(rows).encode()
     as_list = rows if isinstance(rows, list) else [rows]
-    if name.startswith("train.jsonl"):
-        data = "".join(json.dumps(row) + "\n" for row in as_list).encode()
-        return gzip.compress(data) if name.endswith("gz") else data
     plain = [row if isinstance(row, dict) else {"value": row} for row in as_list]
-    if name == "train.csv":
+    kind, ending = kind_of(name), Path(name).suffix
+    if name == "train.json":
+        data = json.dumps(rows).encode()
+    elif kind == "json":
+        data = "".join(json.dumps(row) + "\n" for row in as_list).encode()
+    elif kind == "csv":
         file = io.StringIO()
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in plain for key in row)))
+        columns = list(dict.fromkeys(key for row in plain for key in row))
+        writer = csv.DictWriter(file, columns, delimiter="\t" if ending == ".tsv" else ",")
         writer.writeheader()
         writer.writerows(plain)
-        return file.getvalue().encode(errors="replace")
-    target = io.BytesIO()
-    pandas.DataFrame(plain).to_parquet(target)
-    return target.getvalue()
+        data = file.getvalue().encode(errors="replace")
+    elif kind == "txt":
+        data = str(rows).encode(errors="replace")
+    else:
+        target = io.BytesIO()
+        frame = pandas.DataFrame(plain)
+        write = {"parquet": frame.to_parquet, "arrow": frame.to_feather, "xlsx": frame.to_excel}[str(kind)]
+        write(target)
+        data = target.getvalue()
+    return compressed(data, ending if ending in COMPRESSED else "")
 
 
 def _arrays(draw: random.Random) -> dict[str, Any]:
@@ -257,10 +268,10 @@ def _arrays(draw: random.Random) -> dict[str, Any]:
 
 def _respoilt(path: Path, draw: random.Random) -> bytes:
     """A file with changed bytes, within the compression where there is one."""
-    data = path.read_bytes()
-    if path.suffix == ".gz" and draw.random() < 0.5:
-        return gzip.compress(hostile.changed_bytes(gzip.decompress(data), draw))
-    return hostile.changed_bytes(data, draw)
+    if path.suffix in COMPRESSED and draw.random() < 0.5:
+        with opened(path) as file:
+            return compressed(hostile.changed_bytes(file.read(), draw), path.suffix)
+    return hostile.changed_bytes(path.read_bytes(), draw)
 
 
 def _spoil(path: Path, draw: random.Random) -> None:

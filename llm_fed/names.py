@@ -1,0 +1,34 @@
+"""Names of clients: equal where they look equal, and fit to name a folder."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection
+from urllib.parse import quote
+
+
+def composed(name: str) -> str:
+    """The name in the form in which letters and their accents are one (NFC): macOS writes names of files in another."""
+    return unicodedata.normalize("NFC", name)
+
+
+def folder_name(name: str) -> str:
+    """The composed name with whatever no folder can have in its name written as in an address: `x/y` as `x%2Fy`."""
+    name = composed(name)
+    if name in (".", ".."):
+        return name.replace(".", "%2E")
+    if all(map(_is_fit, name)):
+        return name
+    return "".join(char if _is_fit(char) and char != "%" else quote(char, "", errors="surrogatepass") for char in name)
+
+
+def same_name(name: str, valid: Collection[str]) -> str | None:
+    """The valid name that is meant by `name`, which may be written in another form; None where there is none."""
+    if name in valid:
+        return name
+    forms = {composed(each): each for each in valid if isinstance(each, str)}
+    return forms.get(composed(name), forms.get(folder_name(name))) if isinstance(name, str) else None
+
+
+def _is_fit(char: str) -> bool:
+    return char.isprintable() and char not in "/\\"

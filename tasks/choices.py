@@ -1,0 +1,120 @@
+"""Options of a question, and which of them is right: a text, the place of one, its letter, or its label.
+
+{"choices": ["Surgery.", "Burns."], "answer": 1}                                    MMLU: places from 0 on
+{"choices": {"text": ["Surgery.", "Burns."], "label": ["A", "B"]}, "answerKey": "B"}    ARC
+{"options": {"A": "Surgery.", "B": "Burns."}, "answer": "B"}                        MedQA
+{"A": "Surgery.", "B": "Burns.", "answer": "B"}                                     MMLU and C-Eval as CSV
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from llm_fed.errors import UserError
+from llm_fed.tasks import cells
+from llm_fed.tasks.rows import Row
+
+BY_PLACE = ("choices", "endings")  # columns beside which a number is usually a place
+_LETTER = re.compile(r"\(?([A-Za-z])[).:]?")
+Kind = Literal["text", "place"]
+
+
+class Again(Exception):
+    """What was thought of a file's rows does not hold: it is to be read again, from its first row."""
+
+
+class Choices:
+    """How the answers of a file name options. Where `2` is an option and also the place of another one, the other rows
+    decide: all answers of a file are of one kind.
+
+    Args:
+        column: that holds the options.
+    """
+
+    def __init__(self, column: str):
+        self._usual: Kind = "place" if column.casefold() in BY_PLACE else "text"
+        self._certain: set[Kind] = set()  # kinds of the answers that can only be one
+        self._guessed: set[Kind] = set()  # kinds that those were taken for which could be both
+
+    def right(
+        self, row: Row, column: str, value: Any, options: Sequence[str], labels: Sequence[str]
+    ) -> tuple[str, ...]:
+        """The right option, or several texts one of which is an option.
+
+        Raises:
+            UserError: the answer is none of the options.
+            Again: earlier answers were taken for what they are not.
+        """
+        texts = cells.texts_of(value, row.where, column)
+        if labels and len(texts) == 1 and texts[0].strip() in labels:
+            return (options[labels.index(texts[0].strip())],)
+        place = None if labels or isinstance(value, list) else _place(texts[0], len(options))
+        named = bool({*texts} & {*options})
+        if place is not None and named and options[place] != texts[0]:
+            return (options[place],) if self._guess(row, texts[0]) == "place" else texts
+        if place is not None and not named:
+            self._learn("place")
+            return (options[place],)
+        if not named:
+            raise UserError(f"{row.where}: the answer {texts[0]!r} is none of the options {[*options]}")
+        if place is None and not labels:
+            self._learn("text")
+        return texts
+
+    def _learn(self, kind: Kind) -> None:
+        self._certain.add(kind)
+        if self._guessed - {kind}:
+            self._guessed.clear()
+            raise Again
+
+    def _guess(self, row: Row, text: str) -> Kind:
+        if len(self._certain) > 1:
+            raise UserError(
+                f"{row.where}: the answer {text!r} is an option and also the place of another one; write the right "
+                "option out"
+            )
+        kind = next(iter(self._certain), self._usual)
+        self._guessed.add(kind)
+        return kind
+
+
+def options_of(row: Row, column: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(options, their labels if they have any) in one column; none where the cell is empty or there is no such column.
+
+    Raises:
+        UserError: what is there is no list of texts.
+    """
+    value = cells.value_of(row, column)
+    if column is None or value is None or value == "":
+        return (), ()
+    value = cells.parsed(value)
+    labels: Any = ()
+    if isinstance(value, dict):
+        texts = value.get("text")
+        value, labels = (texts, value.get("label") or ()) if isinstance(texts, list) else ([*value.values()], [*value])
+    elif isinstance(value, list) and value and all(isinstance(each, dict) and "text" in each for each in value):
+        value, labels = [each["text"] for each in value], [each.get("label", each.get("key")) for each in value]
+    options = cells.texts_of(value, row.where, column)
+    if labels and (len(labels) != len(options) or None in labels):
+        raise UserError(f"{row.where}: column {column!r} has {len(options)} options and {len(labels)} labels")
+    return options, tuple(str(label).strip() for label in labels)
+
+
+def lettered(row: Row, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(options, their letters) of columns with one option each; those that are empty are none."""
+    found = {column: text for column in columns if (text := cells.optional(row, column))}
+    return tuple(found.values()), tuple(found)
+
+
+def _place(text: str, count: int) -> int | None:
+    """The place among so many options that a number (from 0 on) or a letter stands for."""
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        place = int(text[:9])
+    elif match := _LETTER.fullmatch(text):
+        place = ord(match[1].upper()) - ord("A")
+    else:
+        return None
+    return place if place < count else None

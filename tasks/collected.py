@@ -1,0 +1,231 @@
+"""Rows of files as Examples of clients, and what is left out on the way."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
+
+from llm_fed import names
+from llm_fed.config import TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.tasks import columns
+from llm_fed.tasks.cells import text_of
+from llm_fed.tasks.choices import Again
+from llm_fed.tasks.common import ClientData
+from llm_fed.tasks.examples import SAMPLE, Scheme
+from llm_fed.tasks.layout import SPLIT_NAMES, natural_order, split_of
+from llm_fed.tasks.reading import Reading, Skipped, few
+from llm_fed.tasks.rows import BadRow, Row, Source
+from llm_fed.tasks.stored import Store, Stored
+
+ALL = "all"  # the client of rows that nothing says more of
+HINT = "; or set task.bad_rows=skip to leave such rows out"
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+class Collected:
+    """The rows of sources, as Examples of clients.
+
+    Args:
+        where: the data, for messages.
+        folder: what the names of all sources begin with.
+
+    Attributes:
+        reading: what became of the sources.
+    """
+
+    def __init__(self, config: TaskConfig, where: str, folder: str = ""):
+        self.config, self.where = config, where
+        self.reading, self.store = Reading(folder), Store()
+        self._places: dict[str, dict[str, array[int]]] = {}
+        self._written: dict[str, str] = {}  # client id -> the name that it was made of
+        self._ids: dict[str, str] = {}
+        self._by_column = False
+
+    def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
+        """Rows of a client, or of those that a column names.
+
+        Args:
+            named: whether the split is said; else a column may say it.
+
+        Raises:
+            UserError: a source or a row cannot be used.
+        """
+        self._by_column |= client is None
+        if client is not None:
+            self._of(self.id(client))
+        for source in sources:
+            for (id, part), places in self._read(source, client, split, named).items():
+                self._of(id)[part].extend(places)
+
+    def clients(self) -> dict[str, ClientData]:
+        """By id, in natural order.
+
+        Raises:
+            UserError: there is no row for training.
+        """
+        for id in [*self._places]:
+            if (match := _WHOLE.fullmatch(id)) and match[1] in self._places:  # 11.0 is 11 in a column with gaps
+                for split, places in self._places.pop(id).items():
+                    self._places[match[1]][split].extend(places)
+        if not any(splits["train"] for splits in self._places.values()):
+            empty = f" ({few(self.reading.empty, 'files')} holds none)" if self.reading.empty else ""
+            raise UserError(f"{self.where} has no training rows{empty}; it needs a train split with at least one row")
+        found = {id: splits for id, splits in self._places.items() if any(splits.values())}
+        order = sorted(found, key=natural_order) if self._by_column else found
+        return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in found[id].items()}) for id in order}
+
+    def done(self) -> Reading:
+        """What became of the sources.
+
+        Raises:
+            UserError: too many rows were left out.
+        """
+        self.reading.check()
+        return self.reading
+
+    def _of(self, id: str) -> dict[str, array[int]]:
+        if id not in self._places:
+            self._places[id] = {split: array("q") for split in SPLIT_NAMES}
+        return self._places[id]
+
+    def id(self, name: str) -> str:
+        """The id of a client: its name, fit for a folder.
+
+        Raises:
+            UserError: another client has that one.
+        """
+        if name in self._ids:
+            return self._ids[name]
+        name = names.composed(name)
+        id = self._ids[name] = names.folder_name(name)
+        if (other := self._written.setdefault(id, name)) != name:
+            raise UserError(f"{self.where}: the clients {other!r} and {name!r} would both be called {id!r}; rename one")
+        if id != name:
+            self.reading.asides[f"client {name!r} is called {id!r}, since no folder can have its name"] = None
+        return id
+
+    def _read(
+        self, source: Source, client: str | None, split: str, named: bool
+    ) -> Mapping[tuple[str, str], array[int]]:
+        """(client, split) -> places of the rows of one source."""
+        scheme = Scheme(self.config.columns, source.where, whose=client is None, side=not named)
+        while True:
+            taken = _Taken(self, source, scheme, client, split)
+            try:
+                taken.all()
+                break
+            except Again:
+                continue
+        name, label = self.reading.short(source.where), self.config.partition.label
+        if taken.is_description:
+            self.reading.files.append(name)
+            return taken.places
+        if not taken.count:
+            self.reading.empty.append(name)
+        self.reading.rows += taken.count
+        self.reading.skipped += taken.skipped
+        if source.remarks:
+            self.reading.forms[name] = ", ".join(source.remarks)
+        unused = columns.unused(scheme.names, [*scheme.used, *([label] if label else [])])
+        self.reading.unused_columns([*unused, *sorted(source.nameless)], by_files=client is not None)
+        self.reading.roles = self.reading.roles or scheme.roles
+        self.reading.texts |= "text" in scheme.roles
+        return taken.places
+
+
+class _Taken:
+    """What is made of one source: the places of its rows, and those that are left out."""
+
+    def __init__(self, of: Collected, source: Source, scheme: Scheme, client: str | None, split: str):
+        self._of, self._config, self._source, self._scheme = of, of.config, source, scheme
+        self._client, self._split = client, split
+        self.places: dict[tuple[str, str], array[int]] = defaultdict(lambda: array("q"))
+        self.skipped: list[Skipped] = []
+        self.count = 0  # of rows, also of those that are left out
+        self.is_description = False  # whether it is one object of JSON that is no row
+
+    def all(self) -> None:
+        """Make an Example of each row.
+
+        Raises:
+            UserError: the source or a row cannot be used.
+            Again: what was thought of the first rows does not hold.
+        """
+        rows = iter(self._source)
+        sample = list(islice(rows, SAMPLE))
+        if not sample:
+            return
+        try:
+            self._learn(sample)
+        except UserError:
+            # A `metadata.json` among the files of clients; a file that is asked for by its name is refused.
+            self.is_description = self._source.alone and self._client is not None
+            if not self.is_description:
+                raise
+            return
+        for row in chain(sample, rows):
+            self.count += row.lines if isinstance(row, BadRow) else 1
+            try:
+                self._take(row)
+            except UserError as error:
+                self._leave_out(row, error)
+        if not self.places:
+            raise UserError(f"none of the {self.count:,} rows of {self._source.where} can be used: {self._first()}")
+
+    def _take(self, row: Row | BadRow) -> None:
+        if isinstance(row, BadRow):
+            raise row
+        roles, label, client = self._scheme.roles, self._config.partition.label, self._client
+        if client is None:
+            client = text_of(row, roles["client"]).strip() if "client" in roles else ALL
+        id = self._of.id(client)
+        example = self._scheme.example(row, text_of(row, label) if label else id)
+        split = self._side(row, roles["split"]) if "split" in roles else self._split
+        self.places[id, split].append(self._of.store.add(example))
+
+    def _learn(self, sample: Sequence[Row | BadRow]) -> None:
+        """Choose the columns, unless that is done, and refuse those that are there twice."""
+        good, where = [row for row in sample if isinstance(row, Row)], self._source.where
+        if not good:
+            for row in sample:
+                self._leave_out(row, UserError(str(row)))
+            raise UserError(f"none of the first {len(sample)} rows of {where} can be used: {self._first()}")
+        if not self._scheme.names:
+            self._scheme.learn(good)
+        for name in self._scheme.used:
+            if places := self._source.twice.get(name):
+                listed = " and ".join(map(str, places))
+                raise UserError(f"{where}: columns {listed} are both named {name!r}; rename those that are not meant")
+        partition = self._config.partition
+        if partition.label is not None:
+            known = [row.values for row in good]
+            columns.configured("task.partition.label", partition.label, [*self._scheme.names], known, good[0].where)
+        if self._client is None and "client" not in self._scheme.roles and partition.kind == "natural":
+            raise UserError(
+                f"{self._of.where}: no column names the client of a row; set task.columns.client=COLUMN, "
+                "or task.partition.kind=iid and task.partition.clients=N"
+            )
+
+    def _side(self, row: Row, column: str) -> str:
+        said = text_of(row, column).strip()
+        if (split := split_of(said)) is None:
+            raise UserError(f"{row.where}: column {column!r} holds {said[:40]!r}, which names no split")
+        return split
+
+    def _leave_out(self, row: Row | BadRow, error: UserError) -> None:
+        """Note a bad row.
+
+        Raises:
+            UserError: no row may be left out.
+        """
+        if self._config.bad_rows == "stop":
+            raise UserError(f"{error}{HINT}") from error
+        lines = row.lines if isinstance(row, BadRow) else 1
+        self.skipped.append(Skipped(row.where, str(error).removeprefix(f"{row.where}: "), lines))
+
+    def _first(self) -> str:
+        return f"{self.skipped[0].where}: {self.skipped[0].reason}"

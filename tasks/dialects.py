@@ -1,0 +1,112 @@
+"""How a table in text is written: what parts its columns, and how texts that hold that are quoted."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_NOTHING = "\x1f"  # no text has it
+_END = "unexpected end of data"
+_PLAIN: dict[str, Any] = {"quoting": csv.QUOTE_MINIMAL}
+# Other ways than doubled quotation marks, and what is said of them.
+_ESCAPED: dict[str, Any] = {"doublequote": False, "escapechar": "\\"}
+_BARE: dict[str, Any] = {"quoting": csv.QUOTE_NONE}
+csv.field_size_limit(2**31 - 1)  # by default a cell may have 131,072 letters
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How to read a table.
+
+    Attributes:
+        skipped: lines before the header.
+        remark: what is special about it; else empty.
+    """
+
+    skipped: int
+    options: dict[str, Any]
+    remark: str = ""
+
+    def reader(self, lines: Iterable[str]) -> Any:
+        """The records in these lines, the first of which is the header's."""
+        return csv.reader(lines, strict=True, **self.options)
+
+
+def dialect_of(head: str, usual: str) -> Dialect:
+    """The dialect of a table that begins with this text.
+
+    The separator is the one that makes most columns of the first line, or what Excel says in a line `sep=;`. Lines of
+    one column are parted by nothing, so that their texts may hold commas. Where doubled quotation marks do not fit the
+    first lines, another way of quoting counts if it fits all of them.
+
+    Args:
+        usual: the separator of such a file, which needs no remark.
+    """
+    lines = list(io.StringIO(head, newline=""))
+    skipped = next((place for place, line in enumerate(lines) if line.strip()), len(lines))
+    first, separator = lines[skipped] if skipped < len(lines) else "", None
+    if (given := first.strip("\r\n")).casefold().startswith("sep=") and len(given) == 5:
+        separator, skipped = given[-1], skipped + 1
+        first = lines[skipped] if skipped < len(lines) else ""
+    separator = separator or _separator(first, usual)
+    blanks = first.count(separator) > 0 and first.count(separator) == first.count(f"{separator} ")
+    common = {"delimiter": separator, "skipinitialspace": blanks}
+    named = "" if separator in (usual, ",", _NOTHING) else f"with {SEPARATORS.get(separator, repr(separator))}"
+    plain, records = Dialect(skipped, common | _PLAIN, named), lines[skipped:]
+    if '"' not in head or _fits(plain, records):
+        return plain
+    escaped = Dialect(skipped, common | _ESCAPED, _joined(named, "with backslashes before quotation marks"))
+    if '\\"' in head and _fits(escaped, records):
+        return escaped
+    bare = Dialect(skipped, common | _BARE, _joined(named, "without quotation marks around texts"))
+    if _fits(bare, records) and _is_bare(bare, records):
+        return bare
+    return plain
+
+
+def is_table(line: str) -> bool:
+    """Whether a line has columns."""
+    return _separator(line, ",") != _NOTHING
+
+
+def _separator(header: str, usual: str) -> str:
+    counts = {}
+    for candidate in SEPARATORS:
+        try:
+            counts[candidate] = len(next(csv.reader([header], delimiter=candidate), []))
+        except csv.Error:
+            counts[candidate] = 0
+    best = max(SEPARATORS, key=lambda each: (counts[each], each == usual))
+    return best if counts[best] > 1 else _NOTHING
+
+
+def _fits(dialect: Dialect, lines: Sequence[str]) -> bool:
+    """Whether all records have as many cells as the header; the last one may be cut off."""
+    return len({*_widths(dialect, lines)}) <= 1
+
+
+def _joined(*remarks: str) -> str:
+    return ", ".join(filter(None, remarks))
+
+
+def _is_bare(dialect: Dialect, lines: Sequence[str]) -> bool:
+    """Whether cells that begin with a quotation mark mostly do not end with one."""
+    cells = [cell.strip() for record in dialect.reader(lines) for cell in record if cell.strip().startswith('"')]
+    return sum(len(cell) < 2 or not cell.endswith('"') for cell in cells) > len(cells) / 2
+
+
+def _widths(dialect: Dialect, lines: Sequence[str]) -> Iterator[int]:
+    reader = dialect.reader(lines)
+    while True:
+        try:
+            if cells := next(reader):
+                yield len(cells)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if _END not in str(error):
+                yield -1

@@ -1,0 +1,210 @@
+"""Rows as Examples: prompts with context, system text and history; conversations; options; texts.
+
+{"instruction": "Which ward?", "input": "A burn.", "output": "Burns.", "system": "You are a clerk.",
+ "history": [["Which ward for a fracture?", "Surgery."]]}
+{"messages": [{"role": "user", "content": "Which ward?"}, {"role": "assistant", "content": "Burns."}]}
+{"prompt": [{"role": "user", "content": "Which ward?"}], "completion": [{"role": "assistant", ...}]}
+{"question": "Which ward?", "choices": ["Surgery.", "Burns."], "answer": 1}
+{"text": "A text that is learned as it stands."}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any
+
+from llm_fed.config import ColumnsConfig
+from llm_fed.errors import UserError
+from llm_fed.tasks import cells, choices, columns
+from llm_fed.tasks.choices import Again, Choices
+from llm_fed.tasks.common import Example, Turn
+from llm_fed.tasks.conversations import turns_of
+from llm_fed.tasks.rows import Row
+
+SAMPLE = 200  # rows of a file that are looked at before the first becomes an Example
+_PAIRS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"), ("user", "assistant"))
+
+
+class Scheme:
+    """How the rows of a file become Examples. It learns from each row, and may ask for the file to be read again.
+
+    Args:
+        wanted: the configured columns.
+        where: the file, for messages.
+        whose, side: whether a column may name the client, and the split.
+
+    Attributes:
+        names: all columns that the rows have had so far.
+        roles: role (a key of `columns.USUAL_NAMES`) -> column.
+    """
+
+    def __init__(self, wanted: ColumnsConfig, where: str, *, whose: bool = False, side: bool = False):
+        self._wanted, self._where, self._whose, self._side = wanted, where, whose, side
+        self.names: dict[str, None] = {}
+        self.roles: dict[str, str] = {}
+        self._letters: tuple[str, ...] = ()  # columns that hold an option each
+        self._choices = Choices("")
+        self._seen: set[tuple[str, ...]] = set()
+        self._sample: list[Mapping[str, Any]] = []
+
+    def learn(self, sample: Sequence[Row]) -> None:
+        """Choose the columns by some rows.
+
+        Raises:
+            UserError: see `columns.resolve`.
+        """
+        self._sample = [row.values for row in sample]
+        for values in self._sample:
+            self._is_new(values)
+        self._resolve()
+        self._choices = Choices(self.roles.get("options", ""))
+
+    def example(self, row: Row, group: str) -> Example:
+        """The row as an Example.
+
+        Raises:
+            UserError: the row cannot be used; where it is, and why.
+            Again: it shows that the rows before it were taken for what they are not.
+        """
+        if self._is_new(row.values):
+            before = (self.roles, self._letters)
+            self._resolve()
+            if before != (self.roles, self._letters):
+                raise Again
+        return to_example(row, self.roles, group, self._letters, self._choices)
+
+    @property
+    def used(self) -> list[str]:
+        """The columns that something is made of."""
+        return [*self.roles.values(), *self._letters]
+
+    def _is_new(self, values: Mapping[str, Any]) -> bool:
+        """Whether a row has columns that none before it had."""
+        keys = tuple(values)
+        if keys in self._seen:
+            return False
+        self._seen.add(keys)
+        before = len(self.names)
+        self.names.update(dict.fromkeys(keys))
+        return len(self.names) > before
+
+    def _resolve(self) -> None:
+        self.roles = columns.resolve(
+            self._wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
+        )
+        self._letters = self._lettered() if "answer" in self.roles and "options" not in self.roles else ()
+
+    def _lettered(self) -> tuple[str, ...]:
+        """Columns A, B, ... where the answers are such letters."""
+        count = next((place for place, letter in enumerate(ascii_uppercase) if letter not in self.names), 26)
+        letters = tuple(ascii_uppercase[:count])
+        answers = [values.get(self.roles["answer"]) for values in self._sample]
+        return letters if count > 1 and answers and all(str(each).strip() in letters for each in answers) else ()
+
+
+def to_example(
+    row: Row, roles: Mapping[str, str], group: str, letters: Sequence[str] = (), rule: Choices | None = None
+) -> Example:
+    """A row whose columns are known as an Example.
+
+    Args:
+        roles: role (a key of `columns.USUAL_NAMES`) -> column.
+        letters: columns that hold an option each.
+        rule: how the answers of the row's file name options.
+
+    Raises:
+        UserError: the row cannot be used; where it is, and why.
+        Again: see `Choices.right`.
+    """
+    if "messages" in roles:
+        value = cells.parsed(cells.held(row, roles["messages"]))
+        return _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)
+    if "text" in roles:
+        return Example("", (cells.text_of(row, roles["text"]),), (), group)
+    prompt, answer = roles["prompt"], roles["answer"]
+    asked, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
+    if isinstance(asked, list) or _is_talk(right):
+        if not _is_talk(asked):
+            asked = [{"role": "user", "content": cells.as_text(asked, row.where, prompt)}]
+        if not _is_talk(right):
+            right = [{"role": "assistant", "content": cells.as_text(right, row.where, answer)}]
+        return _conversation(row, roles, turns_of([*asked, *right], row.where, prompt), group)
+    text = cells.as_text(asked, row.where, prompt)
+    if context := cells.optional(row, roles.get("input")):
+        text = f"{text}\n\n{context}"
+    if _is_answers(right):
+        right = right["text"]
+    options, labels = choices.lettered(row, letters) if letters else choices.options_of(row, roles.get("options"))
+    answers = (
+        (rule or Choices(roles["options"])).right(row, answer, right, options, labels)
+        if options
+        else cells.texts_of(right, row.where, answer)
+    )
+    earlier = _earlier(row, roles)
+    return Example((*earlier, Turn("user", text)) if earlier else text, answers, options, group)
+
+
+def _conversation(row: Row, roles: Mapping[str, str], turns: tuple[Turn, ...], group: str) -> Example:
+    """A conversation, after the row's own system text if there is one; its last turn is the answer."""
+    system = cells.optional(row, roles.get("system"))
+    if system and turns[0].role != "system":
+        turns = (Turn("system", system), *turns)
+    elif system and turns[0].content != system:
+        raise UserError(
+            f"{row.where}: the column {roles['system']!r} and the first message are two system texts; keep one"
+        )
+    return Example(turns[:-1], (turns[-1].content,), (), group)
+
+
+def _earlier(row: Row, roles: Mapping[str, str]) -> tuple[Turn, ...]:
+    """The turns before the prompt: the system text and the history."""
+    system, column = cells.optional(row, roles.get("system")), roles.get("history")
+    turns = (Turn("system", system),) if system else ()
+    if column is None or cells.is_empty(value := row.values.get(column)):
+        return turns
+    spoken = _history(cells.parsed(value), row.where, column)
+    if turns and spoken and spoken[0].role == "system":
+        raise UserError(
+            f"{row.where}: column {column!r} begins with another system text than that of the row; keep one"
+        )
+    return (*turns, *spoken)
+
+
+def _history(value: Any, where: str, column: str) -> tuple[Turn, ...]:
+    """Earlier questions with their answers: a list of pairs, of objects with both, or of messages."""
+    turns: list[Turn] = []
+    if _is_talk(value):
+        return turns_of(value, where, column)
+    for pair in value if isinstance(value, list) else [value]:
+        if isinstance(pair, dict):
+            named = {str(key).casefold(): each for key, each in pair.items()}
+            pair = next(([named[one], named[two]] for one, two in _PAIRS if one in named and two in named), None)
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise UserError(
+                f"{where}: column {column!r} is no list of pairs [question, answer]; correct it, or drop the row"
+            )
+        question, answer = (cells.as_text(each, where, column) for each in pair)
+        turns += [Turn("user", question), Turn("assistant", answer)]
+    return tuple(turns)
+
+
+def _structured(value: Any) -> Any:
+    """A list of messages or of answers, also where it is written out as text; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith(("[{", "{")):
+        found = cells.parsed(value)
+        return found if _is_talk(found) or _is_answers(found) else value
+    return value
+
+
+def _is_answers(value: Any) -> bool:
+    """Whether a value holds answers as in SQuAD: {"text": [...], "answer_start": [...]}"""
+    return isinstance(value, dict) and isinstance(value.get("text"), list)
+
+
+def _is_talk(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, dict) and {"role", "from"} & each.keys() for each in value)
+    )

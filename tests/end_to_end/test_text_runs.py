@@ -1,0 +1,77 @@
+"""Runs on texts without prompts: they are learned as they stand, and scored by how likely they are."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from llm_fed import tasks
+from llm_fed.commands.evaluate import evaluate_run
+from llm_fed.config import TaskConfig
+from llm_fed.experiment.encoding import Encoder
+from llm_fed.tasks.common import Example, encode_prompt
+from llm_fed.tasks.conversations import encoded
+from llm_fed.testing import tiny
+
+
+def tokenizer_of(bos: bool):
+    """One with a token before every text, or without."""
+    found = tiny.tokenizer(**tiny.SPECIAL, bos_token="w2")
+    if bos:
+        found.backend_tokenizer.post_processor = TemplateProcessing("w2 $A", special_tokens=[("w2", 2)])
+    return found
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("template", ["alpaca", "{prompt}"])
+def test_a_text_is_its_own_tokens(bos, template):
+    """BOS if the tokenizer has one, the text, EOS: no template, and no loss on the first token."""
+    tokenizer, begun = tokenizer_of(bos), [2] if bos else []
+    found = encoded(Example("", ("w4 w5 w6",)), tokenizer, template)
+    assert found.input_ids == [*begun, 4, 5, 6, 1]
+    assert found.target == [False, *[True] * (len(found.input_ids) - 1)]
+    assert encode_prompt("", tokenizer, template=template) == begun
+
+
+def test_lengths_are_those_of_the_tokens():
+    tokenizer = tokenizer_of(bos=True)
+    examples = [Example("", ("w4 w5 w6",)), Example("w1", ("w2",))]
+    (found,) = Encoder(tokenizer, TaskConfig(template="alpaca")).lengths([examples])
+    assert [length.whole for length in found] == [len(encoded(e, tokenizer, "alpaca").input_ids) for e in examples]
+
+
+def test_a_folder_of_texts_from_init_to_scores(small, llm_fed, tmp_path):
+    """The test score is 100 exp(-loss), also when it is taken anew; a text that is too long is left out everywhere."""
+    for client, words in (("ada", "w4 w5"), ("bob", "w7 w8")):
+        (tmp_path / "texts" / client).mkdir(parents=True)
+        for number in range(10):
+            longer = " w9" * 200 if number == 3 else ""
+            (tmp_path / "texts" / client / f"{number}.txt").write_text(f"w{20 + number} {words}{longer}\n")
+    config = tmp_path / "c.yaml"
+    said = llm_fed("init", tmp_path / "texts", "--base", small.base, "--method", "fedit", "--out", config)
+    assert "text = text" in said.out and "scored by token_likelihood (100 / perplexity)" in said.out, said
+    words = ["rounds=2", "local.steps=3", "base.dtype=float32", "device=cpu", "task.max_length=32"]
+    ran = llm_fed("run", config, *words, "--out", tmp_path / "run", "--json")
+    assert ran.code == 0, ran.err
+    scores = json.loads(ran.out)["scores"]
+    assert scores["metric"] == "token_likelihood" and "learned without" not in ran.err
+    for client, score in scores["clients"].items():
+        assert score == pytest.approx(100 * math.exp(-scores["losses"][client]), rel=1e-4)
+    again = evaluate_run(tmp_path / "run").clients
+    assert again == {client: pytest.approx(score, rel=1e-5) for client, score in scores["clients"].items()}
+    assert not (tmp_path / "run/samples.jsonl").exists() and (tmp_path / "run/report.html").exists()
+    refused = llm_fed("run", config, *words, "eval.metric=rouge1", "--out", tmp_path / "other")
+    refused.assert_refused("the data are texts without prompts; set eval.metric=token_likelihood")
+    plain = llm_fed("run", config, *words, "task.template=plain", "--dry-run")
+    assert "texts are learned without task.template=plain" in plain.err
+
+
+def test_pairs_may_be_scored_by_likelihood_too(small, llm_fed, tmp_path):
+    config = small.config(tmp_path / "c.yaml", rounds=1, eval={"metric": "token_likelihood"})
+    ran = llm_fed("run", config, "--out", tmp_path / "run", "--json")
+    scores = json.loads(ran.out)["scores"]
+    assert scores["mean"] == pytest.approx(sum(scores["clients"].values()) / 3) and 0 < scores["mean"] < 100
+    assert tasks.load(TaskConfig("files", str(small.data)), 0).metric == "rouge1"
