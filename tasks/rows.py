@@ -215,7 +215,7 @@ def to_example(row: Row, columns: dict[str, str], group: str) -> Example:
         if columns["messages"] not in row.values:
             raise UserError(f"{row.where}: the column {columns['messages']!r} is missing; every row needs it")
         *before, last = turns_of(row.values[columns["messages"]], row.where, columns["messages"])
-        return Example(tuple(before), (last.content,), (), group)
+        return Example(tuple(before), (last.content,), (), group, last.fields)
     prompt = text_of(row, columns["prompt"])
     if row.values.get(columns.get("input", "")) not in (None, ""):
         prompt = f"{prompt}\n\n{text_of(row, columns['input'])}"

@@ -13,7 +13,7 @@ from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError
 from llm_fed.models.loading import check_name, explain
 from llm_fed.models.lora import Lora, layout, targets
-from llm_fed.tasks.conversations import MARK
+from llm_fed.tasks.chat import GENERATION
 
 # `model_type` of the families of which a small model was compared with stock PEFT: training, answers and export
 # (tests/engine/test_bases.py).
@@ -95,7 +95,7 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
         return "none, so task.template=chat is not possible; use alpaca, alpaca-short, plain or your own"
     if isinstance(template, dict):
         template = "".join(template.values())
-    marked = "with" if MARK.replace(" ", "") in str(template).replace(" ", "").replace("-", "") else "without"
+    marked = "with" if GENERATION.search(str(template)) else "without"
     return f"yes, {marked} generation marks (task.template=chat)"
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import regex
 
-from llm_fed.tasks.common import ClientData, Example, TaskData, template_of, text_of
+from llm_fed.tasks.common import ClientData, Example, TaskData, text_of
 from llm_fed.tasks.conversations import encoded
+from llm_fed.tasks.templates import template_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,8 @@ from llm_fed.config import TaskConfig
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.experiment.encoding import Encoder
-from llm_fed.tasks.common import Example, template_of
+from llm_fed.tasks.common import Example
+from llm_fed.tasks.templates import template_of
 
 SHORT, LONG = Example("w2 w3", ("w4",)), Example(" ".join(["w2"] * 9), ("w4",))
 

@@ -14,8 +14,9 @@ from llm_fed.config import ColumnsConfig, TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.experiment.encoding import Encoder
 from llm_fed.tasks import files
-from llm_fed.tasks.common import Turn, encode_prompt
+from llm_fed.tasks.common import Turn
 from llm_fed.tasks.conversations import encode_conversation, turns_of
+from llm_fed.tasks.templates import encode_prompt
 
 PLAIN = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 FORGETS = "{% for m in messages[-2:] %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"  # rewrites earlier turns
@@ -66,12 +67,8 @@ def test_a_model_learns_to_stop_where_the_template_writes_no_end():
 
 def test_what_cannot_be_trained_on_is_refused():
     turns = turns_of(TALK, "here", "messages")
-    with pytest.raises(UserError, match="renders turn 3 differently when more turns follow"):
+    with pytest.raises(UserError, match="does not write the assistant's message '4' as it stands"):
         encode_conversation(turns, byte_tokenizer(chat_template=FORGETS), template="chat")
-    with pytest.raises(UserError, match="the data are conversations, .* choose an instruction-tuned base"):
-        encode_conversation(turns, byte_tokenizer(), template="alpaca-short")
-    with pytest.raises(UserError, match="the data are conversations, .* set task.template=chat"):
-        encode_conversation(turns, byte_tokenizer(chat_template=PLAIN), template="alpaca-short")
     with pytest.raises(UserError, match="cannot be applied to a conversation: no system"):
         encode_conversation(turns, byte_tokenizer(chat_template="{{ raise_exception('no system') }}"), template="chat")
 
