@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 
 from llm_fed.errors import UserError, one_line
 from llm_fed.tasks.common import Encoded, Template, Turn
-from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, Tokens, whole
+from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, Tokens, without_surrogates
 from llm_fed.tasks.rendering import Habits, Messages, Rendering, Reply, Span
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class ChatTemplate:
         tokens = self._encode(rendering, replies)
         target = self._target(turns, rendering, replies, tokens)
         if apart:
-            text = whole(turns[-1].content)
+            text = without_surrogates(turns[-1].content)
             marks = Marks(self.safe.spelled, [text])
             more = [*self.safe.encode(marks.hide_reply(text, self.safe.pattern), marks).ids, self._eos]
             return Encoded([*tokens.ids, *more], [*target, *[True] * len(more)])
@@ -98,12 +98,12 @@ class ChatTemplate:
         return [turns[1]._replace(content=f"{turns[0].content}\n\n{turns[1].content}"), *turns[2:]]
 
     def _rendering(self, turns: Sequence[Turn], asked: bool) -> Rendering:
-        contents = [whole(turn.content) for turn in turns]
+        contents = [without_surrogates(turn.content) for turn in turns]
         marks, pattern = Marks(self.safe.spelled, [*contents, *(turn.fields for turn in turns)]), self.safe.pattern
         messages = []
         for turn, content in zip(turns, contents, strict=True):
             hide = marks.hide_reply if turn.role == "assistant" else marks.hide
-            more = json.loads(whole(turn.fields)) if turn.fields else {}
+            more = json.loads(without_surrogates(turn.fields)) if turn.fields else {}
             messages.append({"role": turn.role, "content": hide(content, pattern), **_hidden(more, marks, pattern)})
         rendering = Rendering(self._render, messages, marks, asked, pattern)
         self._check_tools(rendering)
@@ -132,7 +132,8 @@ class ChatTemplate:
         text, last = rendering.text, replies.get(len(rendering.messages) - 1)
         if last is not None and last.stop is None:
             text = text[: last.end]
-        return self.safe.encode(text, rendering.marks, [reply.start for reply in replies.values()])
+        cuts = {reply.start for reply in replies.values()} | {each.end for each in replies.values() if not each.stop}
+        return self.safe.encode(text, rendering.marks, cuts)
 
     def _target(
         self, turns: Sequence[Turn], rendering: Rendering, replies: Mapping[int, Reply], tokens: Tokens

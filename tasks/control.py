@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -25,20 +25,22 @@ THINK, THOUGHT = "<think>", "</think>"
 _HALVES = re.compile("[\ud800-\udfff]")
 _SIGN = f"\U0010fffd{secrets.token_hex(8)}:"  # of a name that nobody can guess
 _CUT = f"{_SIGN}cut"
-_TAG = re.compile(r"</?[\w.:-]+>")
+_TAG, _SHAPE = re.compile(r"</?[\w.:-]+>"), re.compile(r"<[|\uff5c].*[|\uff5c]>")
 _ROOM = 0x7000  # private-use characters that one text may need
 _FIRST = (0x108000, 0x100000, 0xF8000, 0xF0000)  # where they may begin; fonts have icons in these ranges, too
 # A reply's reasoning before its answer: a block in tags, or what stands above a closing tag with a line of its own.
-_REASONING = re.compile(rf"\s*(?:{THINK}.*?{THOUGHT}|(?:(?!{THINK}).)*?\n{THOUGHT}(?=\s*\n))\s*", re.DOTALL)
+_REASONING = re.compile(
+    rf"\s*(?:{THINK}.*?{THOUGHT}|(?!{THOUGHT})\S(?:(?!{THINK}).)*?\n{THOUGHT}(?=\s*\n))\s*", re.DOTALL
+)
 
 
-def whole(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """The text with U+FFFD in the place of halves of characters (lone surrogates), which no tokenizer takes."""
     return _HALVES.sub("\ufffd", text)
 
 
-def has_halves(text: str) -> bool:
-    """Whether `whole` changes the text."""
+def has_surrogates(text: str) -> bool:
+    """Whether `without_surrogates` changes the text."""
     return not text.isascii() and _HALVES.search(text) is not None
 
 
@@ -90,17 +92,11 @@ class Marks:
 
     def hide_reply(self, text: str, pattern: re.Pattern[str]) -> str:
         """A message of the assistant, in which the tags of its reasoning are no spellings."""
-        end = reasoning(text)
-        first = text.find(THINK, 0, end) + len(THINK) if text.lstrip().startswith(THINK) and end else 0
-        last = text.find(THOUGHT, 0, end)
-        if not end:
+        if not reasoning(text):
             return self.hide(text, pattern)
-        return (
-            text[:first]
-            + self.hide(text[first:last], pattern)
-            + THOUGHT
-            + self.hide(text[last + len(THOUGHT) :], pattern)
-        )
+        before, _, behind = text.partition(THOUGHT)
+        opening, tag, inner = before.partition(THINK) if before.lstrip().startswith(THINK) else ("", "", before)
+        return f"{opening}{tag}{self.hide(inner, pattern)}{THOUGHT}{self.hide(behind, pattern)}"
 
     def shown(self, char: str) -> str:
         """The text that a character of `hidden` stands for."""
@@ -117,12 +113,13 @@ class Tokens(NamedTuple):
     ids: list[int]  # (T)
     spans: list[tuple[int, int]]  # (T): where each begins and ends in what was read
     parts: list[_Part]
+    mixed: set[int]  # places of separators that are a part of a word
 
     def place(self, marked: int) -> int:
-        """Where a place of the marked text is in what was read."""
+        """Where a place of the marked text is in what was read; before a separator that stands there."""
         offset = 0
         for part in self.parts:
-            if marked < part.end and not part.separator:
+            if marked <= part.start or marked < part.end:
                 return offset + (0 if part.atom else max(0, marked - part.start))
             offset += len(part.text)
         return offset
@@ -151,7 +148,7 @@ class _Part(NamedTuple):
 class _Breaks(NamedTuple):
     """Where a token must end in a marked text."""
 
-    between: set[int]  # before the character at this place
+    between: dict[int, str]  # before the character at this place, and by which separator
     inside: set[int]  # behind the first letter of the spelling that is hidden there
 
 
@@ -178,7 +175,7 @@ class SafeTokenizer:
 
     def is_plain(self, text: str) -> bool:
         """Whether the text spells no control token and has no halves of characters."""
-        return self.pattern.search(text) is None and not has_halves(text)
+        return self.pattern.search(text) is None and not has_surrogates(text)
 
     def spells(self, text: str) -> str | None:
         """The first control token of this tokenizer that the text spells."""
@@ -193,48 +190,48 @@ class SafeTokenizer:
         Raises:
             UserError: the tokenizer is not of the `tokenizers` library, or it cannot write a spelling as text.
         """
-        breaks, separators = _Breaks(set(), set()), iter((_CUT,) if self._cuts_well else (marks.spare(0), _CUT))
-        found = self._read(marked, marks, breaks, "")
-        while found is None or any(wrong := self._wrong(found, marked, marks, cuts)):
-            separator = next(separators, None)
-            if separator is None:
+        breaks = _Breaks({}, set())
+        while True:
+            found = self._read(marked, marks, breaks)
+            between = {place for place in cuts if found.over(place)} | found.mixed
+            inside = self._forged(found, marked, marks)
+            if not between and not inside:
+                return found
+            if inside & breaks.inside or any(breaks.between.get(place) == _CUT for place in between):
                 raise UserError(
                     f"the tokenizer of {self.tokenizer.name_or_path!r} has no text for what spells a control token in "
                     f"{marks.plain(marked)[:60]!r}; leave the example out, or choose another base"
                 )
-            breaks = _Breaks(breaks.between | wrong.between, breaks.inside | wrong.inside)
-            found = self._read(marked, marks, breaks, separator)
-        return found
+            breaks.inside.update(inside)
+            for place in between:
+                breaks.between[place] = _CUT if self._cuts_well or place in breaks.between else marks.spare(0)
 
-    def _wrong(self, found: Tokens, marked: str, marks: Marks, cuts: Collection[int]) -> _Breaks:
-        """The cuts inside of a token, and the hidden spellings that became control tokens all the same: a vocabulary
-        may hold them as words, too."""
-        inside = set()
+    def _forged(self, found: Tokens, marked: str, marks: Marks) -> set[int]:
+        """Where hidden spellings became control tokens all the same: a vocabulary may hold them as words, too."""
+        places = set()
         for hidden in marks.hidden.finditer(marked):
             first, last = found.behind(hidden.start()), found.behind(hidden.end())
             if not self._control.isdisjoint(found.ids[first : last + found.over(hidden.end())]):
-                inside.add(hidden.start())
-        return _Breaks({place for place in cuts if found.over(place)}, inside)
+                places.add(hidden.start())
+        return places
 
-    def _read(self, marked: str, marks: Marks, breaks: _Breaks, separator: str) -> Tokens | None:
-        """The tokens, with a separator at the breaks, which is taken out again; None where it became part of a word."""
+    def _read(self, marked: str, marks: Marks, breaks: _Breaks) -> Tokens:
+        """The tokens, with a separator at each break, which is taken out again."""
         twin, original = self._twin
-        parts = _parts(marked, marks, self.pattern, self._names, breaks, separator)
+        parts = _parts(marked, marks, self.pattern, self._names, breaks)
         encoding = twin.encode("".join(part.text for part in parts), add_special_tokens=False)
-        ids, spans = [original.get(id, id) for id in encoding.ids], encoding.offsets
-        if any(breaks):
+        ids, spans, mixed = [original.get(id, id) for id in encoding.ids], encoding.offsets, set()
+        if breaks.between or breaks.inside:
             ends = list(accumulate(len(part.text) for part in parts))
-            between = [(end - len(part.text), end) for part, end in zip(parts, ends, strict=True) if part.separator]
-            alone = [any(begin <= start and end <= stop for begin, stop in between) for start, end in spans]
-            if any(
-                begin < end and start < stop and not single
-                for (start, end), single in zip(spans, alone, strict=True)
-                for begin, stop in between
-            ):
-                return None
-            ids = [id for id, single in zip(ids, alone, strict=True) if not single]
-            spans = [span for span, single in zip(spans, alone, strict=True) if not single]
-        return Tokens(ids, spans, parts)
+            gaps = [(part, end - len(part.text), end) for part, end in zip(parts, ends, strict=True) if part.separator]
+            kept = []
+            for number, (start, end) in enumerate(spans):
+                over = [part for part, first, last in gaps if first < end and start < last]
+                alone = any(first <= start and end <= last and start < last for _, first, last in gaps)
+                mixed |= set() if alone else {part.start for part in over}
+                kept += [] if alone else [number]
+            ids, spans = [ids[number] for number in kept], [spans[number] for number in kept]
+        return Tokens(ids, spans, parts, mixed)
 
     @cached_property
     def _cuts_well(self) -> bool:
@@ -246,8 +243,8 @@ class SafeTokenizer:
 
     @cached_property
     def _control(self) -> set[int]:
-        known = self.tokenizer.get_vocab()
-        return {known[text] for text in self._names}
+        ids = {cast(int, self.tokenizer.convert_tokens_to_ids(text)) for text in self._names}
+        return ids - {self.tokenizer.unk_token_id}  # which is any unknown word
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -271,13 +268,13 @@ class SafeTokenizer:
         added = self.tokenizer.added_tokens_decoder
         names = {id: self._names.get(token.content, token.content) for id, token in added.items()}
         twin.add_tokens(
-            [_renamed(token, names[id]) for id, token in added.items()] + [AddedToken(_CUT, normalized=False)]
+            [*(_renamed(token, names[id]) for id, token in added.items()), AddedToken(_CUT, normalized=False)]
         )
         return twin, {number: id for id, name in names.items() if (number := twin.token_to_id(name)) is not None}
 
 
 def _parts(
-    marked: str, marks: Marks, pattern: re.Pattern[str], names: Mapping[str, str], breaks: _Breaks, separator: str
+    marked: str, marks: Marks, pattern: re.Pattern[str], names: Mapping[str, str], breaks: _Breaks
 ) -> list[_Part]:
     """A marked text as the copy is to read it: with new names for the template's control tokens, and the spellings of
     the data as they are."""
@@ -289,9 +286,9 @@ def _parts(
         pieces = [text[:1], text[1:]] if place in breaks.inside else [text]
         for number, piece in enumerate(pieces):
             if number:
-                atoms.append(_Part(separator, place, place + 1, atom=True, separator=True))
+                atoms.append(_Part(_CUT, place, place + 1, atom=True, separator=True))
             atoms.append(_Part(piece, place, place + 1, atom=True))
-    atoms += [_Part(separator, place, place, atom=True, separator=True) for place in breaks.between]
+    atoms += [_Part(sign, place, place, atom=True, separator=True) for place, sign in breaks.between.items()]
     parts, end = [], 0
     for atom in sorted(atoms, key=lambda part: (part.start, part.end)):  # stable: pieces keep their order
         if atom.start > end:
@@ -312,14 +309,14 @@ def _renamed(token: AddedToken, name: str) -> AddedToken:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[str, ...]:
-    """What a template may write and data may not: special tokens; added tokens that the template's text names, but for
-    white space and tags (`<b>`), which are ordinary text; and the tags of reasoning.
-    """
-    added = tokenizer.added_tokens_decoder.values()
-    special = {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
-    named = {
-        token.content
-        for token in added
-        if token.content.strip() and not _TAG.fullmatch(token.content) and token.content in template
-    }
-    return tuple(sorted({*special, *named, THINK, THOUGHT} - {""}))
+    """What a template may write and data may not: special tokens; other added tokens of the form `<|...|>`, or that the
+    template's text names, but for tags (`<b>`), which are ordinary text; and the tags of reasoning. White space is
+    always ordinary text."""
+
+    def controls(token: AddedToken) -> bool:
+        text = token.content
+        named = text in template and not _TAG.fullmatch(text)
+        return token.special or named or _SHAPE.fullmatch(text) is not None
+
+    found = {token.content for token in tokenizer.added_tokens_decoder.values() if controls(token)}
+    return tuple(sorted(text for text in {*found, *tokenizer.all_special_tokens, THINK, THOUGHT} if text.strip()))

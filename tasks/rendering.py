@@ -97,12 +97,10 @@ class Rendering:
 
     def _contents(self) -> list[Span | None]:
         """Where the text of each message of the assistant is."""
-        texts = [self.messages[number]["content"] for number in self.spoken]
-        for ends in ([(0, len(text)) for text in texts], [_inside(text) for text in texts]):
-            asked = [(number, offset) for number, pair in zip(self.spoken, ends, strict=True) for offset in pair]
-            places = self._locate(asked)
-            if places is not None and None not in places:
-                return [(places[n], places[n + 1]) for n in range(0, len(places), 2)]  # type: ignore[misc]
+        ends = [(number, offset) for number in self.spoken for offset in (0, len(self.messages[number]["content"]))]
+        places = self._locate(ends)
+        if places is not None and None not in places:
+            return [(places[n], places[n + 1]) for n in range(0, len(places), 2)]  # type: ignore[misc]
         return [self._content(number) for number in self.spoken]
 
     def _content(self, number: int) -> Span | None:
@@ -146,12 +144,6 @@ class Rendering:
             else:
                 length += len(piece)
         return [places.get(sign) for sign in signs] if "".join(pieces[::2]) == self.text else None
-
-
-def _inside(text: str) -> Span:
-    """Where a text begins and ends without the white space around it."""
-    start = len(text) - len(text.lstrip())
-    return start, max(start, len(text.rstrip()))
 
 
 def _starts(text: str) -> Iterator[int]:

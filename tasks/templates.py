@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llm_fed.errors import UserError, lookup
 from llm_fed.tasks.chat import ChatTemplate, answering
 from llm_fed.tasks.common import TEMPLATES, Encoded, Template, Turn
-from llm_fed.tasks.control import Marks, SafeTokenizer, whole
+from llm_fed.tasks.control import Marks, SafeTokenizer, without_surrogates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,7 +120,7 @@ class TextTemplate:
 
     def _asked(self, text: str, first: bool) -> list[int]:
         """The template around a message of the user; BOS stands before the first alone."""
-        text, bos = whole(text), self.tokenizer.bos_token
+        text, bos = without_surrogates(text), self.tokenizer.bos_token
         around_it = self.template.text if first or not bos else self.template.text.removeprefix(bos)
         if self.safe.is_plain(text):
             written = around_it.replace("{prompt}", text)
@@ -135,7 +135,7 @@ class TextTemplate:
     def _answer(self, text: str) -> list[int]:
         if self.tokenizer.eos_token_id is None:
             raise UserError(f"the tokenizer of {self.tokenizer.name_or_path!r} has no EOS token; set eos_token")
-        text = whole(text)
+        text = without_surrogates(text)
         if self.safe.is_plain(text):
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich import filesize
@@ -14,6 +14,7 @@ from llm_fed.errors import UserError
 from llm_fed.models.loading import check_name, explain
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.tasks.chat import GENERATION
+from llm_fed.tasks.templates import filled
 
 # `model_type` of the families of which a small model was compared with stock PEFT: training, answers and export
 # (tests/engine/test_bases.py).
@@ -45,6 +46,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         "context": lambda: _context(model),
         "adapters on q_proj and v_proj (the default)": lambda: _adapters(model, AdapterConfig()),
         "adapters on all-linear": lambda: _adapters(model, AdapterConfig(target_modules="all-linear")),
+        "tokens": lambda: _tokens(model, tokenizer),
         "chat template": lambda: _template(tokenizer),
         "end-of-answer tokens": lambda: _end(model, tokenizer),
     }
@@ -89,6 +91,18 @@ def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
     return f"{len(found)} layers ({', '.join(kinds)}), {size:,} parameters at rank {structure.rank}"
 
 
+def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    rows = len(cast(torch.Tensor, model.get_input_embeddings().weight))
+    without = sorted((id, token) for token, id in tokenizer.get_vocab().items() if id >= rows)
+    if not without:
+        return f"{len(tokenizer):,}, each with an embedding"
+    names = ", ".join(f"{token!r} ({id})" for id, token in without[:4]) + (", ..." if len(without) > 4 else "")
+    return (
+        f"{len(tokenizer):,}, of which {len(without)} have no embedding: {names}. Texts with such a token are refused; "
+        "call model.resize_token_embeddings(len(tokenizer)) and save the base again"
+    )
+
+
 def _template(tokenizer: PreTrainedTokenizerBase) -> str:
     template = tokenizer.chat_template
     if not template:
@@ -104,4 +118,6 @@ def _end(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
         raise UserError("the tokenizer has neither a pad nor an EOS token; set one in its tokenizer_config.json")
     stops = model.generation_config.eos_token_id if model.generation_config else None
     every = {tokenizer.eos_token_id, *([stops] if isinstance(stops, int) else stops or [])} - {None}
+    if tokenizer.chat_template:
+        every |= {*filled("chat", tokenizer).ends}
     return ", ".join(repr(tokenizer.decode([token])) for token in sorted(every))

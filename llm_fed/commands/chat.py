@@ -18,7 +18,7 @@ from llm_fed.models.loading import Base, load_base
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
 from llm_fed.tasks.common import TEMPLATES
-from llm_fed.tasks.control import has_halves, whole
+from llm_fed.tasks.control import has_surrogates, without_surrogates
 
 HELP = """\
 /client        list the clients
@@ -170,8 +170,8 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
 
 
 def _say(chat: Chat, text: str) -> None:
-    if has_halves(text):
-        text = whole(text)
+    if has_surrogates(text):
+        text = without_surrogates(text)
         _note("A half of a character (a lone surrogate) is read as U+FFFD.")
     pieces, empty = chat.reply(text), True
     try:

@@ -18,7 +18,7 @@ from llm_fed.errors import UserError, one_line
 from llm_fed.models.loading import check_rows
 from llm_fed.requests import Query
 from llm_fed.tasks.common import Encoded, Example, Template, fitting, select, text_of
-from llm_fed.tasks.control import answer_of, has_halves, reasoning, whole
+from llm_fed.tasks.control import answer_of, has_surrogates, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import as_turns, encode_continuation, filled, template_of
 
@@ -158,13 +158,16 @@ class Encoder:
 
     def _look(self, example: Example) -> bool:
         """Whether an example is plain text in a template of text; what is odd in it is counted."""
-        one = isinstance(example.prompt, str)
-        contents = [example.prompt] if one else [turn.content for turn in example.prompt]
-        safe, texts = self._filled.safe, [*map(str, contents), *example.options, _answer(example)]
-        if all(map(safe.is_plain, texts)):
-            return one and self.template.date is None and self.tokenizer.eos_token_id is not None
-        self._halves += any(map(has_halves, texts))
-        spelled = next(filter(None, map(safe.spells, [*texts[:-1], texts[-1][reasoning(texts[-1]) :]])), None)
+        safe, replies = self._filled.safe, [*example.answers[:1]]
+        others = [*example.options]
+        for turn in as_turns(example.prompt):
+            (replies if turn.role == "assistant" else others).append(turn.content)
+        if all(map(safe.is_plain, [*others, *replies])):
+            text = isinstance(example.prompt, str) and self.template.date is None
+            return text and self.tokenizer.eos_token_id is not None
+        self._halves += any(map(has_surrogates, [*others, *replies]))
+        answers = (text[reasoning(text) :] for text in replies)
+        spelled = next(filter(None, map(safe.spells, [*others, *answers])), None)
         if spelled:
             self._spelled[spelled] += 1
         return False
@@ -292,7 +295,7 @@ def _answer(example: Example) -> str:
 
 def _reference(answer: str) -> str:
     """An answer as it is compared with generated ones: without its reasoning."""
-    text = whole(answer)
+    text = without_surrogates(answer)
     return text[reasoning(text) :] or text
 
 
