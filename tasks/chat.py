@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")  # how a chat template marks what the assistant writes
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
-_USER, _REPLY = "Which one?", "This one."  # of the conversation by which a template's habits are found
+# Of the conversation by which a template's habits are found. Most tokenizers have a token of a space and "the".
+_USER, _REPLY = "Which one?", "the first"
 
 
 class ChatTemplate:

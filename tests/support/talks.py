@@ -71,8 +71,8 @@ class Expected:
 
     Attributes:
         pieces: of the text, and of each who wrote it; empty: the template.
-        spans: of each message of the assistant its number, where what it writes begins and ends in the text, and whether
-            it ends with the token for that.
+        spans: of each message of the assistant its number, where what it writes begins and ends in the text, and
+            whether it ends with the token for that.
     """
 
     pieces: list[tuple[str, str]]
