@@ -18,7 +18,7 @@ from llm_fed.errors import UserError, one_line
 from llm_fed.models.loading import check_rows
 from llm_fed.requests import Query
 from llm_fed.tasks.common import Encoded, Example, Template, fitting, select, text_of
-from llm_fed.tasks.control import answer_of, has_surrogates, reasoning, without_surrogates
+from llm_fed.tasks.control import THINK, answer_of, has_surrogates, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import as_turns, encode_continuation, filled, template_of
 
@@ -215,7 +215,8 @@ class Encoder:
         )
         right = [index for index, option in enumerate(example.options) if option in example.answers]
         answers = tuple(map(_reference, example.answers))
-        if found is not None and (example.fields or reasoning(example.answers[0])):  # as it is to be generated
+        if found is not None and (example.fields or (reasoning(first := example.answers[0]) and THINK not in first)):
+            # What the template makes of it, as it is to be generated: calls of tools, and reasoning that lacks its tag.
             text = str(self.tokenizer.decode(found.answer, skip_special_tokens=True))
             answers = (answer_of(text).strip(), *answers[1:])
         return Query(prompt, answers, options, right[0] if right else -1, found and self._fitting(found))

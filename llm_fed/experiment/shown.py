@@ -80,7 +80,7 @@ class ShownData:
             yield f"{example.client}, {example.split}: {numbers}\n", False
             for text, target in example.marked(self.tokenizer):
                 yield f"{BEGINS}{printable(text)}{ENDS}" if target else printable(text), target
-            yield "\n\n", False
+            yield "\n" if example.text.endswith("\n") else "\n\n", False
         stops = self.examples[0].stop_token_ids if self.examples else []
         names = ", ".join(f"{self.tokenizer.convert_ids_to_tokens(id)} ({id})" for id in stops)
         yield f"An answer ends at one of these tokens: {printable(names)}.\n", False

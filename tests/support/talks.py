@@ -171,8 +171,8 @@ def _says_the_same(
 ) -> None:
     """The tokens read as the template writes, and the targets as the replies."""
 
-    def plain(text: str) -> str:  # the decoder of LLaMA-2 drops a space behind BOS
-        return unicodedata.normalize("NFC", text).replace("<s> ", "<s>")
+    def plain(text: str) -> str:  # the decoder of LLaMA-2 drops spaces behind BOS
+        return re.sub("<s> +", "<s>", unicodedata.normalize("NFC", text))
 
     def read(stop: int) -> str:
         return plain(_decoded(tokenizer, found.input_ids[:stop]))
