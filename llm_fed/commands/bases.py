@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import torch
 from rich import filesize
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from llm_fed.config import AdapterConfig
+from llm_fed.config import AdapterConfig, BaseConfig
 from llm_fed.errors import UserError
-from llm_fed.models.loading import check_name, explain
+from llm_fed.models.loading import check_name, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.tasks.chat import GENERATION
 from llm_fed.tasks.templates import filled
@@ -32,9 +32,9 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         UserError: there is no such folder or Hub model, or it is no causal language model.
     """
     place = check_name(name)
+    tokenizer, ends, _ = read_tokenizer(BaseConfig(name, revision=revision))
     try:
         config = AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
         with torch.device("meta"):  # layers and shapes without their numbers
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         model.tie_weights()  # which some transformers do not do by themselves here
@@ -48,7 +48,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         "adapters on all-linear": lambda: _adapters(model, AdapterConfig(target_modules="all-linear")),
         "tokens": lambda: _tokens(model, tokenizer),
         "chat template": lambda: _template(tokenizer),
-        "end-of-answer tokens": lambda: _end(model, tokenizer),
+        "end-of-answer tokens": lambda: _end(ends, tokenizer),
     }
     findings = []
     for what, answer in questions.items():
@@ -113,11 +113,8 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
     return f"yes, {marked} generation marks (task.template=chat)"
 
 
-def _end(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+def _end(ends: set[int], tokenizer: PreTrainedTokenizerBase) -> str:
     if tokenizer.eos_token is None and tokenizer.pad_token is None:
         raise UserError("the tokenizer has neither a pad nor an EOS token; set one in its tokenizer_config.json")
-    stops = model.generation_config.eos_token_id if model.generation_config else None
-    every = {tokenizer.eos_token_id, *([stops] if isinstance(stops, int) else stops or [])} - {None}
-    if tokenizer.chat_template:
-        every |= {*filled("chat", tokenizer).ends}
+    every = {*ends, *(filled("chat", tokenizer).ends if tokenizer.chat_template else ())}
     return ", ".join(repr(tokenizer.decode([token])) for token in sorted(every))
