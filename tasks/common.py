@@ -1,21 +1,18 @@
-"""What every task shares: examples, pictures, clients, prompt templates, tokens with a loss mask, held-out splits."""
+"""What every task shares: examples, pictures, clients, names of templates, tokens with a loss mask, held-out splits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
 
 from llm_fed.errors import UserError, lookup
 from llm_fed.rng import derive
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from llm_fed.tasks.reading import Reading
 
 Item = TypeVar("Item")
@@ -30,8 +27,6 @@ TEMPLATES: dict[str, str | None] = {
     "plain": "{prompt}\n",
     "chat": None,  # the tokenizer's own chat template
 }
-# LLaMA-3.2's chat template writes today's date unless it is given one; a run must not depend on the day.
-DATE = "26 Jul 2024"
 
 
 @dataclass(frozen=True)
@@ -43,28 +38,13 @@ class Template:
     date: str | None = None  # that the chat template writes
 
 
-def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
-    """A template by name, or of a text that has {prompt} in it.
-
-    Raises:
-        UserError: an unknown name, or `chat` with a tokenizer that has no chat template.
-    """
-    text = name if "{prompt}" in name else lookup("task.template", name, TEMPLATES)
-    if text is not None:
-        return Template(name, text)
-    if not tokenizer.chat_template:
-        raise UserError(
-            f"task.template=chat, but the tokenizer of {tokenizer.name_or_path!r} has no chat template; "
-            "use task.template=alpaca-short, or an instruction-tuned base"
-        )
-    return Template(name, tokenizer.get_chat_template(), DATE)
-
-
 class Turn(NamedTuple):
     """A message of a conversation."""
 
-    role: str  # system | user | assistant
+    role: str  # system | user | assistant | tool
     content: str
+    trained: bool = True  # of the assistant: whether it is a target
+    fields: str = ""  # a JSON object: what else a chat template reads of the message, such as `tool_calls`
 
 
 @dataclass(frozen=True)
@@ -76,6 +56,7 @@ class Example:
     answers: tuple[str, ...]
     options: tuple[str, ...] = ()  # what may be answered, for option scoring; empty: free text
     group: str = ""  # the label that a partition by label divides by, e.g. the original task
+    fields: str = ""  # of a conversation's last turn, which is the answer: see `Turn`
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,67 +120,17 @@ class Encoded:
         start = self.target.index(True)
         return self.input_ids[:start] if start > 1 else self.input_ids
 
+    @property
+    def asked(self) -> list[int]:
+        """The ids that the last answer follows: of a conversation with several answers, all before the last."""
+        behind = len(self.target) - self.target[::-1].index(True)
+        answer = next((place for place in range(behind - 1, -1, -1) if not self.target[place]), -1)
+        return self.input_ids[: answer + 1]
 
-def encode_prompt(
-    prompt: str | Sequence[Turn | Mapping[str, str]], tokenizer: PreTrainedTokenizerBase, *, template: str | Template
-) -> list[int]:
-    """The ids that a response follows; equal in training, generation and option scoring.
-
-    Whether they begin with BOS (once) is the tokenizer's own rule: LLaMA's yes, GPT-2's and Qwen's no. An EOS
-    that a tokenizer appends to every text is removed. With `chat` all special tokens are the template's.
-
-    Args:
-        prompt: a text, or with a chat template a conversation: role and content of each message.
-        template: by name, or itself.
-
-    Raises:
-        UserError: see `template_of`, or a chat template that fails, or a conversation where there is none.
-    """
-    if prompt == "":
-        return _begun(tokenizer)
-    if isinstance(template, str):
-        template = template_of(template, tokenizer)
-    if template.date is not None:
-        try:
-            chat = tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}]
-                if isinstance(prompt, str)
-                else [each._asdict() if isinstance(each, Turn) else dict(each) for each in prompt],
-                chat_template=template.text,
-                add_generation_prompt=True,
-                return_dict=False,
-                date_string=template.date,
-            )
-        except TemplateError as error:
-            raise UserError(f"the chat template of {template.name!r} cannot be applied to a prompt: {error}") from error
-        return cast(list[int], chat)
-    if not isinstance(prompt, str):
-        raise UserError(f"the template {template.name!r} takes one text, not a conversation; give the last message")
-    ids = list(tokenizer(template.text.replace("{prompt}", prompt))["input_ids"])
-    return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
-
-
-def _begun(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What stands before every text: BOS, or nothing."""
-    ids = list(tokenizer("")["input_ids"])
-    return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
-
-
-def encode_continuation(
-    prompt: str | Sequence[Turn], response: str, tokenizer: PreTrainedTokenizerBase, *, template: str | Template
-) -> Encoded:
-    """Prompt, response and EOS; the response and the EOS are the target.
-
-    Prompt and response are tokenised separately and concatenated, so no token straddles the border and the
-    prompt's tokens are the same whatever the response. The target's log-probabilities add up to the
-    log-likelihood of the answer `response`; EOS counts, so an option that begins another is not favoured.
-    """
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {tokenizer.name_or_path!r} has no EOS token; set eos_token")
-    before = encode_prompt(prompt, tokenizer, template=template)
-    after = [*tokenizer(response, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    target = [False] * len(before) + [True] * len(after)
-    return Encoded(before + after, [False, *target[1:]])  # nothing comes before the first token
+    @property
+    def answer(self) -> list[int]:
+        """The ids of the last answer, with the token that ends it."""
+        return self.input_ids[len(self.asked) : len(self.target) - self.target[::-1].index(True)]
 
 
 def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> Encoded | None:

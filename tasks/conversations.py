@@ -4,54 +4,81 @@ A row of `messages` (OpenAI, TRL), and one of `conversations` (ShareGPT); both m
 
 {"messages": [{"role": "user", "content": "Which ward?"}, {"role": "assistant", "content": "Surgery."}]}
 {"conversations": [{"from": "human", "value": "Which ward?"}, {"from": "gpt", "value": "Surgery."}]}
+
+A message of the assistant with `"weight": 0` or `"train": false` is not learned from. `tool_calls` and messages of the
+role `tool` are given to the chat template, and `reasoning_content` stands before the answer, in <think> tags.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from llm_fed.errors import UserError, one_line
-from llm_fed.tasks.common import Encoded, Example, Template, Turn, encode_continuation, template_of
+from llm_fed.tasks.common import Encoded, Example, Template, Turn
+from llm_fed.tasks.control import THINK, THOUGHT, reasoning
+from llm_fed.tasks.templates import BARE, filled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
-MARK = "{% generation %}"  # how a chat template says what the assistant writes
+ROLES = {
+    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
+    "gpt": "assistant", "tool": "tool", "observation": "tool",
+}  # fmt: skip
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # a field of any of these names is a reply's reasoning
+# Which messages may follow which; the first one is the user's, after an optional system message.
+_NEXT = {"": ("user",), "user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
 
 
 def turns_of(value: Any, where: str, column: str) -> tuple[Turn, ...]:
-    """The messages in one column of a row.
+    """The messages in one column of a row, up to the last of the assistant that is trained.
 
     Raises:
-        UserError: they are none, or not in the order system (perhaps), user, assistant, user, ..., assistant.
+        UserError: they are none, or not in the order system (perhaps), user, assistant, user, ..., assistant, with
+            messages of tools behind one of the assistant; or none of the assistant is trained.
     """
     if not isinstance(value, list) or not value:
         raise UserError(f"{where}: column {column!r} holds no list of messages; a message is {{role, content}}")
-    turns = []
-    for number, message in enumerate(value, 1):
-        role, content = _parts(message)
-        if ROLES.get(str(role)) is None or not isinstance(content, str) or not content.strip():
-            raise UserError(
-                f"{where}: message {number} in column {column!r} is {one_line(repr(message))[:80]}; it needs a role "
-                f"({', '.join(ROLES)}) and a text"
-            )
-        turns.append(Turn(ROLES[str(role)], content))
+    turns = [
+        _turn(message, f"{where}: message {number} in column {column!r}") for number, message in enumerate(value, 1)
+    ]
     spoken = turns[1:] if turns[0].role == "system" else turns
-    for number, turn in enumerate(spoken):
-        expected = ("user", "assistant")[number % 2]
-        if turn.role != expected:
+    before = ""
+    for turn in spoken:
+        expected = _NEXT[before]
+        if turn.role not in expected:
             raise UserError(
-                f"{where}: column {column!r} has a message of the {turn.role} where one of the {expected} belongs; "
+                f"{where}: column {column!r} has a message of the {turn.role} where one of the {expected[0]} belongs; "
                 "user and assistant must alternate, after an optional system message"
             )
+        before = turn.role
     if not spoken or spoken[-1].role != "assistant":
         raise UserError(f"{where}: column {column!r} does not end with a message of the assistant, to be learned from")
-    return tuple(turns)
+    trained = [number for number, turn in enumerate(turns, 1) if turn.role == "assistant" and turn.trained]
+    if not trained:
+        raise UserError(
+            f"{where}: column {column!r} has no message of the assistant to be learned from; all say weight=0 or "
+            "train=false"
+        )
+    return tuple(turns[: trained[-1]])
+
+
+def _turn(message: Any, where: str) -> Turn:
+    """One message of a row."""
+    role, content = _parts(message)
+    turn = ROLES.get(str(role))
+    fields = _fields(message, where) if turn in ("assistant", "tool") else {}
+    if content is None and "tool_calls" in fields:
+        content = ""
+    if turn is None or not isinstance(content, str) or not (content.strip() or "tool_calls" in fields):
+        raise UserError(f"{where} is {one_line(repr(message))[:80]}; it needs a role ({', '.join(ROLES)}) and a text")
+    reasons = next((text for name in _REASONING if isinstance(text := message.get(name), str) and text.strip()), None)
+    if turn == "assistant" and reasons and not reasoning(content):
+        content = f"{THINK}\n{reasons}\n{THOUGHT}\n\n{content}"
+    return Turn(turn, content, _trained(message, turn, where), json.dumps(fields) if fields else "")
 
 
 def _parts(message: Any) -> tuple[Any, Any]:
@@ -70,75 +97,57 @@ def _joined(content: Any) -> Any:
     return "".join(map(str, texts))
 
 
+def _trained(message: dict[str, Any], role: str, where: str) -> bool:
+    """What `weight` (OpenAI) and `train` (axolotl) say of a message; of the user none is trained."""
+    trained = True
+    for name in ("weight", "train"):
+        value = message.get(name)
+        if value is None:
+            continue
+        if value not in (0, 1) or isinstance(value, str):
+            raise UserError(f"{where} has {name}={value!r}; it may be 0 (not learned from) or 1")
+        if name == "train" and value and role != "assistant":
+            raise UserError(f"{where} is of the {role} and has train=true; only the assistant's can be learned from")
+        trained = trained and bool(value)
+    return trained
+
+
+def _fields(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """What a chat template reads of tools: an assistant's calls, and whose answer a tool's message is."""
+    found = {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
+    calls = message.get("tool_calls") or [{"function": call} for call in [message.get("function_call")] if call]
+    if message.get("role", message.get("from")) in ("tool", "observation"):
+        return found
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise UserError(
+                f"{where} calls the tool {one_line(repr(call))[:80]}; a call is {{function: {{name, arguments}}}}"
+            )
+    return {"tool_calls": [_call(call) for call in calls]} if calls else {}
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as an object, as chat templates expect it; OpenAI writes them as a text."""
+    function = dict(call.get("function", call))
+    if isinstance(function.get("arguments"), str):
+        with suppress(ValueError, RecursionError):
+            function["arguments"] = json.loads(function["arguments"])
+    more = {"id": call["id"]} if call.get("id") is not None else {}
+    return {"type": "function", "function": function, **more}
+
+
 def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str | Template) -> Encoded:
     """The example with its first answer: prompt and response, or a conversation of which every turn of the assistant is
     a response."""
-    if isinstance(example.prompt, str):
-        return encode_continuation(example.prompt, example.answers[0], tokenizer, template=template)
-    turns = (*example.prompt, Turn("assistant", example.answers[0]))
-    return encode_conversation(turns, tokenizer, template=template)
+    before = [Turn("user", example.prompt)] if isinstance(example.prompt, str) else example.prompt
+    last = Turn("assistant", example.answers[0], fields=example.fields)
+    return filled(template if example.prompt else BARE, tokenizer).conversation([*before, last])
 
 
 def encode_conversation(
     turns: Sequence[Turn], tokenizer: PreTrainedTokenizerBase, *, template: str | Template
 ) -> Encoded:
-    """The whole conversation as the chat template writes it; what the assistant writes is the target.
-
-    A template with generation marks says itself what that is. Of another one it is what each turn adds to the
-    conversation before it, up to its EOS; a template that rewrites earlier turns is refused. Where the last turn does
-    not end with EOS, that is added, so that a model learns to stop.
-
-    Raises:
-        UserError: the template is no chat template, fails, or rewrites earlier turns.
-    """
-    if isinstance(template, str):
-        template = template_of(template, tokenizer)
-    if template.date is None:
-        what = "set task.template=chat" if tokenizer.chat_template else (
-            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template either, so choose an instruction-tuned "
-            "base"
-        )  # fmt: skip
-        raise UserError(f"the data are conversations, and the template {template.name!r} is for single prompts; {what}")
-    apply: Any = partial(
-        tokenizer.apply_chat_template, chat_template=template.text, date_string=template.date, return_dict=True
-    )
-    messages = [turn._asdict() for turn in turns]
-    try:
-        if MARK in template.text.replace("{%-", "{%").replace("-%}", "%}"):
-            found = apply(messages, return_assistant_tokens_mask=True)
-            ids, target = list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]]
-        else:
-            ids, target = _by_prefixes(messages, tokenizer, apply)
-    except TemplateError as error:
-        raise UserError(f"the chat template cannot be applied to a conversation: {one_line(str(error))}") from error
-    last = max((place for place, counts in enumerate(target) if counts), default=None)
-    if last is None:
-        raise UserError("the chat template marks no token of a conversation as the assistant's")
-    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids[last:]:
-        ids, target = [*ids[: last + 1], tokenizer.eos_token_id], [*target[: last + 1], True]
-    return Encoded(ids, target)
-
-
-def _by_prefixes(
-    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, apply: Any
-) -> tuple[list[int], list[bool]]:
-    def written(count: int, asked: bool) -> list[int]:
-        return list(apply(messages[:count], add_generation_prompt=asked)["input_ids"])
-
-    ids = written(len(messages), asked=False)
-    target = [False] * len(ids)
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before, after = written(number, asked=True), written(number + 1, asked=False)
-        if ids[: len(before)] != before or ids[: len(after)] != after:
-            raise UserError(
-                f"the chat template of {tokenizer.name_or_path!r} renders turn {number + 1} differently when more "
-                "turns follow, so the assistant's tokens cannot be found; use a template with generation marks, or "
-                "single-turn data"
-            )
-        written_by = ids[len(before) : len(after)]  # what a template puts behind the end of a turn is not the model's
-        ends = [place for place, id in enumerate(written_by, 1) if id == tokenizer.eos_token_id]
-        count = ends[-1] if ends else len(written_by)
-        target[len(before) : len(before) + count] = [True] * count
-    return ids, target
+    """The whole conversation as the template writes it; see `chat.ChatTemplate.conversation` and
+    `templates.TextTemplate.conversation`."""
+    return filled(template, tokenizer).conversation(turns)

@@ -154,7 +154,7 @@ def _conversation(row: Row, roles: Mapping[str, str], turns: tuple[Turn, ...], g
         raise UserError(
             f"{row.where}: the column {roles['system']!r} and the first message are two system texts; keep one"
         )
-    return Example(turns[:-1], (turns[-1].content,), (), group)
+    return Example(turns[:-1], (turns[-1].content,), (), group, turns[-1].fields)
 
 
 def _earlier(row: Row, roles: Mapping[str, str]) -> tuple[Turn, ...]:

@@ -19,9 +19,11 @@ from llm_fed.errors import RunError
 from llm_fed.tasks.common import Example, Turn
 
 BATCH = 4096  # examples that are written together
-# Bytes, as JSON may hold halves of characters, which are no UTF-8. A prompt is one text, or role and content in turn.
+# Bytes, as JSON may hold halves of characters, which are no UTF-8. A prompt is one text, or four fields of each turn.
 _TEXTS = pyarrow.list_(pyarrow.binary())
-_SCHEMA = pyarrow.schema({"prompt": _TEXTS, "answers": _TEXTS, "options": _TEXTS, "group": pyarrow.binary()})
+_SCHEMA = pyarrow.schema(
+    {"prompt": _TEXTS, "answers": _TEXTS, "options": _TEXTS, "group": pyarrow.binary(), "fields": pyarrow.binary()}
+)
 
 
 class Store:
@@ -39,8 +41,10 @@ class Store:
 
     def add(self, example: Example) -> int:
         """The place of the example from now on."""
-        prompt = [example.prompt] if isinstance(example.prompt, str) else list(chain.from_iterable(example.prompt))
-        row = (_bytes(prompt), _bytes(example.answers), _bytes(example.options), _bytes([example.group])[0])
+        prompt = [example.prompt] if isinstance(example.prompt, str) else [*chain(*map(_flat, example.prompt))]
+        row = (
+            *map(_bytes, (prompt, example.answers, example.options)), *_bytes([example.group, example.fields])
+        )  # fmt: skip
         for column, value in zip(self._waiting, row, strict=True):
             column.append(value)
         self._count += 1
@@ -50,11 +54,11 @@ class Store:
 
     def __getitem__(self, place: int) -> Example:
         columns = self._columns[place // BATCH]
-        prompt, answers, options, (group,) = (
+        prompt, answers, options, (group,), (fields,) = (
             _texts(value if isinstance(value := column[place % BATCH].as_py(), list) else [value]) for column in columns
         )
-        turns = tuple(map(Turn, prompt[::2], prompt[1::2]))
-        return Example(turns if len(prompt) > 1 else prompt[0], tuple(answers), tuple(options), group)
+        turns = tuple(map(_turn, prompt[::4], prompt[1::4], prompt[2::4], prompt[3::4]))
+        return Example(turns if len(prompt) > 1 else prompt[0], tuple(answers), tuple(options), group, fields)
 
     @cached_property
     def _columns(self) -> list[list[pyarrow.Array]]:
@@ -127,6 +131,14 @@ class Stored(Sequence[Example]):
 
     def __repr__(self) -> str:
         return f"Stored({list(self)})"
+
+
+def _flat(turn: Turn) -> tuple[str, str, str, str]:
+    return turn.role, turn.content, "trained" if turn.trained else "", turn.fields
+
+
+def _turn(role: str, content: str, trained: str, fields: str) -> Turn:
+    return Turn(role, content, bool(trained), fields)
 
 
 def _bytes(texts: Iterable[str]) -> list[bytes]:

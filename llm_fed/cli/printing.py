@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from llm_fed.config import Config
 from llm_fed.terminal import Terminal
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
@@ -71,6 +72,18 @@ def print_cross(folder: Path, found: dict[str, Any], as_json: bool) -> None:
             table.add_row(client, *(f"{score:.1f}" for score in row))
         out.print(table)
     out.print(f"the whole table is in {folder / 'cross.json'} and {folder / 'report.html'}")
+
+
+def print_examples(config: Config, most: int, as_json: bool) -> None:
+    """The first examples of each client, with what is trained between marks, and in colour where there is one."""
+    from llm_fed.experiment.shown import shown  # takes seconds, so mistakes are named first
+
+    found = shown(config, most)
+    if as_json:
+        print(json.dumps(found.as_json()))
+        return
+    for text, target in found.for_terminal():
+        out.print(text, style="bold green" if target else None, end="")
 
 
 def print_list(entries: list[dict[str, Any]], as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import Json, beside_base, count_of, out, print_scores, program_name
+from llm_fed.cli.printing import Json, beside_base, count_of, out, print_examples, print_scores, program_name
 from llm_fed.cli.program import app
 from llm_fed.errors import RunError, UserError
 
@@ -33,16 +33,25 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Train nothing: show the plan, the traffic, and the memory it needs.")
     ] = False,
+    show: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --dry-run: print the first N examples of each client, with what is trained."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a federation. The same command continues an interrupted run, and extends a finished one with rounds=N."""
     from llm_fed import api
 
+    if show and not dry_run:
+        raise UserError("--show prints examples instead of training; give --dry-run, too")
     resolved = api.resolve(config, settings or [], out_dir, start)
     folder = out_dir or api.default_folder(config, resolved)
     from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
 
     experiment.quiet()
+    if show:
+        print_examples(resolved, show, as_json)
+        return
     if dry_run:
         plan = experiment.dry_run(resolved, folder, fresh=fresh)
         if as_json:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich import filesize
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from llm_fed.config import AdapterConfig
+from llm_fed.config import AdapterConfig, BaseConfig
 from llm_fed.errors import UserError
-from llm_fed.models.loading import check_name, config_of, explain
+from llm_fed.models.loading import check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
-from llm_fed.tasks.conversations import MARK
+from llm_fed.tasks.chat import GENERATION
+from llm_fed.tasks.templates import filled
 
 # `model_type` of the families of which a small model was compared with stock PEFT: training, answers and export
 # (tests/engine/test_bases.py).
@@ -32,8 +33,8 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
     """
     place = check_name(name)
     config = config_of(name, place, revision)
+    tokenizer, ends, _ = read_tokenizer(BaseConfig(name, revision=revision))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
         with torch.device("meta"):  # layers and shapes without their numbers
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         model.tie_weights()  # which some transformers do not do by themselves here
@@ -45,8 +46,9 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         "context": lambda: _context(model),
         "adapters on q_proj and v_proj (the default)": lambda: _adapters(model, AdapterConfig()),
         "adapters on all-linear": lambda: _adapters(model, AdapterConfig(target_modules="all-linear")),
+        "tokens": lambda: _tokens(model, tokenizer),
         "chat template": lambda: _template(tokenizer),
-        "end-of-answer tokens": lambda: _end(model, tokenizer),
+        "end-of-answer tokens": lambda: _end(ends, tokenizer),
     }
     findings = []
     for what, answer in questions.items():
@@ -89,19 +91,30 @@ def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
     return f"{len(found)} layers ({', '.join(kinds)}), {size:,} parameters at rank {structure.rank}"
 
 
+def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    rows = len(cast(torch.Tensor, model.get_input_embeddings().weight))
+    without = sorted((id, token) for token, id in tokenizer.get_vocab().items() if id >= rows)
+    if not without:
+        return f"{len(tokenizer):,}, each with an embedding"
+    names = ", ".join(f"{token!r} ({id})" for id, token in without[:4]) + (", ..." if len(without) > 4 else "")
+    return (
+        f"{len(tokenizer):,}, of which {len(without)} have no embedding: {names}. Texts with such a token are refused; "
+        "call model.resize_token_embeddings(len(tokenizer)) and save the base again"
+    )
+
+
 def _template(tokenizer: PreTrainedTokenizerBase) -> str:
     template = tokenizer.chat_template
     if not template:
         return "none, so task.template=chat is not possible; use alpaca, alpaca-short, plain or your own"
     if isinstance(template, dict):
         template = "".join(template.values())
-    marked = "with" if MARK.replace(" ", "") in str(template).replace(" ", "").replace("-", "") else "without"
+    marked = "with" if GENERATION.search(str(template)) else "without"
     return f"yes, {marked} generation marks (task.template=chat)"
 
 
-def _end(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+def _end(ends: set[int], tokenizer: PreTrainedTokenizerBase) -> str:
     if tokenizer.eos_token is None and tokenizer.pad_token is None:
         raise UserError("the tokenizer has neither a pad nor an EOS token; set one in its tokenizer_config.json")
-    stops = model.generation_config.eos_token_id if model.generation_config else None
-    every = {tokenizer.eos_token_id, *([stops] if isinstance(stops, int) else stops or [])} - {None}
+    every = {*ends, *(filled("chat", tokenizer).ends if tokenizer.chat_template else ())}
     return ", ".join(repr(tokenizer.decode([token])) for token in sorted(every))

@@ -16,6 +16,7 @@ from llm_fed.export.prompt import Prompt, prompt_of
 from llm_fed.models.loading import Base, load_base
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
+from llm_fed.tasks.control import has_surrogates, without_surrogates
 
 HELP = """\
 /client        list the clients
@@ -167,13 +168,19 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
 
 
 def _say(chat: Chat, text: str) -> None:
-    pieces = chat.reply(text)
+    if has_surrogates(text):
+        text = without_surrogates(text)
+        _note("A half of a character (a lone surrogate) is read as U+FFFD.")
+    pieces, empty = chat.reply(text), True
     try:
         for piece in pieces:
+            empty = False
             # What a model says must not steer the terminal.
             shown = "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in piece)
             print(shown, end="", flush=True)
         print(flush=True)
+        if empty:
+            _note("The answer is empty: it ended at once, or its reasoning did not end (see --max-new-tokens).")
     except KeyboardInterrupt:
         pieces.close()  # type: ignore[attr-defined]
         print()

@@ -90,7 +90,10 @@ def draft(given: Given, ask: Ask | None) -> Draft:
         warnings.append(f"lengths and template are unknown, because {base} cannot be loaded here: {problem}")
     template = "chat" if tokenizer is not None and tokenizer.chat_template else "alpaca-short"
     template = "{prompt}" if reading.texts else template
-    measured = survey.lengths(chosen, tokenizer, template) if tokenizer is not None else None
+    rows = getattr(model, "vocab_size", None)
+    measured = survey.lengths(chosen, tokenizer, template, rows) if tokenizer is not None else None
+    if measured and measured.note:
+        warnings.append(measured.note)
     findings = {
         "clients": f"{len(data.clients)}: {_few(list(data.clients))}",
         "examples": f"{_range(smallest, middle, largest)} for training; {_held_out(data)}",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import regex
 
-from llm_fed.tasks.common import ClientData, Example, TaskData, template_of, text_of
-from llm_fed.tasks.conversations import encoded
+from llm_fed.config import TaskConfig
+from llm_fed.tasks.common import ClientData, Example, TaskData, text_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,10 +45,12 @@ BLOCK = 32  # tokens that a length is rounded up to
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of prompt and answer together, and of the answer alone, of a sample of the examples, sorted."""
+    """Tokens of prompt and answer together, and of the answer alone, of a sample of the examples, sorted; and what is
+    not read as it stands, in words."""
 
     whole: list[int]
     answers: list[int]
+    note: str = ""
 
     @property
     def enough(self) -> int:
@@ -85,13 +87,23 @@ def scripts(texts: Iterable[str]) -> list[tuple[str, float]]:
     return [(str(name), count / total) for name, count in counts.most_common() if count > total / 20]
 
 
-def lengths(chosen: Sequence[Example], tokenizer: PreTrainedTokenizerBase, template: str) -> Lengths:
-    """As they will be trained."""
-    around = template_of(template, tokenizer)
-    found = [encoded(each, tokenizer, around) for each in chosen]
+def lengths(
+    chosen: Sequence[Example], tokenizer: PreTrainedTokenizerBase, template: str, rows: int | None = None
+) -> Lengths:
+    """As they will be trained.
+
+    Args:
+        rows: of the base's embedding, if they are known.
+
+    Raises:
+        UserError: an example cannot fill the template, or has a token without an embedding.
+    """
+    from llm_fed.experiment.encoding import Encoder  # seconds
+
+    encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows)
+    (found,) = encoder.lengths([chosen])
     return Lengths(
-        sorted(len(each.input_ids) for each in found),
-        sorted(sum(each.target) for each in found),
+        sorted(each.whole for each in found), sorted(each.whole - each.prompt for each in found), encoder.note()
     )
 
 

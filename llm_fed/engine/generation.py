@@ -21,6 +21,7 @@ from llm_fed.engine.masks import known_masks
 from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
 from llm_fed.errors import RunError, UserError
 from llm_fed.models.loading import Base
+from llm_fed.tasks.control import THINK, answer_of
 
 _NAN = -1  # stands for a token where the logits are no numbers
 
@@ -64,7 +65,7 @@ def generate(
         for n, token in _tokens(base, bank, batch, [rooms[i] for i in chosen], stops, weights, shared):
             answers[n].append(token)
         for i, tokens in zip(chosen, answers, strict=True):
-            texts[i] = str(base.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+            texts[i] = answer_text(base, requests[i][1], tokens)
         signs.answered(len(chosen))
     return texts
 
@@ -280,6 +281,12 @@ def room_after(base: Base, prompt: int, wanted: int) -> int:
 
 def _context(base: Base) -> int | None:
     return getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def answer_text(base: Base, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text of generated tokens, without the reasoning before an answer, which a prompt may have begun."""
+    begun = THINK if str(base.tokenizer.decode([*prompt[-8:]])).rstrip().endswith(THINK) else ""
+    return answer_of(begun + str(base.tokenizer.decode([*tokens], skip_special_tokens=True))).strip()
 
 
 def stop_tokens(base: Base) -> set[int]:

@@ -43,7 +43,7 @@ class RunPlan:
         complete: whether it has ended already.
         needs: the plans of the runs that it starts from and trains first; only their methods where costs are not
             asked for.
-        examples: by split, over the clients that have any; empty where the clients' data are not here.
+        example_counts: by split, over the clients that have any; empty where the clients' data are not here.
         left_out: by split, examples that are longer than `task.max_length` tokens.
         parameters: that each client holds and trains.
         sent: parameters in a client's answer; None: not looked at, as the run goes on from a checkpoint.
@@ -60,7 +60,7 @@ class RunPlan:
     reached: int
     clients: tuple[str, ...]
     cohort: int
-    examples: Mapping[str, Counts]
+    example_counts: Mapping[str, Counts]
     server_examples: Mapping[str, int]
     left_out: Mapping[str, int]
     base: str
@@ -135,12 +135,12 @@ class RunPlan:
         return f"{number}, {'all' if self.cohort >= number else self.cohort} of them sampled in each round"
 
     def _examples(self) -> str:
-        if not self.examples and not any(self.server_examples.values()):
+        if not self.example_counts and not any(self.server_examples.values()):
             return "only known to the clients"
         words = {"training": "for training", "validation": "for validation", "test": "for testing"}
         parts = [
             f"{counts.total:,} {words[split]} ({counts.each()} per client)"
-            for split, counts in self.examples.items()
+            for split, counts in self.example_counts.items()
             if counts.total
         ]
         at_server = [f"{number:,} {words[split]}" for split, number in self.server_examples.items() if number]
@@ -200,7 +200,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
     return RunPlan(
         method=config.method["name"], paper=method.paper, rounds=config.rounds, reached=reached, complete=complete,
         clients=tuple(built.clients or names), cohort=min(number, server.cohort),
-        examples=_examples(sites), left_out=_sum(site.data.left_out for site in [*sites, server]),
+        example_counts=_examples(sites), left_out=_sum(site.data.left_out for site in [*sites, server]),
         server_examples={"training": len(server.train), **{s: len(q) for s, q in server.data.queries.items()}},
         base=config.base.name if not config.base.clients else f"{config.base.name} (shared)",
         base_parameters=parameters_of(base), device=where, processes=PartialState().num_processes,

@@ -23,6 +23,7 @@ from llm_fed.experiment import bases, start
 from llm_fed.experiment.encoding import Encoder, Length
 from llm_fed.experiment.needed import check_rounds
 from llm_fed.experiment.placement import place
+from llm_fed.export.prompt import prompt_of
 from llm_fed.federation import aggregation, privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
 from llm_fed.messages.wire import Message
@@ -154,6 +155,8 @@ def prepare(
         reporter.note(said)
     with signs.part(f"loading the base {config.base.name}"):
         base = base or bases.load(config, task, device)
+    if isinstance(base, Base):
+        base = replace(base, prompt=prompt_of(base, config))
     schedule = schedule_of(config, tuple(task.clients))
     with signs.part("preparing the clients' examples"):
         clients, server = build(config, task, base, method, metric, schedule.cohort_size, reporter)
@@ -258,7 +261,9 @@ def build(
     else:
         room = partial(room_after, base, wanted=config.eval.max_new_tokens)
         texts = METRICS[metric].scores == "texts"
-        encoder = Encoder(base.tokenizer, config.task, base.prompt and base.prompt.template, room if texts else None)
+        encoder = Encoder(
+            base.tokenizer, config.task, base.prompt and base.prompt.template, base.rows, room if texts else None
+        )
     parties = [*task.clients.values(), *([task.server] if task.server else [])]
     splits = (split for given in parties for split in (given.train, given.validation, given.test))
     lengths = encoder.lengths(splits) if encoder else iter(())
@@ -268,7 +273,7 @@ def build(
         data = Data(metric=metric, num_labels=labels, foreign=foreign)
         if given is not None:
             known = list(islice(lengths, 3))
-            data = _encoded(id, given, data, encoder, config, known)
+            data = with_examples(id, given, data, encoder, config, known)
             if METRICS[metric].scores == "options":
                 check_options(id, data)
         draw = partial(base.draw, wrapped)
@@ -323,7 +328,7 @@ def structures(config: Config, method: Method, base: Base | ImageBase, clients: 
     return {id: method.wrap(structure_of(config.adapter, base.head, rank=rank), None) for id, rank in each.items()}
 
 
-def _encoded(
+def with_examples(
     id: str, given: ClientData, data: Data, encoder: Encoder | None, config: Config, lengths: Sequence[Sequence[Length]]
 ) -> Data:
     """The data with a client's examples, as training and evaluation see them.

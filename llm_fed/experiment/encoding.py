@@ -8,26 +8,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, one_line
+from llm_fed.models.loading import check_rows
 from llm_fed.requests import Query
-from llm_fed.tasks.common import (
-    Encoded,
-    Example,
-    Template,
-    encode_continuation,
-    encode_prompt,
-    fitting,
-    select,
-    template_of,
-)
+from llm_fed.tasks.common import Encoded, Example, Template, fitting, select, text_of
+from llm_fed.tasks.control import THINK, answer_of, has_surrogates, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
+from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, filled, template_of
 
 BATCH = 2048  # examples whose lengths are found at once
 MOST = 2**24  # tokens that are kept, of the clients that worked last; they take some 0.7 GiB
@@ -47,10 +40,14 @@ class Encoder:
 
     Args:
         template: instead of the one that `task.template` names.
+        rows: of the base's embedding, if they are known.
         room: how many tokens may be answered to a prompt of so many, where answers are texts.
 
     Attributes:
         skipped: how many examples of each split were longer than `task.max_length` tokens.
+
+    Raises:
+        UserError: there is no such template. Later: an example cannot fill it, or has a token without an embedding.
     """
 
     def __init__(
@@ -58,13 +55,16 @@ class Encoder:
         tokenizer: PreTrainedTokenizerBase,
         task: TaskConfig,
         template: Template | None = None,
+        rows: int | None = None,
         room: Callable[[int], int] | None = None,
     ):
-        self.tokenizer, self.task, self._room = tokenizer, task, room
-        self.template = template or task.template
+        self.tokenizer, self.task, self.rows, self._room = tokenizer, task, rows, room
+        self.template = template or template_of(task.template, tokenizer)
         self.skipped: Counter[str] = Counter()
-        self._prompt = partial(encode_prompt, tokenizer=tokenizer, template=self.template)
+        self._filled = filled(self.template, tokenizer)
         self._kept = _Kept()
+        self._halves = 0  # examples with halves of characters
+        self._spelled: Counter[str] = Counter()  # examples by the first control token that they spell
 
     def lengths(self, splits: Iterable[Sequence[Example]]) -> Iterator[list[Length]]:
         """Of each split, in turn, how long its examples are."""
@@ -146,9 +146,15 @@ class Encoder:
         return found
 
     def note(self) -> str:
-        """What was left out, in words; empty where nothing was."""
+        """What was left out, and what was not read as it stands, in words; empty where nothing was."""
         counts = " and ".join(f"{count} {split}" for split, count in self.skipped.items())
-        return f"{counts} examples are longer than {self.task.max_length} tokens and are left out" if counts else ""
+        said = [f"{counts} examples are longer than {self.task.max_length} tokens and are left out"] if counts else []
+        if self._halves:
+            said.append(f"halves of characters (lone surrogates) in {self._halves} examples are read as U+FFFD")
+        if self._spelled:
+            names = ", ".join(repr(text) for text, _ in self._spelled.most_common(3))
+            said.append(f"{names} in {self._spelled.total()} examples are read as text, not as control tokens")
+        return "; ".join(said)
 
     def _count(self, client: str, split: str, seen: int, fitting: int) -> None:
         if seen and not fitting:
@@ -160,45 +166,96 @@ class Encoder:
             self.skipped[split] += seen - fitting
 
     def _lengths(self, examples: Sequence[Example]) -> list[Length]:
-        """Texts in a template of text all at once, which is ten times as fast as one by one; others one by one."""
-        template = self.template if isinstance(self.template, Template) else template_of(self.template, self.tokenizer)
-        texts = template.date is None and all(isinstance(example.prompt, str) for example in examples)
-        if not examples:
-            return []
-        if not texts or self.tokenizer.eos_token_id is None:
-            return [self._length(example) for example in examples]
-        prompts = self.tokenizer([_written(template, str(example.prompt)) for example in examples])
-        answers = self.tokenizer([_answer(example) for example in examples], add_special_tokens=False)
+        """Plain texts in a template of text all at once, which is ten times as fast as others, one by one."""
+        plain = [self._look(example) for example in examples]
+        texts = [example for example, is_plain in zip(examples, plain, strict=True) if is_plain]
+        together = iter(self._lengths_of_texts(texts) if texts else ())
         return [
-            Length(
-                before := len(prompt) - (prompt[-1:] == [self.tokenizer.eos_token_id]),
-                before + len(answer) + 1,
-                not example.prompt,
-            )
-            for example, prompt, answer in zip(examples, prompts.input_ids, answers.input_ids, strict=True)
+            next(together) if is_plain else self._length(example)
+            for example, is_plain in zip(examples, plain, strict=True)
         ]
 
+    def _look(self, example: Example) -> bool:
+        """Whether an example is plain text in a template of text; what is odd in it is counted."""
+        safe, replies = self._filled.safe, [*example.answers[:1]]
+        others = [*example.options]
+        for turn in as_turns(example.prompt):
+            (replies if turn.role == "assistant" else others).append(turn.content)
+        if all(map(safe.is_plain, [*others, *replies])):
+            text = isinstance(example.prompt, str) and (self.template.date is None or not example.prompt)
+            return text and self.tokenizer.eos_token_id is not None
+        self._halves += any(map(has_surrogates, [*others, *replies]))
+        answers = (text[reasoning(text) :] for text in replies)
+        spelled = next(filter(None, map(safe.spells, [*others, *answers])), None)
+        if spelled:
+            self._spelled[spelled] += 1
+        return False
+
+    def _lengths_of_texts(self, examples: Sequence[Example]) -> Iterator[Length]:
+        prompts = self.tokenizer([_written(self.template, str(example.prompt)) for example in examples])
+        answers = self.tokenizer([_answer(example) for example in examples], add_special_tokens=False)
+        for example, prompt, answer in zip(examples, prompts.input_ids, answers.input_ids, strict=True):
+            before = len(prompt) - (prompt[-1:] == [self.tokenizer.eos_token_id])
+            self._check([*prompt, *answer])
+            yield Length(before, before + len(answer) + 1, not example.prompt)
+
     def _length(self, example: Example) -> Length:
-        # First the whole: what is wrong with a conversation, it says best.
-        whole = encoded(example, self.tokenizer, self.template).input_ids if example.answers else ()
-        return Length(len(self._prompt(example.prompt)), len(whole), not example.prompt)
+        if not example.answers:
+            return Length(len(self._before(example)), 0, not example.prompt)
+        found = self.encoded(example)
+        self._check(found.input_ids)
+        return Length(len(self._before(example, found)), len(found.input_ids), not example.prompt)
+
+    def _before(self, example: Example, found: Encoded | None = None) -> list[int]:
+        """The tokens that the answer follows.
+
+        Args:
+            found: the whole example, if it has an answer.
+        """
+        if found is not None and example.prompt:
+            return found.asked
+        return encode_prompt(example.prompt, self.tokenizer, template=self.template)
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if self.rows is not None:
+            check_rows(ids, self.rows, self.tokenizer)
+
+    def encoded(self, example: Example) -> Encoded:
+        """The whole example with its first answer, whatever its length.
+
+        Raises:
+            UserError: it cannot be put into the template; a conversation is named by its beginning.
+        """
+        try:
+            return encoded(example, self.tokenizer, self.template)
+        except UserError as error:
+            if isinstance(example.prompt, str):
+                raise
+            raise UserError(f"{error} (the conversation {one_line(text_of(example.prompt))[:80]!r})") from error
 
     def _query(self, example: Example) -> Query:
-        whole = self._prompt(example.prompt)
+        """The prompt as it is in training; a reply is asked for with reasoning where its reference has some."""
+        found = self.encoded(example) if example.answers else None
+        whole = self._before(example, found)
         prompt = whole[-self.task.max_length :] if self.task.too_long == "cut-start" else whole
         texts = tuple(dict.fromkeys(example.options))  # what is there twice is one option
         options = tuple(
-            encode_continuation(example.prompt, option, self.tokenizer, template=self.template).input_ids[len(whole) :]
+            encode_continuation(example.prompt, option, self.tokenizer, template=self.template).answer
             for option in texts
         )
         right = tuple(index for index, option in enumerate(texts) if option in example.answers)
-        known = self._encode(example) if example.answers else None
-        return Query(prompt, example.answers, options, right, known)
+        answers = tuple(map(_reference, example.answers))
+        if found is not None and (example.fields or (reasoning(first := example.answers[0]) and THINK not in first)):
+            # What the template makes of it, as it is to be generated: calls of tools, and reasoning that lacks its tag.
+            text = str(self.tokenizer.decode(found.answer, skip_special_tokens=True))
+            answers = (answer_of(text).strip(), *answers[1:])
+        return Query(prompt, answers, options, right, found and self._fitting(found))
 
     def _encode(self, example: Example) -> Encoded | None:
-        return fitting(
-            encoded(example, self.tokenizer, self.template), self.task.max_length, self.task.loss_on, self.task.too_long
-        )
+        return self._fitting(self.encoded(example))
+
+    def _fitting(self, found: Encoded) -> Encoded | None:
+        return fitting(found, self.task.max_length, self.task.loss_on, self.task.too_long)
 
     def _encode_fitting(self, example: Example) -> Encoded:
         found = self._encode(example)
@@ -227,6 +284,10 @@ class Encodings(Sequence[Item], Generic[Item]):
 
     def __len__(self) -> int:
         return len(self.examples)
+
+    def first(self, most: int) -> list[Item]:
+        """The first ones, without those behind them."""
+        return [self._encode(example) for example in self.examples[:most]]
 
     @overload
     def __getitem__(self, index: int) -> Item: ...
@@ -273,6 +334,12 @@ def _written(template: Template, prompt: str) -> str:
 
 def _answer(example: Example) -> str:
     return example.answers[0] if example.answers else ""
+
+
+def _reference(answer: str) -> str:
+    """An answer as it is compared with generated ones: without its reasoning."""
+    text = without_surrogates(answer)
+    return text[reasoning(text) :] or text
 
 
 def _size(item: Encoded | Query) -> int:

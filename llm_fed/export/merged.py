@@ -59,6 +59,8 @@ class Plan:
             try:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(mode=0o700, parents=True)
+                if (prompt := read_prompt(adapter)) is not None and model.generation_config is not None:
+                    model.generation_config.eos_token_id = list(prompt.stop)
                 model.save_pretrained(partial)
                 # Not the one that was loaded, which has got a pad token.
                 AutoTokenizer.from_pretrained(check_name(self.base.name), revision=self.base.revision).save_pretrained(

@@ -15,12 +15,14 @@ from llm_fed.engine.inference import mixing_weights
 from llm_fed.errors import UserError
 from llm_fed.export.peft_folders import AdapterWarning
 from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
+from llm_fed.models.loading import Base, check_rows
 from llm_fed.models.lora import Lora
 from llm_fed.requests import Logits
 from llm_fed.rng import generator
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture, Template, encode_prompt
+from llm_fed.tasks.common import Picture, Template
+from llm_fed.tasks.control import THINK
+from llm_fed.tasks.templates import encode_prompt
 
 Conversation = Sequence[Mapping[str, str]]  # {"role", "content"} of each message
 MOST = 128  # tokens of an answer, where nobody says
@@ -69,14 +71,14 @@ class Personal:
         template: str | Template | None = None,
         max_new_tokens: int | None = None,
     ) -> Iterator[str]:
-        """Stream one greedy answer in pieces; joined, they are what `generate` returns.
+        """Stream one greedy answer in pieces, without reasoning; joined, they are what `generate` returns.
 
         Args:
-            prompt: a text, or, with a chat template, a conversation whose last message is to be answered.
+            prompt: a text, or a conversation whose last message is to be answered.
             template: the template or its name (default: as in `generate`).
 
         Raises:
-            UserError: as `generate`, before the first piece; a conversation with a template that takes one text.
+            UserError: as `generate`, before the first piece.
         """
         base, (tokens,) = self._encoded([prompt], template)
         ids: list[int] = []
@@ -84,7 +86,9 @@ class Personal:
         mix = self._mix(base, [tokens])
         for token in generation.stream(base, self._bank(), tokens, max_new_tokens=self._most(max_new_tokens), mix=mix):
             ids.append(token)
-            text = str(base.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+            text = generation.answer_text(base, tokens, ids)
+            if THINK.startswith(text):
+                continue  # it may be the beginning of reasoning
             whole = text.rstrip("\ufffd")  # of a character that has several tokens, some may still be missing
             if whole.startswith(shown) and len(whole) > len(shown):
                 yield whole[len(shown) :]
@@ -119,7 +123,10 @@ class Personal:
                 stacklevel=3,
             )
         chosen = template or (said.template if said else "alpaca-short")
-        return self.base, [encode_prompt(prompt, self.base.tokenizer, template=chosen) for prompt in prompts]
+        tokens = [encode_prompt(prompt, self.base.tokenizer, template=chosen) for prompt in prompts]
+        for ids in tokens:
+            check_rows(ids, self.base.rows, self.base.tokenizer)
+        return self.base, tokens
 
     def _most(self, asked: int | None) -> int:
         said = self.base.prompt if isinstance(self.base, Base) else None

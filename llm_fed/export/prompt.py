@@ -17,7 +17,8 @@ from llm_fed.engine.generation import stop_tokens
 from llm_fed.errors import UserError
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
-from llm_fed.tasks.common import Template, template_of
+from llm_fed.tasks.common import Template
+from llm_fed.tasks.templates import filled, template_of
 
 FILE = "prompt.json"
 
@@ -56,8 +57,13 @@ def prompt_of(base: Base | ImageBase, config: Config) -> Prompt | None:
         return None
     if base.prompt is not None:
         return replace(base.prompt, max_new_tokens=config.eval.max_new_tokens)
-    stop = tuple(sorted(id for id in stop_tokens(base) if id is not None))
-    return Prompt(template_of(config.task.template, base.tokenizer), stop, config.eval.max_new_tokens)
+    template = template_of(config.task.template, base.tokenizer)
+    return Prompt(template, stops(base, template), config.eval.max_new_tokens)
+
+
+def stops(base: Base, template: Template) -> tuple[int, ...]:
+    """Every token that ends an answer: the base's, and the one with which the template ends a turn."""
+    return tuple(sorted({id for id in stop_tokens(base) if id is not None} | {*filled(template, base.tokenizer).ends}))
 
 
 def as_said(base: Base, config: Config, said: Prompt | None, keys: Collection[str]) -> tuple[Base, Config]:
@@ -69,7 +75,8 @@ def as_said(base: Base, config: Config, said: Prompt | None, keys: Collection[st
     if said is None:
         return base, config
     if "task.template" in keys:
-        said = replace(said, template=template_of(config.task.template, base.tokenizer))
+        template = template_of(config.task.template, base.tokenizer)
+        said = replace(said, template=template, stop=stops(replace(base, prompt=said), template))
     if "eval.max_new_tokens" in keys:
         said = replace(said, max_new_tokens=config.eval.max_new_tokens)
     task = replace(config.task, template=said.template.name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from transformers import (
@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -51,6 +52,11 @@ class Base:
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    @property
+    def rows(self) -> int:
+        """Of the embedding: tokens from this number on have none."""
+        return len(cast(torch.Tensor, self.model.get_input_embeddings().weight))
 
     def layout(self, structure: Any) -> Layout:
         """The entries of a state of `structure` (a `Lora`)."""
@@ -137,9 +143,47 @@ def load_base(config: BaseConfig, device: str) -> Base:
     return Base(model, tokenizer, config.name, dtype, None if dtype == torch.float32 else dtype)
 
 
+def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int], int]:
+    """A base's tokenizer, the tokens that the base ends an answer with, and the rows of its embedding; without weights.
+
+    Raises:
+        UserError: there is no such folder or Hub model, or it is no language model.
+    """
+    place, options = check_name(config.name), {"revision": config.revision, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        settings = AutoConfig.from_pretrained(place, **options)
+        try:
+            stops = GenerationConfig.from_pretrained(place, revision=config.revision or "main").eos_token_id
+        except OSError:  # it has none of its own
+            stops = GenerationConfig.from_model_config(settings).eos_token_id
+    except Exception as error:  # transformers and tokenizers share no class of errors
+        raise UserError(explain(config.name, error, "a causal LM")) from error
+    every = {tokenizer.eos_token_id, *([stops] if isinstance(stops, int) else stops or [])} - {None}
+    return tokenizer, every, int(settings.get_text_config().vocab_size)
+
+
 def _attention(dtype: torch.dtype, device: str) -> str | None:
     """None lets transformers choose. The fused attention of CPUs without AMX has a slow backward pass in bfloat16."""
     return "eager" if device == "cpu" and dtype == torch.bfloat16 else None
+
+
+def check_rows(ids: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a token that a base has no embedding for.
+
+    Args:
+        rows: of the base's embedding.
+
+    Raises:
+        UserError: there is one; it is named.
+    """
+    most = max(ids, default=0)
+    if most >= rows:
+        raise UserError(
+            f"a text has the token {tokenizer.convert_ids_to_tokens(most)!r} (number {most}), but the base has "
+            f"embeddings of {rows} tokens only; call model.resize_token_embeddings(len(tokenizer)) and save the base "
+            "again, or take the token out of its tokenizer"
+        )
 
 
 def check_name(name: str, also: Iterable[str] = ()) -> str:

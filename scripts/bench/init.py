@@ -20,27 +20,9 @@ import llm_fed
 BASE = Path(llm_fed.__file__).parent / "assets" / "tiny-base"
 GB = 10**9
 WORDS = [
-    "the",
-    "clerk",
-    "of",
-    "a",
-    "depot",
-    "looks",
-    "up",
-    "which",
-    "bay",
-    "holds",
-    "crate",
-    "and",
-    "says",
-    "so",
-    "before",
-    "lorry",
-    "leaves",
-    "gate",
-    "at",
-    "noon",
-]
+    "the", "clerk", "of", "a", "depot", "looks", "up", "which", "bay", "holds", "crate", "and", "says", "so", "before",
+    "lorry", "leaves", "gate", "at", "noon",
+]  # fmt: skip
 
 
 def row(number: int, letters: int) -> dict[str, object]:

@@ -123,21 +123,53 @@ def test_what_a_model_says_cannot_steer_the_terminal(finished, monkeypatch, caps
     assert capsys.readouterr().out == "a\ufffd[2Jb\nc\ufffd\n\n"
 
 
-TEXTS = ["你好，世界! naïve", "  two  spaces\n\nand lines \n", "🙂🙃", "", "plain"]
+TEXTS = {text: text.strip() for text in ("你好，世界! naïve", "  two  spaces\n\nand lines \n", "🙂🙃", "", "plain")} | {
+    "<think>\nBy the door, so\n</think>\n\nBay 4.": "Bay 4.",
+    "<think>\n\n</think>\n\n": "",
+    "<thin> is a tag": "<thin> is a tag",
+    "It says </s> and <think>": "It says </s> and <think>",
+    "<think>without an end": "",
+}
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_pieces_are_whole_characters_and_join_to_the_answer(text, monkeypatch):
-    """With a byte-level tokenizer, in which a character may be several tokens."""
+    """With a byte-level tokenizer, in which a character may be several tokens; reasoning is not shown."""
     from llm_fed.commands.quickstart import ASSETS
 
     base = load_base(BaseConfig(str(ASSETS / "tiny-base"), dtype="float32"), "cpu")
-    ids = base.tokenizer(text, add_special_tokens=False).input_ids
+    ids = base.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
     monkeypatch.setattr(generation, "stream", lambda *args, **options: iter(ids))
     pieces = list(alone(base).reply("x", template="plain"))
-    assert "".join(pieces) == text.strip()
+    assert "".join(pieces) == TEXTS[text] == generation.answer_text(base, [5], ids)
     assert not any("\ufffd" in piece or not piece for piece in pieces)
-    assert len(pieces) > 1 or len(text.strip()) < 6
+    assert len(pieces) > 1 or len(TEXTS[text]) < 7
+
+
+def test_an_answer_of_reasoning_alone_is_told(monkeypatch, capsys):
+    """Of a prompt that opened it, too."""
+    from llm_fed.commands.quickstart import ASSETS
+
+    chat = chatting.of_base(str(ASSETS / "tiny-base"), None, "plain", "float32")
+    read = chat.base.tokenizer
+    monkeypatch.setattr(
+        generation, "stream", lambda *args, **options: iter(read("<think> hm", add_special_tokens=False).input_ids)
+    )
+    chatting.talk(chat, script("w20"), shows_help=False)
+    said = capsys.readouterr()
+    assert said.out == "\n\n" and "The answer is empty: it ended at once, or its reasoning did not end" in said.err
+    opened = [*read("Which bay?\n<think>\n", add_special_tokens=False).input_ids]
+    inner = read("By the door.\n</think>\n\nBay 4.", add_special_tokens=False).input_ids
+    assert generation.answer_text(chat.base, opened, inner) == "Bay 4."
+    assert generation.answer_text(chat.base, opened, inner[:3]) == ""
+
+
+def test_half_a_character_is_told(finished, capsys):
+    chat = chatting.of_run(finished, None)
+    chatting.talk(chat, script("w20 \ud83d", "w20"), shows_help=False)
+    said = capsys.readouterr()
+    assert said.err.count("A half of a character (a lone surrogate) is read as U+FFFD.") == 1
+    assert len(said.out.split()) > 1
 
 
 def test_the_command(small, finished, llm_fed, monkeypatch):

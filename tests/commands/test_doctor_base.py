@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from llm_fed.commands.bases import known_of
 from llm_fed.testing.tiny import HEADS, tokenizer
@@ -49,6 +49,19 @@ def test_what_a_mixture_and_another_family_lack(tmp_path):
     other = said(folder(tmp_path / "gpt2", tiny.build("gpt2"), eos_token="</s>"))
     assert "not tested against stock PEFT yet" in other["family"]
     assert "no: " in other["adapters on q_proj and v_proj"] and "c_attn" in other["adapters on q_proj and v_proj"]
+
+
+def test_tokens_without_an_embedding(tmp_path):
+    place = folder(tmp_path / "base", tiny.build("llama"), eos_token="</s>")
+    assert said(place)["tokens"] == "61, each with an embedding"
+    more = AutoTokenizer.from_pretrained(place)
+    more.add_tokens(["<crate>", "<bay>"])
+    more.save_pretrained(place)
+    told = said(place)["tokens"]
+    assert told.startswith(
+        "63, of which 2 have no embedding: '<crate>' (61), '<bay>' (62). Texts with such a token are"
+    )
+    assert "resize_token_embeddings" in told
 
 
 @pytest.mark.parametrize(

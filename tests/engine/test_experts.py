@@ -28,7 +28,7 @@ from llm_fed.optimizer import Optimizer
 from llm_fed.requests import ExpertWeights, Fit
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.state import State
-from llm_fed.tasks.common import encode_prompt
+from llm_fed.tasks.templates import encode_prompt
 
 PLAIN = Lora(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj"))
 ROUTED = PLAIN.with_experts("one", "two", "three", gate="router")

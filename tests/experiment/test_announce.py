@@ -182,7 +182,7 @@ def test_a_dry_run_says_where_a_run_goes_on(small, llm_fed, tmp_path, monkeypatc
 
 def test_the_plan_as_json(small, tmp_path):
     found = json.loads(json.dumps(planned(small.tree(), tmp_path / "run").as_json()))
-    assert found["examples"]["training"] == {"total": 18, "least": 6, "most": 6}
+    assert found["example_counts"]["training"] == {"total": 18, "least": 6, "most": 6}
     assert found["costs"]["down_first"] == 3 * found["costs"]["down"]["least"]
     assert (found["dtype"], found["device"], found["parameters"]["most"]) == ("float32", "cpu", 336)
 

@@ -13,7 +13,8 @@ from llm_fed.config import TaskConfig
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.experiment.encoding import Encoder
-from llm_fed.tasks.common import Example, template_of
+from llm_fed.tasks.common import Example, Turn
+from llm_fed.tasks.templates import template_of
 
 SHORT, LONG = Example("w2 w3", ("w4",)), Example(" ".join(["w2"] * 9), ("w4",))
 
@@ -114,3 +115,67 @@ def test_the_lengths_found_at_the_start_are_those_of_the_tokens(template, ends):
     for split, lengths in zip(splits, made.lengths(splits), strict=True):
         assert [length.whole for length in lengths] == [len(e.input_ids) for e in made.training("c", "t", split)]
         assert [length.prompt for length in lengths] == [len(q.prompt) for q in made.queries("c", "t", split)]
+
+
+def test_what_is_not_read_as_it_stands_is_told_once():
+    """Halves of characters, and what reads like a control token, but not the tags of a reply's reasoning."""
+    made = encoder(99)
+    odd = [
+        Example("w2 \ud83d", ("w3",)),
+        Example("w2", ("</s> w3",)),
+        Example("w4 </s> <pad>", ("\udc00",)),
+        Example("w5", ("<think> w6 </think> w7",)),
+    ]
+    (lengths,) = made.lengths([[SHORT, *odd]])
+    said = (
+        "halves of characters (lone surrogates) in 2 examples are read as U+FFFD; '</s>' in 2 examples are read as text"
+    )
+    assert made.note().startswith(said) and len(lengths) == 5
+    assert [query.answers for query in made.queries("c", "test", odd)] == [("w3",), ("</s> w3",), ("\ufffd",), ("w7",)]
+    clean = encoder(99)
+    assert list(clean.lengths([[SHORT, LONG]])) and clean.note() == ""
+
+
+def test_a_token_without_an_embedding_is_named():
+    tokenizer = tiny_base.tokenizer(**tiny_base.SPECIAL)
+    tokenizer.add_tokens(["<crate>"])
+    held = Example("w2 <crate>", ("w4",))
+    for template in ("plain", "chat"):
+        tokenizer.chat_template = CHAT
+        task = TaskConfig(max_length=99, template=template)
+        assert len(Encoder(tokenizer, task, rows=62).training("c", "training", [SHORT, held])) == 2
+        made = Encoder(tokenizer, task, rows=61)
+        assert len(made.training("c", "training", [SHORT])) == 1
+        with pytest.raises(
+            UserError, match="the token '<crate>' .number 61., but .* of 61 tokens .*resize_token_embeddings"
+        ):
+            made.training("c", "training", [SHORT, held])
+
+
+TALK = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }} </s> {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+def test_a_conversation_is_asked_for_its_last_turn_as_it_was_trained():
+    tokenizer = tiny_base.tokenizer(**tiny_base.SPECIAL)
+    tokenizer.chat_template = TALK
+    talk = Example((Turn("user", "w2"), Turn("assistant", "w3"), Turn("user", "w4")), ("w5 w6",), ("w5 w6", "w7"))
+    made = Encoder(tokenizer, TaskConfig(max_length=99, template="chat"))
+    (query,), (trained,) = made.queries("c", "test", [talk]), made.training("c", "training", [talk])
+    words = tokenizer.convert_ids_to_tokens
+    assert words(trained.answer) == ["w5", "w6", "</s>"] and trained.asked == query.prompt
+    assert [words(option) for option in query.options] == [["w5", "w6", "</s>"], ["w7", "</s>"]]
+    assert sum(trained.target) == 5 and query.example == trained and query.correct == 0
+    (length,) = next(made.lengths([[talk]]))
+    assert (length.prompt, length.whole) == (len(query.prompt), len(trained.input_ids))
+
+
+def test_an_example_that_cannot_fill_the_template_is_found_by_its_beginning():
+    tokenizer = tiny_base.tokenizer(**tiny_base.SPECIAL)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    made = Encoder(tokenizer, TaskConfig(template="chat"))
+    talk = Example((Turn("system", "w2"), Turn("user", "Which bay?")), ("w5",))
+    with pytest.raises(UserError, match="roles must alternate .the conversation 'system: w2 user: Which bay.'"):
+        made.training("c", "training", [talk])

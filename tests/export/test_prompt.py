@@ -28,7 +28,8 @@ from llm_fed.export.card import Model, model_card
 from llm_fed.export.prompt import FILE, Prompt, read_prompt
 from llm_fed.models.loading import _quantization
 from llm_fed.runs.reading import read_config
-from llm_fed.tasks.common import TEMPLATES, Template, encode_prompt
+from llm_fed.tasks.common import TEMPLATES, Template
+from llm_fed.tasks.templates import encode_prompt
 
 CHAT = "{% for message in messages %}w9 {{ message.content }} {{ date_string }} {% endfor %}w8"
 TEMPLATES_HERE = ("alpaca-short", "chat")

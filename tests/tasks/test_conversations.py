@@ -14,8 +14,9 @@ from llm_fed.config import ColumnsConfig, TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.experiment.encoding import Encoder
 from llm_fed.tasks import files
-from llm_fed.tasks.common import Turn, encode_prompt
+from llm_fed.tasks.common import Turn
 from llm_fed.tasks.conversations import encode_conversation, turns_of
+from llm_fed.tasks.templates import encode_prompt
 
 PLAIN = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 FORGETS = "{% for m in messages[-2:] %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"  # rewrites earlier turns
@@ -66,12 +67,8 @@ def test_a_model_learns_to_stop_where_the_template_writes_no_end():
 
 def test_what_cannot_be_trained_on_is_refused():
     turns = turns_of(TALK, "here", "messages")
-    with pytest.raises(UserError, match="renders turn 3 differently when more turns follow"):
+    with pytest.raises(UserError, match="does not write the assistant's message '4' as it stands"):
         encode_conversation(turns, byte_tokenizer(chat_template=FORGETS), template="chat")
-    with pytest.raises(UserError, match="the data are conversations, .* choose an instruction-tuned base"):
-        encode_conversation(turns, byte_tokenizer(), template="alpaca-short")
-    with pytest.raises(UserError, match="the data are conversations, .* set task.template=chat"):
-        encode_conversation(turns, byte_tokenizer(chat_template=PLAIN), template="alpaca-short")
     with pytest.raises(UserError, match="cannot be applied to a conversation: no system"):
         encode_conversation(turns, byte_tokenizer(chat_template="{{ raise_exception('no system') }}"), template="chat")
 
@@ -96,6 +93,72 @@ def test_bad_conversations_are_named_with_file_and_line(tmp_path, value, said):
     (tmp_path / "ada.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match=f"ada.jsonl, line 2.*{said}"):
         files.load(TaskConfig(name="files", path=str(tmp_path)), 0)
+
+
+def with_fields(*, number: int = 2, **fields: Any) -> list[dict[str, Any]]:
+    """The conversation, with these fields in one of its messages."""
+    return [{**message, **fields} if place == number else message for place, message in enumerate(TALK)]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"train": 0}, {"weight": 1, "train": False}]
+)
+def test_a_message_that_is_not_learned_from(fields):
+    turns = turns_of(with_fields(**fields), "here", "messages")
+    assert [turn.trained for turn in turns] == [True, True, False, True, True]
+    found = encode_conversation(turns, byte_tokenizer(chat_template=PLAIN), template="chat")
+    assert (
+        found.input_ids
+        == encode_conversation(
+            turns_of(TALK, "here", "messages"), byte_tokenizer(chat_template=PLAIN), template="chat"
+        ).input_ids
+    )
+    assert sum(found.target) == len("6") + 1
+    cut = turns_of(with_fields(number=4, **fields), "here", "messages")
+    assert cut == turns_of(TALK[:3], "here", "messages")  # what comes after the last that is trained does not matter
+
+
+@pytest.mark.parametrize("fields", [{"weight": 1}, {"weight": None, "train": None}, {"train": True}, {"weight": 1.0}])
+def test_a_message_that_says_it_is_learned_from(fields):
+    assert turns_of(with_fields(**fields), "here", "messages") == turns_of(TALK, "here", "messages")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (with_fields(weight=0.5), "message 3 .* has weight=0.5; it may be 0 .not learned from. or 1"),
+        (with_fields(weight="0"), "message 3 .* has weight='0'"),
+        (with_fields(train="no"), "message 3 .* has train='no'"),
+        (with_fields(number=1, train=True), "message 2 .* is of the user and has train=true; only the assistant's"),
+        ([{**m, "weight": 0} for m in TALK], "has no message of the assistant to be learned from; all say weight=0"),
+        (
+            with_fields(tool_calls=[{"name": 5}]),
+            "message 3 .* calls the tool .*; a call is {function: {name, arguments}}",
+        ),
+        ([TALK[1], {"role": "tool", "content": "x"}, TALK[2]], "a message of the tool where one of the assistant"),
+        ([*TALK[:2], {"role": "assistant", "content": None}], "message 3 .* needs a role"),
+    ],
+)
+def test_fields_that_cannot_be_honoured_are_named(value, said):
+    with pytest.raises(UserError, match=f"here: .*{said}"):
+        turns_of(value, "here", "messages")
+
+
+def test_fields_that_a_template_reads():
+    """Calls of tools are objects as templates want them, and reasoning stands before the answer."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    talk = [
+        TALK[1], {"role": "assistant", "content": None, "tool_calls": [call], "name": "ignored"},
+        {"role": "tool", "tool_call_id": "a", "content": "4", "tool_calls": None},
+        {"role": "assistant", "content": "4", "reasoning_content": "So it is.", "tool_calls": []},
+    ]  # fmt: skip
+    _, asked, told, last = turns_of(talk, "here", "messages")
+    wanted = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}, "id": "a"}
+    assert asked.content == "" and json.loads(asked.fields)["tool_calls"] == [wanted]
+    assert json.loads(told.fields) == {"tool_call_id": "a"} and told.role == "tool"
+    assert last == Turn("assistant", "<think>\nSo it is.\n</think>\n\n4")
+    old = turns_of([TALK[1], {"role": "assistant", "content": "", "function_call": {"name": "f"}}], "here", "messages")
+    assert json.loads(old[-1].fields)["tool_calls"] == [{"type": "function", "function": {"name": "f"}}]
 
 
 def test_rows_of_both_kinds_become_the_same_examples(tmp_path):

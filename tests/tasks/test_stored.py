@@ -16,6 +16,7 @@ EXAMPLES = [
     Example("half of a character: \ud83d", ("\udc00",)),
     Example((Turn("system", "Be short."), Turn("user", "Which ward?")), ("Eyes.",), group="south"),
     Example("Zürich, 東京", ("no group and no options",)),
+    Example((Turn("user", "?"), Turn("assistant", "", False, "{}"), Turn("tool", "4")), ("",), fields='{"a": 1}'),
 ]
 
 
@@ -28,7 +29,7 @@ def kept(request, monkeypatch) -> Stored:
 
 
 def test_what_is_read_is_what_was_added(kept):
-    assert list(kept) == EXAMPLES and kept == EXAMPLES and [kept[place] for place in range(-4, 0)] == EXAMPLES
+    assert list(kept) == EXAMPLES and kept == EXAMPLES and [kept[place] for place in range(-5, 0)] == EXAMPLES
     assert kept[1:3] == EXAMPLES[1:3] and kept.take([3, 0]) == [EXAMPLES[3], EXAMPLES[0]]
     assert kept != EXAMPLES[:3] and kept != [*EXAMPLES[:3], EXAMPLES[0]]
     assert type(kept[0].answers) is tuple and type(kept[2].prompt[0]) is Turn

@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from llm_fed import tasks
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
-from llm_fed.tasks.common import TEMPLATES, Encoded, Example, encode_continuation, encode_prompt, fitting, hold_out
+from llm_fed.tasks.common import TEMPLATES, Encoded, Example, fitting, hold_out
 from llm_fed.tasks.conversations import encoded
+from llm_fed.tasks.templates import encode_continuation, encode_prompt
 
 CHAT = "{% for m in messages %}<s>{{ m.content }}|{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 

@@ -1,0 +1,130 @@
+"""The first examples of each client as training and evaluation see them: what is prompt, and what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby, islice
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from llm_fed import tasks
+from llm_fed.config import Config
+from llm_fed.errors import UserError, printable
+from llm_fed.experiment.announce import SPLITS
+from llm_fed.experiment.build import with_examples
+from llm_fed.experiment.costs import Counts
+from llm_fed.experiment.encoding import Encoder
+from llm_fed.models.loading import read_tokenizer
+from llm_fed.requests import Query
+from llm_fed.site import Data
+from llm_fed.tasks.common import Encoded, Example
+from llm_fed.tasks.templates import filled, template_of
+
+BEGINS, ENDS = ">>>", "<<<"  # around what is trained, in a terminal
+
+
+@dataclass(frozen=True)
+class ShownExample:
+    """One example of a client."""
+
+    client: str
+    split: str
+    text: str  # of all its tokens
+    input_ids: list[int]  # (T)
+    target: list[bool]  # (T): whether it counts in the loss; of a split that is scored, whether it is asked for
+    stop_token_ids: list[int]  # that end an answer
+
+    def marked(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
+        """The text in pieces, and of each whether it is a target."""
+        pieces, end, before = [], 0, ""
+        for target, run in groupby(self.target):
+            end += len(list(run))
+            text = str(tokenizer.decode(self.input_ids[:end]))
+            pieces.append((text[len(before) :], target))
+            before = text
+        return pieces
+
+
+@dataclass(frozen=True)
+class ShownData:
+    """What the clients have.
+
+    Attributes:
+        example_counts: by split, over the clients that have any.
+        left_out: by split, examples that are longer than `task.max_length` tokens.
+        note: what was left out or not read as it stands, in words; may be empty.
+    """
+
+    examples: list[ShownExample]
+    example_counts: dict[str, Counts]
+    left_out: dict[str, int]
+    note: str
+    tokenizer: PreTrainedTokenizerBase
+
+    def as_json(self) -> dict[str, Any]:
+        """The data as JSON values."""
+        return {
+            "example_counts": {split: asdict(counts) for split, counts in self.example_counts.items()},
+            "left_out": self.left_out,
+            "note": self.note,
+            "examples": [asdict(example) for example in self.examples],
+        }
+
+    def for_terminal(self) -> Iterator[tuple[str, bool]]:
+        """Pieces of text, and of each whether it is to be seen at once."""
+        for example in self.examples:
+            what = "trained" if example.split == "training" else "asked for"
+            numbers = f"{len(example.input_ids)} tokens, {sum(example.target)} of them {what}"
+            yield f"{example.client}, {example.split}: {numbers}\n", False
+            for text, target in example.marked(self.tokenizer):
+                yield f"{BEGINS}{printable(text)}{ENDS}" if target else printable(text), target
+            yield "\n" if example.text.endswith("\n") else "\n\n", False
+        stops = self.examples[0].stop_token_ids if self.examples else []
+        names = ", ".join(f"{self.tokenizer.convert_ids_to_tokens(id)} ({id})" for id in stops)
+        yield f"An answer ends at one of these tokens: {printable(names)}.\n", False
+        if self.note:
+            yield f"{self.note}\n", False
+
+
+def shown(config: Config, most: int) -> ShownData:
+    """The first examples of each client and split. Of the base the tokenizer is loaded alone.
+
+    Raises:
+        UserError: the task is one of pictures, or the data or the tokenizer cannot be read.
+    """
+    if tasks.find(str(config.task.name)).images:
+        raise UserError(f"--show shows the tokens of texts, but {config.task.name} is a task of pictures; leave it out")
+    data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
+    tokenizer, stops, rows = read_tokenizer(config.base)
+    template = template_of(config.task.template, tokenizer)
+    ends = sorted({*stops, *filled(template, tokenizer).ends})
+    encoder = Encoder(tokenizer, config.task, template, rows)
+    parties = dict(data.clients) | ({"server": data.server} if data.server else {})
+    splits = (split for given in parties.values() for split in (given.train, given.validation, given.test))
+    lengths = encoder.lengths(splits)
+    examples: list[ShownExample] = []
+    counts: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for client, given in parties.items():
+        known = with_examples(client, given, Data(), encoder, config, list(islice(lengths, 3)))
+        held: Any = zip(SPLITS, (known.train, known.queries["validation"], known.queries["test"]), strict=True)
+        for split, items in held:
+            if client in data.clients:
+                counts[split].append(len(items))
+            for item, example in zip(items.first(most), items.examples, strict=False):
+                ids, target = _parts(item, encoder, example)
+                examples.append(ShownExample(client, split, str(tokenizer.decode(ids)), ids, target, ends))
+    numbers = {split: Counts.of(each) for split, each in counts.items()}
+    return ShownData(examples, numbers, dict(encoder.skipped), encoder.note(), tokenizer)
+
+
+def _parts(item: Encoded | Query, encoder: Encoder, example: Example) -> tuple[list[int], list[bool]]:
+    """Tokens, and which of them are targets; of a query what is asked, and the first reference as target."""
+    if isinstance(item, Encoded):
+        return item.input_ids, item.target
+    if not example.answers:
+        return item.prompt, [False] * len(item.prompt)
+    found = encoder.encoded(example)
+    start = len(found.asked)
+    return [*item.prompt, *found.input_ids[start:]], [*[False] * len(item.prompt), *found.target[start:]]

@@ -1,0 +1,305 @@
+"""Conversations in a chat template: what of its text is prompt, what the assistant writes, and where a turn ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from jinja2 import TemplateError
+
+from llm_fed.errors import UserError, one_line
+from llm_fed.tasks.common import Encoded, Template, Turn
+from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, Tokens, without_surrogates
+from llm_fed.tasks.rendering import Habits, Messages, Rendering, Reply, Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")  # how a chat template marks what the assistant writes
+_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+# Of the conversation by which a template's habits are found. Most tokenizers have a token of a space and "the".
+_USER, _REPLY = "Which one?", "the first"
+
+
+class ChatTemplate:
+    """A chat template with the tokenizer that reads what it writes."""
+
+    def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase):
+        self.template, self.tokenizer = template, tokenizer
+        self.safe = SafeTokenizer(tokenizer, template.text)
+        self._marked = GENERATION.search(template.text) is not None
+
+    def prompt(self, turns: Sequence[Turn]) -> list[int]:
+        """The tokens that the next message of the assistant follows.
+
+        Raises:
+            UserError: the template fails, or takes no tools.
+        """
+        rendering = self._rendering(self._taken(turns), asked=True)
+        return self._encode(rendering, rendering.replies(self.habits)).ids
+
+    def conversation(self, turns: Sequence[Turn]) -> Encoded:
+        """A conversation that ends with the assistant. The targets are what the assistant writes in the turns that are
+        trained, each with the token that ends it; where the template writes none behind the last, EOS is put there.
+
+        Raises:
+            UserError: as in `prompt`, or a message that is trained is not in the rendering.
+        """
+        turns = self._taken(turns)
+        apart = self.habits.lead is None  # the rendering does not go on where the prompt of an evaluation ends
+        rendering = self._rendering(turns[:-1] if apart else turns, asked=apart)
+        replies = rendering.replies(self.habits)
+        target: list[bool]
+        tokens = self._encode(rendering, replies)
+        target = self._target(turns, rendering, replies, tokens)
+        if apart:
+            text = without_surrogates(turns[-1].content)
+            marks = Marks(self.safe.spelled, [text])
+            more = [*self.safe.encode(marks.hide_reply(text, self.safe.pattern), marks).ids, self._eos]
+            return Encoded([*tokens.ids, *more], [*target, *[True] * len(more)])
+        if not any(target):
+            raise UserError("the chat template marks no token of a conversation as the assistant's")
+        if replies[len(turns) - 1].stop is None:
+            return Encoded([*tokens.ids, self._eos], [*target, True])
+        return Encoded(tokens.ids, target)
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids of the tokens that end a turn of the assistant; none where the template writes none."""
+        return [cast(int, self.tokenizer.convert_tokens_to_ids(text)) for text in sorted(self.habits.ends)]
+
+    @property
+    def closes(self) -> bool:
+        """Whether the generation prompt ends where the assistant's own text begins, so that a prompt has the same
+        tokens in training and in evaluation. White space between the two is the assistant's if it is in one token with
+        its text."""
+        lead = self.habits.lead
+        if not lead or not lead.isspace():
+            return lead == ""
+        prompt, written = (self._rendering(turns, asked=not n) for n, turns in enumerate((_PROBE[:1], _PROBE)))
+        start, tokens = len(prompt.text), self._encode(written, {})
+        before = tokens.behind(start)
+        return tokens.over(start + len(lead)) and tokens.ids[:before] == self._encode(prompt, {}).ids
+
+    @property
+    def _eos(self) -> int:
+        if self.tokenizer.eos_token_id is None:
+            raise UserError(f"the tokenizer of {self.tokenizer.name_or_path!r} has no EOS token; set eos_token")
+        return cast(int, self.tokenizer.eos_token_id)
+
+    def _taken(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """The turns as the template takes them: without a system message where it refuses or drops these, whose text
+        then stands before the first of the user."""
+        if len(turns) < 2 or turns[0].role != "system" or self._takes_system:
+            return turns
+        return [turns[1]._replace(content=f"{turns[0].content}\n\n{turns[1].content}"), *turns[2:]]
+
+    def _rendering(self, turns: Sequence[Turn], asked: bool) -> Rendering:
+        contents = [without_surrogates(turn.content) for turn in turns]
+        marks, pattern = Marks(self.safe.spelled, [*contents, *(turn.fields for turn in turns)]), self.safe.pattern
+        messages = []
+        for turn, content in zip(turns, contents, strict=True):
+            hide = marks.hide_reply if turn.role == "assistant" else marks.hide
+            more = json.loads(without_surrogates(turn.fields)) if turn.fields else {}
+            messages.append({"role": turn.role, "content": hide(content, pattern), **_hidden(more, marks, pattern)})
+        rendering = Rendering(self._render, messages, marks, asked, pattern)
+        self._check_tools(rendering)
+        return rendering
+
+    def _render(self, messages: Messages, asked: bool) -> str:
+        """What the template writes.
+
+        Args:
+            asked: whether the beginning of the next reply follows.
+        """
+        options: dict[str, Any] = {"chat_template": self.template.text, "date_string": self.template.date}
+        try:
+            written = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=asked, **options
+            )
+        except _FAILURES as error:
+            said = one_line(str(error)) or type(error).__name__
+            raise UserError(
+                f"the chat template of {self.template.name!r} cannot be applied to a conversation: {said}"
+            ) from error
+        return str(written)
+
+    def _encode(self, rendering: Rendering, replies: Mapping[int, Reply]) -> Tokens:
+        """The tokens of a rendering, up to the last reply where the template writes no end behind it."""
+        text, last = rendering.text, replies.get(len(rendering.messages) - 1)
+        if last is not None and last.stop is None:
+            text = text[: last.end]
+        cuts = {reply.start for reply in replies.values()} | {each.end for each in replies.values() if not each.stop}
+        return self.safe.encode(text, rendering.marks, cuts)
+
+    def _target(
+        self, turns: Sequence[Turn], rendering: Rendering, replies: Mapping[int, Reply], tokens: Tokens
+    ) -> list[bool]:
+        """Which tokens the assistant writes in the turns that are trained."""
+        generated = self._generated(rendering) if self._marked else None
+        target = [False] * len(tokens.ids)
+        for number, message in enumerate(rendering.messages):
+            if message["role"] != "assistant" or not turns[number].trained:
+                continue
+            if number not in replies:
+                raise UserError(
+                    f"the chat template of {self.template.name!r} does not write the assistant's message "
+                    f"{one_line(turns[number].content)[:60]!r} as it stands, so that its tokens cannot be found; leave "
+                    "this conversation out, or choose another base"
+                )
+            start, end, stop = replies[number]
+            if generated is not None:
+                own = next((span for span in generated if span[0] <= end and span[1] > start), None)
+                if own is None:
+                    continue
+                start = max(start, own[0])
+            place = tokens.place(end if stop is None else stop)
+            for token in range(tokens.behind(start), len(target)):
+                if tokens.spans[token][0] >= place:
+                    break
+                target[token] = True
+        return target
+
+    def _generated(self, rendering: Rendering) -> list[Span]:
+        """The parts of a rendering that the template's generation marks say are the assistant's."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # takes a second to import
+
+        given: dict[str, Any] = {**self.tokenizer.special_tokens_map, "date_string": self.template.date}
+        written: Any = render_jinja_template(
+            [rendering.messages], chat_template=self.template.text, return_assistant_tokens_mask=True, **given
+        )
+        return cast(list[Span], written[1][0])
+
+    def _check_tools(self, rendering: Rendering) -> None:
+        """UserError where the template drops what a tool was asked, or what it said."""
+        for message in rendering.messages:
+            names = [(call.get("function") or call).get("name", "") for call in message.get("tool_calls", ())]
+            said = [message["content"].strip()] if message["role"] == "tool" else []
+            if not all(text in rendering.text for text in [*names, *said]):
+                raise UserError(
+                    f"the chat template of {self.template.name!r} does not write "
+                    + (f"the call of the tool {one_line(names[0])!r}" if names else "messages of a tool")
+                    + "; leave these conversations out, or choose a base whose template does"
+                )
+
+    # What the template does with every conversation
+
+    @cached_property
+    def habits(self) -> Habits:
+        """See `Habits`."""
+        marks = Marks(self.safe.spelled, ())
+        first, last, next_one = (marks.spare(number) for number in (1, 2, 3))
+        asked, said = {"role": "user", "content": _USER}, {"role": "assistant", "content": f"{first}{_REPLY}{last}"}
+        try:
+            begun, written = self._render([asked], True), self._render([asked, said], False)
+        except UserError:
+            return Habits()
+        before, _, rest = written.partition(first)
+        ends = [found[0] for found in [self.safe.pattern.search(rest.partition(last)[2])] if found]
+        try:
+            more = self._render([asked, said, {"role": "user", "content": next_one}, said], False)
+            ends += self._ends_between(more.partition(_USER)[0], more.partition(last)[2].partition(next_one)[0])
+        except UserError:
+            pass  # a template of single questions
+        opened = re.search(rf"{THINK}\s*$", begun)
+        lead = before[len(begun) :] if rest and before.startswith(begun) else None
+        return Habits(lead, opened[0] if opened else "", frozenset(ends))
+
+    def _ends_between(self, opening: str, between: str) -> list[str]:
+        """The first control token between a reply and the next message of the user that does not belong to the
+        beginning of the latter.
+
+        Args:
+            opening: what stands before the first message of the user.
+        """
+        split = re.compile(f"({self.safe.pattern.pattern})").split
+        theirs, ours = split(opening), split(between)
+        while theirs and ours and theirs[-1] == ours[-1]:
+            theirs.pop()
+            ours.pop()
+        return [part for part in ours if self.safe.pattern.fullmatch(part)][:1]
+
+    def replaced(self) -> str | None:
+        """The template with what it writes before a reply in the place of its generation prompt, where the two differ
+        in reasoning or in white space; None where that is not always the same, or they differ in another way."""
+        sign = Marks(self.safe.spelled, ()).spare(1)
+        user, reply = {"role": "user", "content": _USER}, {"role": "assistant", "content": sign}
+        try:
+            plain, begun = self._render([user], False), self._render([user], True)
+            before = self._render([user, reply], False).partition(sign)[0]
+        except UserError:
+            return None
+        header, blank = before.removeprefix(plain), before.removeprefix(begun)
+        if header == before or not (THINK in begun[len(plain) :] or THOUGHT in header or blank.isspace()):
+            return None
+        text = _REPLACED % (self.template.text.removesuffix("\n"), json.dumps(header, ensure_ascii=False))
+        other = ChatTemplate(replace(self.template, text=text), self.tokenizer)
+        system = [{"role": "system", "content": _REPLY}] * self._takes_system
+        try:
+            for asked in ([user], [*system, user], [user, {**reply, "content": _REPLY}, user]):
+                if other._render(asked, True) != other._render([*asked, reply], False).partition(sign)[0]:
+                    return None
+        except UserError:
+            return None
+        return text
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        sign = Marks(self.safe.spelled, ()).spare(1)
+        try:
+            written = self._render([{"role": "system", "content": sign}, {"role": "user", "content": _USER}], True)
+        except UserError:
+            return False
+        return sign in written
+
+
+_PROBE = (Turn("user", _USER), Turn("assistant", _REPLY))
+
+
+def _hidden(value: Any, marks: Marks, pattern: re.Pattern[str]) -> Any:
+    """A JSON value with the spellings of control tokens hidden in all its texts."""
+    if isinstance(value, str):
+        return marks.hide(value, pattern)
+    if isinstance(value, list):
+        return [_hidden(each, marks, pattern) for each in value]
+    if isinstance(value, dict):
+        return {key: _hidden(each, marks, pattern) for key, each in value.items()}
+    return value
+
+
+# A template that answers without reasoning
+
+_OFF = "{%- set enable_thinking = false %}{{ '' }}"  # the expression keeps the line break that may follow
+_REPLACED = (
+    "{%%- set answer_begins = add_generation_prompt %%}{%% set add_generation_prompt = false %%}{{ '' }}%s{{ '' }}"
+    "{%% if answer_begins %%}{{ %s }}{%% endif %%}"
+)
+_DAY = {  # a Friday: Llama 3.2's own default, for templates that ask for today
+    "%Y": "2024", "%y": "24", "%m": "07", "%B": "July", "%b": "Jul", "%d": "26", "%-d": "26", "%e": "26",
+    "%A": "Friday", "%a": "Fri", "%j": "208", "%H": "12", "%I": "12", "%M": "00", "%S": "00", "%p": "PM",
+    "%F": "2024-07-26",
+}  # fmt: skip
+
+
+def answering(text: str, tokenizer: PreTrainedTokenizerBase, date: str) -> str:
+    """A chat template whose generation prompt ends where an answer without reasoning begins, and that knows no today.
+
+    That is the template as it stands, or with its own switch of reasoning off, or with what it writes before a reply in
+    the place of its generation prompt. The result is a chat template as well, so that any server can be given it.
+
+    Args:
+        date: for templates that are given one.
+    """
+    if "strftime_now" in text and "date_string" not in text:
+        day = "".join(f" | replace({code!r}, {value!r})" for code, value in _DAY.items())
+        text = "{%- macro strftime_now(format) -%}{{ format" + day + " }}{%- endmacro %}{{ '' }}" + text
+    candidates = [_OFF + text, text] if "enable_thinking" in text else [text]
+    for candidate in candidates:
+        if ChatTemplate(Template("chat", candidate, date), tokenizer).closes:
+            return candidate
+    replaced = ChatTemplate(Template("chat", candidates[0], date), tokenizer).replaced()
+    return text if replaced is None else replaced

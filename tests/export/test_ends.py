@@ -1,0 +1,91 @@
+"""The token that ends a turn in a chat template ends answers everywhere, also where the tokenizer's EOS is another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_base
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from llm_fed import load_client
+from llm_fed.configfile import from_dict
+from llm_fed.engine import generation
+from llm_fed.experiment import finish
+from llm_fed.experiment import run as experiment
+from llm_fed.experiment.build import prepare
+from llm_fed.export.prompt import FILE, as_said, prompt_of, read_prompt
+from llm_fed.models.loading import load_base
+from llm_fed.runs.tracking import Reporter
+
+END = 30  # the word w30; the tokenizer's EOS is </s>, number 1
+CHAT = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }} w30 {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    folder = tiny_base.folder(tmp_path_factory.mktemp("ends") / "base")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w30"]})
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    GenerationConfig(eos_token_id=[1, 3]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(small, base, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("ends") / "run"
+    tree = small.tree(
+        base={"name": str(base)}, rounds=1, local={"steps": 12}, task={"template": "chat", "max_length": 48},
+        eval={"max_new_tokens": 5},
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "write_report", lambda folder: None)  # pictures take most of the time
+        experiment.train(from_dict(tree), folder)
+    return folder
+
+
+def test_training_and_scoring_of_a_run(small, base):
+    config = from_dict(small.tree(base={"name": str(base)}, task={"template": "chat", "max_length": 48}))
+    built: Any = prepare(config, Reporter())
+    for site in built.clients.values():
+        assert all(example.answer[-1] == END for example in site.train)
+        assert all(example.input_ids.count(1) == 0 for example in site.train)
+    assert generation.stop_tokens(built.base) == {1, 3, END}
+    text = prepare(from_dict(small.tree(base={"name": str(base)}, task={"max_length": 48})), Reporter())
+    assert generation.stop_tokens(text.base) == {1, 3}  # type: ignore[arg-type]  # a template of text ends with EOS
+
+
+def test_the_adapters_folder_says_so_and_a_chat_stops_there(run, base, monkeypatch):
+    said = json.loads((run / "adapters/ada" / FILE).read_text())
+    assert said["stop_token_ids"] == [1, 3, END] and said["stop_tokens"] == ["</s>", "w3", "w30"]
+    model: Any = load_client(run / "adapters/ada", str(base))
+    assert generation.stop_tokens(model.base) == {1, 3, END}
+    loaded = load_base(from_dict({"base": {"name": str(base), "dtype": "float32"}}).base, "cpu")
+    plain, config = as_said(loaded, from_dict({}), read_prompt(run / "adapters/ada"), ["task.template"])
+    assert plain.prompt and plain.prompt.template.name == config.task.template == "alpaca-short"
+    chat = prompt_of(loaded, from_dict({"task": {"template": "chat"}}))
+    assert chat and chat.stop == (1, 3, END)
+
+
+def test_a_merged_model_stops_there_by_itself(run, base, llm_fed, tmp_path):
+    assert llm_fed("export", run, tmp_path / "out", "--merged", "--client", "ada").code == 0
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "out/ada").eval()
+    assert whole.generation_config.eos_token_id == [1, 3, END]
+    with torch.no_grad():
+        whole.lm_head.weight.zero_()[END] = 1e3 * torch.ones(24)
+        whole.lm_head.weight[END + 1] = -1e3 * torch.ones(24)  # whatever the state's sign is, it is one of the two
+    (answer,) = whole.generate(torch.tensor([[4, 5]]), max_new_tokens=4, do_sample=False)
+    assert len(answer) <= 6
+
+
+def test_doctor_names_it(base, llm_fed):
+    said = llm_fed("doctor", "--base", base)
+    assert "end-of-answer tokens: '</s>', 'w3', 'w30'" in said.out
