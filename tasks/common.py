@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -12,9 +13,12 @@ from jinja2 import TemplateError
 
 from llm_fed.errors import UserError, lookup
 from llm_fed.rng import derive
+from llm_fed.tasks import content
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from llm_fed.tasks.record import Record
 
 Item = TypeVar("Item")
 
@@ -74,6 +78,12 @@ class Example:
     options: tuple[str, ...] = ()  # what may be answered, for option scoring; empty: free text
     group: str = ""  # the label that a partition by label divides by, e.g. the original task
 
+    @cached_property
+    def digest(self) -> int:
+        """Of what it says, whatever its group, see `content`."""
+        prompt = [self.prompt] if isinstance(self.prompt, str) else [text for turn in self.prompt for text in turn[:2]]
+        return content.of_texts(prompt, self.answers, self.options)
+
 
 @dataclass(frozen=True, eq=False)
 class Picture:
@@ -82,6 +92,11 @@ class Picture:
     pixels: torch.Tensor = field(repr=False)  # (C, H, W) uint8, C = 1 (grey) or 3 (RGB)
     label: int
     group: str  # the label that a partition by label divides by, e.g. the fine class
+
+    @cached_property
+    def digest(self) -> int:
+        """Of its pixels, see `content`."""
+        return content.of_pixels(self.pixels)
 
 
 def text_of(prompt: str | Sequence[Turn]) -> str:
@@ -120,6 +135,8 @@ class TaskData:
     labels: tuple[str, ...] = ()  # names of the classes of pictures, by label; empty: text
     server: ClientData | None = None  # the server's own data: what it trains on, and the test set of one model for all
     server_labels: tuple[str, ...] = ()  # names of the classes of server.train, where it is another task's
+    # which split each row is in; None: not made by `llm_fed.tasks.load`
+    record: Record | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def read_client(files: dict[str, Path], client: str, config: TaskConfig, store: 
             raise UserError(f"client {client!r}: {file} holds no example; add some, or remove the client")
         columns = find_columns(config.columns, rows, str(file))
         splits[split] = Stored(
-            store, [store.add(to_example(row, columns, group_of(row, config, client))) for row in rows]
+            store, [store.add(to_example(row, columns, group_of(row, config, client)), row.file) for row in rows]
         )
     return ClientData(client, **splits)
 
@@ -169,7 +169,8 @@ def by_column(rows: Mapping[str, Iterable[Row]], config: TaskConfig, where: str)
             )
         for row in chain.from_iterable(part):
             client = text_of(row, columns["client"]).strip() if "client" in columns else "all"
-            clients[client][split].append(store.add(to_example(row, columns, group_of(row, config, client))))
+            example = to_example(row, columns, group_of(row, config, client))
+            clients[client][split].append(store.add(example, row.file))
     return {
         client: ClientData(client, *(Stored(store, clients[client][split]) for split in SPLIT_NAMES))
         for client in sorted(clients, key=natural_order)

@@ -46,6 +46,11 @@ class Row:
     where: str
     values: dict[str, Any]
 
+    @property
+    def file(self) -> str:
+        """The file, or the split of a Hub data set, in which it stands."""
+        return self.where.rpartition(", ")[0]
+
 
 @dataclass(frozen=True)
 class FileRows:

@@ -5,6 +5,8 @@ thousands of clients cost their places. More than a few lie in a file on the dis
 from __future__ import annotations
 
 import tempfile
+import zlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
@@ -36,13 +38,26 @@ class Store:
         self._waiting: list[list[Any]] = [[] for _ in _SCHEMA]
         self._count = 0
         self._file: IO[bytes] | None = None
+        self.files: list[str] = []
+        self._places: dict[str, int] = {}  # of each file
+        self.codes, self.digests, self.checksums = array("I"), array("Q"), array("I")  # of each example
 
-    def add(self, example: Example) -> int:
-        """The place of the example from now on."""
+    def add(self, example: Example, file: str = "") -> int:
+        """The place of the example from now on.
+
+        Args:
+            file: in which it stands.
+        """
         prompt = [example.prompt] if isinstance(example.prompt, str) else list(chain.from_iterable(example.prompt))
         row = (_bytes(prompt), _bytes(example.answers), _bytes(example.options), _bytes([example.group])[0])
         for column, value in zip(self._waiting, row, strict=True):
             column.append(value)
+        if file not in self._places:
+            self._places[file] = len(self.files)
+            self.files.append(file)
+        self.codes.append(self._places[file])
+        self.digests.append(example.digest)
+        self.checksums.append(zlib.crc32(b"\0".join([*row[0], b"", *row[1], b"", *row[2]])))
         self._count += 1
         if self._count % BATCH == 0:
             self._write()
@@ -97,6 +112,26 @@ class Stored(Sequence[Example]):
     def take(self, chosen: Sequence[int]) -> Stored:
         """Those at these positions."""
         return Stored(self._store, self._places[np.asarray(chosen, np.int64)])
+
+    @property
+    def files(self) -> list[str]:
+        """The files of the store."""
+        return self._store.files
+
+    @property
+    def codes(self) -> np.ndarray:
+        """(N,) the place of each example's file in `files`."""
+        return np.asarray(self._store.codes)[self._places]
+
+    @property
+    def digests(self) -> np.ndarray:
+        """(N,) uint64, see `content`."""
+        return np.asarray(self._store.digests)[self._places]
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """(N,) uint32, of how each example is written."""
+        return np.asarray(self._store.checksums)[self._places]
 
     def __len__(self) -> int:
         return len(self._places)

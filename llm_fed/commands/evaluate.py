@@ -14,6 +14,7 @@ from llm_fed.config import AdapterConfig, ColumnsConfig, Config, check
 from llm_fed.configfile import from_dict, keys_of, overlay
 from llm_fed.errors import RunError, UserError, require
 from llm_fed.eval.scores import Summary
+from llm_fed.experiment import splits
 from llm_fed.experiment.bases import load
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.export import peft_folders
@@ -37,7 +38,10 @@ _SCORING = (
     "task.", "eval.metric", "eval.limit", "eval.batch_size", "eval.max_new_tokens", "base.name", "base.dtype",
     "base.quantization", "base.device_map", "base.revision", "device",
 )  # fmt: skip
-_DIVIDES = ("task.validation", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise")
+_DIVIDES = (
+    "task.validation", "task.held_out", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise",
+)  # fmt: skip
+_SELECTS = ("task.groups", "task.clients", "task.sample_clients", "task.name")  # other rows than those of the run
 _OF_TEXT = ("task.template", "task.max_length", "task.too_long", "task.loss_on")
 
 
@@ -58,8 +62,9 @@ def evaluate_run(
     Raises:
         UserError: the folder is no finished run, or the split has no example.
     """
+    reporter = reporter or Reporter()
     config = scoring_config(folder, split=split, metric=metric, limit=limit, settings=settings, reporter=reporter)
-    return _score(*reopen(folder, config), split)
+    return _score(*reopen(folder, config, settings, reporter), split)
 
 
 def scoring_config(
@@ -69,7 +74,7 @@ def scoring_config(
     metric: str | None = None,
     limit: int | None = None,
     settings: Sequence[str] = (),
-    reporter: Reporter | None = None,
+    reporter: Reporter,
 ) -> Config:
     """A run's configuration as its adapters are scored under it; the arguments are those of `evaluate_run`.
 
@@ -78,8 +83,14 @@ def scoring_config(
     """
     require("--split", split, SPLITS)
     config = lay_over(read_config(folder), settings, "the run folder")
-    if moved := [key for key in keys_of(settings, "the run folder") if key.startswith(_DIVIDES)]:
-        (reporter or Reporter()).note(
+    keys = keys_of(settings, "the run folder")
+    if splits.recall(folder) is not None:
+        if divided := [key for key in keys if key.startswith(_DIVIDES[:-3])]:
+            reporter.note(
+                f"{' and '.join(divided)} divides only rows that the run does not know; the others stay in their splits"
+            )
+    elif moved := [key for key in keys if key.startswith(_DIVIDES)]:
+        reporter.note(
             f"{' and '.join(moved)} changes which examples are held out, so some of those scored now may be training "
             "examples"
         )
@@ -87,8 +98,13 @@ def scoring_config(
     return replace(config, eval=evaluation if limit is None else replace(evaluation, limit=limit))
 
 
-def reopen(folder: Path, config: Config) -> tuple[Experiment, dict[str, State]]:
+def reopen(
+    folder: Path, config: Config, settings: Sequence[str], reporter: Reporter
+) -> tuple[Experiment, dict[str, State]]:
     """A finished run's experiment under `config`, and what it exported of each who is scored.
+
+    Args:
+        settings: that were laid over the run's.
 
     Raises:
         UserError: the folder is no finished run, or the configuration does not fit it.
@@ -97,7 +113,11 @@ def reopen(folder: Path, config: Config) -> tuple[Experiment, dict[str, State]]:
     check(config)
     if config.adapter:  # what is scored was exported whole, wherever it started
         config = replace(config, adapter=replace(config.adapter, start=None))
-    experiment = prepare(config, Reporter())
+    rows = splits.known(folder, config)
+    experiment = prepare(config, Reporter(), known=rows.all)
+    if not any(key.startswith(_SELECTS) for key in keys_of(settings, "the run folder")):
+        for note in splits.notes(experiment.record, rows, config, trains=False):
+            reporter.note(note)
     states = {
         id: read_personal(folder / "adapters" / id, site.structure, experiment.base)
         for id, site in experiment.scored.items()
