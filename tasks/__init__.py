@@ -141,7 +141,8 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None, known: Reco
         natural = {client.client: client for client in _with_test(list(natural.values()), rule)}
     if from_test or asked.name is not None:
         natural, data = _with_server(natural, data, config, seed, rule)
-    clients = list(partition(natural, config.partition, seed, tested=not asked.test, rule=rule).values())
+    others = [data.server] if data.server else []
+    clients = list(partition(natural, config.partition, seed, not asked.test, rule, others).values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
     if asked.test and (empty := sum(not client.train for client in clients)):
@@ -149,7 +150,7 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None, known: Reco
         clients = [client for client in clients if client.train]
     if not from_test:
         clients = _with_test(clients, rule)
-    clients = _with_validation(clients, rule, config.validation)
+    clients = _with_validation(clients, rule, config.validation, others)
     _check(clients, tested=not asked.test, begins=known is None)
     record = record.divided(clients, data.server)
     if config.noise:
@@ -194,10 +195,16 @@ def _with_test(clients: list[ClientData], rule: Rule) -> list[ClientData]:
     return rule.hold_out(clients, "test", TEST_SHARE)
 
 
-def _with_validation(clients: list[ClientData], rule: Rule, share: float) -> list[ClientData]:
-    """The clients, with a validation split held out of those that have none."""
+def _with_validation(
+    clients: list[ClientData], rule: Rule, share: float, others: list[ClientData]
+) -> list[ClientData]:
+    """The clients, with a validation split held out of those that have none.
+
+    Args:
+        others: who trains beside the clients.
+    """
     without = [client for client in clients if not client.validation]
-    found = rule.hold_out(without, "validation", share, beside=[client for client in clients if client.validation])
+    found = rule.hold_out(without, "validation", share, [*others, *(client for client in clients if client.validation)])
     divided = {client.client: client for client in found}
     return [divided.get(client.client, client) for client in clients]
 
@@ -219,7 +226,8 @@ def _check(clients: list[ClientData], tested: bool, begins: bool) -> None:
     untested = []
     for client in clients:
         if not client.train:
-            raise UserError(f"client {client.client!r} has no train example; add some, or leave the client out")
+            why = "" if begins else ", as what the run has held out is not trained on"
+            raise UserError(f"client {client.client!r} has no train example{why}; add some, or leave the client out")
         if tested and not client.test:
             untested.append(client.client)
             if begins:

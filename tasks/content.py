@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_PARTS, _TEXTS = (
-    "\x1d",
-    "\x1f",
-)  # between the parts of a row and between the texts of a part; `plain` leaves none
+_PARTS, _TEXTS = "\x1d", "\x1f"  # between the parts of a row, and between the texts of a part: `plain` leaves none
 _WHOLE = 2**64  # of how many numbers one is drawn
 
 

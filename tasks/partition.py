@@ -29,6 +29,7 @@ def partition(
     seed: int,
     tested: bool = True,
     rule: Rule | None = None,
+    beside: Sequence[ClientData] = (),
 ) -> dict[str, ClientData]:
     """The clients that `config.kind` makes of the natural ones, reproducible by seed.
 
@@ -44,7 +45,8 @@ def partition(
       cluster's: cluster0-client00.
 
     With `config.test` train and test are one pool, and that share of what a client gets becomes its test split (FedMoE,
-    Sec. 6.1: 8 : 2), as the `rule` says (default: by content and `seed`). Validation examples stay what they are.
+    Sec. 6.1: 8 : 2), as the `rule` says (default: by content and `seed`), but for what others `beside` train on.
+    Validation examples stay what they are.
 
     Every example goes to exactly one client. Unless the clients are `tested`, a test split is not needed, and the first
     draw counts, even where it gives a client nothing. UserError if there is too little data for so many clients.
@@ -61,7 +63,7 @@ def partition(
         return make(clients, config, seed, tested)
     pooled = {name: dataclasses.replace(c, train=c.train + c.test, test=()) for name, c in clients.items()}
     made = list(make(pooled, config, seed, tested).values())
-    divided = (rule or ByContent(seed)).hold_out_by_label(made, config.test)
+    divided = (rule or ByContent(seed)).hold_out_by_label(made, config.test, beside)
     return {client.client: client for client in divided}
 
 

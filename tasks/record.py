@@ -35,15 +35,17 @@ class Change:
 
     Attributes:
         round: the last one that was trained on the data of before.
-        files: by file what, in words; what is said of clients stands under "clients".
+        files: by file what, in words; which clients are new or gone stands under "clients".
     """
 
     round: int
     files: Mapping[str, str]
 
-    def words(self) -> str:
-        """In one line."""
-        return "; ".join(f"{file}: {what}" for file, what in self.files.items())
+    def words(self, most: int = 20) -> str:
+        """In one line, with at most so many files."""
+        parts = [f"{file}: {what}" for file, what in self.files.items()]
+        more = len(parts) - most
+        return "; ".join(parts[:most] + ([f"and {more} more {'file' if more == 1 else 'files'}"] if more > 0 else []))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,16 +139,15 @@ class Record:
 
     def since(self, earlier: Record) -> dict[str, str]:
         """By file, in words, what is other than in an earlier record of the data; empty where nothing is."""
-        now, before, found = self._by_file, earlier._by_file, {}
+        now, before = self._by_file, earlier._by_file
+        new = [client for client in self.clients if client not in set(earlier.clients)]
+        gone = [client for client in earlier.clients if client not in set(self.clients)]
+        found = {"clients": ", ".join([*_named(new, "new"), *_named(gone, "gone")])} if new or gone else {}
         nothing = np.empty(0, np.uint64), 0
         for file in dict.fromkeys([*now, *before]):
             (own, own_sum), (old, old_sum) = now.get(file, nothing), before.get(file, nothing)
             if (len(own), own_sum) != (len(old), old_sum):
                 found[file] = _difference(own, old, earlier)
-        new = [client for client in self.clients if client not in set(earlier.clients)]
-        gone = [client for client in earlier.clients if client not in set(self.clients)]
-        if new or gone:
-            found["clients"] = ", ".join([*_named(new, "new"), *_named(gone, "gone")])
         return found
 
     @cached_property
@@ -255,7 +256,7 @@ def _difference(now: np.ndarray, before: np.ndarray, earlier: Record) -> str:
         return "the same rows, in another order or spelling"
     of_new = f"{new} {'row is' if new == 1 else 'rows are'} new" if new else ""
     if known:
-        of_new = of_new.replace(" new", f" new here ({known} known from other places or times)")
+        of_new += f" here, {'but' if known == new else f'{known} of them'} known from elsewhere"
     rows = "" if new else "row " if gone == 1 else "rows "
     of_gone = f"{gone} {rows}{'is' if gone == 1 else 'are'} gone" if gone else ""
     return ", ".join(filter(None, (of_new, of_gone)))

@@ -7,7 +7,9 @@ by its position in the data (`ByPosition`), as before version 0.4.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -22,6 +24,8 @@ from llm_fed.tasks import classes, content
 from llm_fed.tasks.common import ClientData, hold_out, select
 from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record
 
+log = logging.getLogger(__name__)
+
 BITS = {"train": TRAINING, "validation": VALIDATION, "test": TEST}
 
 
@@ -34,11 +38,13 @@ class Rule(Protocol):
         """The clients, with a share of each one's training examples as its `split`.
 
         Args:
-            beside: clients that bring such a split, so that all their training examples are trained on.
+            beside: others, all of whose training examples are trained on.
         """
         ...
 
-    def hold_out_by_label(self, clients: Sequence[ClientData], share: float) -> list[ClientData]:
+    def hold_out_by_label(
+        self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
+    ) -> list[ClientData]:
         """The clients of a partition, with a share of each one's training examples as its test split."""
         ...
 
@@ -71,7 +77,9 @@ class ByPosition:
             for client, (train, held) in zip(clients, parts, strict=True)
         ]
 
-    def hold_out_by_label(self, clients: Sequence[ClientData], share: float) -> list[ClientData]:
+    def hold_out_by_label(
+        self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
+    ) -> list[ClientData]:
         """That share of each label, up to one example."""
         return [self._by_label(client, share) for client in clients]
 
@@ -119,14 +127,16 @@ class ByContent:
         chosen = held(rows, share, derive(self.seed, split), self._fixed(split, trained))
         return [_divided(client, split, own) for client, own in zip(clients, chosen, strict=True)]
 
-    def hold_out_by_label(self, clients: Sequence[ClientData], share: float) -> list[ClientData]:
+    def hold_out_by_label(
+        self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
+    ) -> list[ClientData]:
         """As `hold_out`: where a row lands does not depend on how many of its label there are."""
-        return self.hold_out(clients, "test", share)
+        return self.hold_out(clients, "test", share, beside)
 
     def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
-        """Those that the server had in a run that knows them, and then those whose hash comes first; an example takes
-        all that are equal to it along, whose pool they are in. What the run knows as tested is not taken, so that there
-        may be fewer."""
+        """All that the server had in a run that knows them, and then those whose hash comes first; an example takes all
+        that are equal to it along, whose pool they are in. What the run knows as tested is not taken, so that there may
+        be fewer."""
         rows = [content.digests(pool) for pool in pools]
         contents = [self._first(own, count, seed) for own, seed in zip(rows, seeds, strict=True)]
         taken = np.concatenate(contents or [np.empty(0, np.uint64)])
@@ -136,10 +146,11 @@ class ByContent:
         """The contents of `count` of the rows, or of a few more where the last one comes several times."""
         contents, copies = np.unique(rows, return_counts=True)
         known = self._known(contents)
-        order = np.lexsort((content.drawn(contents, seed), known & SERVER == 0))
-        order = order[(known[order] & TEST == 0) | (known[order] & SERVER > 0)]
+        had = known & SERVER > 0
+        order = np.lexsort((content.drawn(contents, seed), ~had))
+        order = order[had[order] | (known[order] & TEST == 0)]
         enough = int(np.searchsorted(np.cumsum(copies[order]), count)) + 1 if count else 0
-        return contents[order[:enough]]
+        return contents[order[: max(enough, int(had.sum()))]]
 
     def _known(self, contents: np.ndarray) -> np.ndarray:
         """(N,) uint8: the splits in which a run knows these contents; 0: in none."""
@@ -153,8 +164,9 @@ class ByContent:
         def fixed(contents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             known = self._known(contents)
             # What was trained on is not held out, though a run that divided by position held an equal row out.
-            out = (known & bits > 0) & (known & TRAINING == 0)
-            return out, ((known > 0) & ~out) | np.isin(contents, elsewhere)
+            kept = (known & TRAINING > 0) | np.isin(contents, elsewhere)
+            out = (known & bits > 0) & ~kept
+            return out, kept | ((known > 0) & ~out)
 
         return fixed
 
@@ -167,17 +179,30 @@ class ByContent:
         if self.known is None:
             return clients
         tested = any(client.test for client in clients.values())
-        return {name: self._back(client, self.known, tested) for name, client in clients.items()}
+        moved: Counter[tuple[str, str]] = Counter()
+        found = {name: self._back(client, self.known, tested, moved) for name, client in clients.items()}
+        for (here, there), count in moved.items():
+            log.warning(
+                "%d %s example%s of these data belong%s to the %s split, where the run has had %s",
+                count, here, *(("", "s", there, "it") if count == 1 else ("s", "", there, "them")),
+            )  # fmt: skip
+        return found
 
-    def _back(self, client: ClientData, known: Record, tested: bool) -> ClientData:
-        """Args: tested: whether the data bring a test split; what is held out later stays in training until then."""
+    def _back(self, client: ClientData, known: Record, tested: bool, moved: Counter[tuple[str, str]]) -> ClientData:
+        """Args:
+        tested: whether the data bring a test split; what is held out later stays in training until then.
+        moved: counts the examples that go from one split to another.
+        """
         brought = {"train": True, "validation": bool(client.validation), "test": tested}
         targets = {}
         for split, bit in BITS.items():
             was = known.splits_of(content.digests(getattr(client, split)))
             target = targets[split] = np.full(len(was), bit)
             for other in ("validation", "test", "train"):  # the last counts most
-                target[(was & BITS[other] > 0) & (was & bit == 0)] = BITS[other] if brought[other] else TRAINING
+                back = (was & BITS[other] > 0) & (was & bit == 0)
+                target[back] = BITS[other] if brought[other] else TRAINING
+            for other in (other for other in BITS if other != split and (target == BITS[other]).any()):
+                moved[split, other] += int((target == BITS[other]).sum())
         if all((target == BITS[split]).all() for split, target in targets.items()):
             return client
         return dataclasses.replace(client, **{

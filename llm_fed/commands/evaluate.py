@@ -23,7 +23,7 @@ from llm_fed.export.models import read as read_personal
 from llm_fed.export.personal import alone
 from llm_fed.export.prompt import as_said, read_prompt
 from llm_fed.models.loading import Base
-from llm_fed.runs.reading import exported, finished, read_config
+from llm_fed.runs.reading import adapter_folders, exported, finished, read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.site import Site
@@ -111,18 +111,35 @@ def reopen(
     """
     exported(folder, list(finished(folder)["scores"].get("clients", ())))
     check(config)
+    rows = splits.known(folder, config)
     if config.adapter:  # what is scored was exported whole, wherever it started
         config = replace(config, adapter=replace(config.adapter, start=None))
-    rows = splits.known(folder, config)
     experiment = prepare(config, Reporter(), known=rows.all)
     if not any(key.startswith(_SELECTS) for key in keys_of(settings, "the run folder")):
-        for note in splits.notes(experiment.record, rows, config, trains=False):
+        for note in splits.notes(experiment, rows, trains=False):
             reporter.note(note)
+    _leave_out(experiment, folder, reporter)
     states = {
         id: read_personal(folder / "adapters" / id, site.structure, experiment.base)
         for id, site in experiment.scored.items()
     }
     return experiment, states
+
+
+def _leave_out(experiment: Experiment, folder: Path, reporter: Reporter) -> None:
+    """Score no client that came after the run, and say so.
+
+    Raises:
+        UserError: no other client is left.
+    """
+    known = {*adapter_folders(folder), experiment.server.id}
+    if not (later := [id for id in experiment.scored if id not in known]):
+        return
+    experiment.clients = {id: site for id, site in experiment.clients.items() if id in known}
+    names = ", ".join(later[:3]) + (f" and {len(later) - 3} more" if len(later) > 3 else "")
+    if not experiment.clients:
+        raise UserError(f"{folder} has no adapter of any client of these data ({names}); give the data of the run")
+    reporter.note(f"{names} came after the run and has no adapter there, so it is left out; llm-fed join makes one")
 
 
 def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, ...] = ()) -> Config:

@@ -96,7 +96,7 @@ def train(
         if run.before is not None:
             for note in extend.notes(run.before, config, folder, experiment.method):
                 reporter.note(note)
-        for note in splits.notes(experiment.record, rows, config):
+        for note in splits.notes(experiment, rows):
             reporter.note(note)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
         run.begin()
@@ -139,7 +139,7 @@ def dry_run(
             unused.check(config)
         rows = splits.known(folder, config, begins=begins)
         built = prepare(config, reporter, base=base, known=rows.all)
-        for note in splits.notes(built.record, rows, config):
+        for note in splits.notes(built, rows):
             reporter.note(note)
         check_cohort(config, built.schedule.cohort_size)
         parents = [

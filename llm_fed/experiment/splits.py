@@ -6,14 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_fed import checksum, methods
 from llm_fed.config import Config
 from llm_fed.errors import RunError
+from llm_fed.experiment import start
 from llm_fed.runs.folder import SPLITS, Run, holds_results
-from llm_fed.tasks.record import TEST, VALIDATION, Record, together
+from llm_fed.tasks.record import TEST, VALIDATION, Change, Record, together
 
-_FILES = 4  # that a note names
+if TYPE_CHECKING:
+    from llm_fed.experiment.build import Experiment
+
+_FILES = 6  # that a note names
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,12 @@ class Known:
     Attributes:
         own: from its own folder; None: it begins, or an earlier version made it.
         all: with those of the runs that it starts from.
+        folder: its own; None: it begins.
     """
 
     own: Record | None = None
     all: Record | None = None
+    folder: Path | None = None
 
 
 def recall(folder: Path) -> Record | None:
@@ -57,7 +64,7 @@ def known(
     needed: Mapping[str, Path] | None = None,
     given: Record | None = None,
 ) -> Known:
-    """What the run in a folder knows.
+    """What the run in a folder knows: by itself, by the runs that its method needs, and by that of `adapter.start`.
 
     Args:
         begins: whether nothing that lies in the folder counts.
@@ -68,13 +75,15 @@ def known(
         RunError: a record is damaged.
     """
     own = None if begins else recall(folder)
-    others = [given]
+    origin = start.place(config)
+    others = [given, recall(Path(origin)) if origin else None]
     for name in methods.build(config.method).needs:
         inside = folder / "needs" / name
         place = (needed or {}).get(name, inside)
         if place.is_dir() and holds_results(place) and not (begins and place == inside):
             others.append(recall(place))
-    return Known(own, together([record for record in (own, *others) if record is not None]))
+    every = together([record for record in (own, *others) if record is not None])
+    return Known(own, every, None if begins else folder)
 
 
 def tested_alike(folder: Path, other: Path) -> bool | None:
@@ -84,18 +93,21 @@ def tested_alike(folder: Path, other: Path) -> bool | None:
     return known[0] == known[1] if len(known) == 2 else None
 
 
-def notes(record: Record | None, known: Known, config: Config, *, trains: bool = True) -> list[str]:
+def notes(built: Experiment, known: Known, *, trains: bool = True) -> list[str]:
     """What a user should know of the data of a run; nothing where they are as they were.
 
     Args:
         trains: whether the run goes on, and is not only scored.
     """
-    if record is None or known.own is None or not (changed := record.since(known.own)):
+    record, config = built.record, built.config
+    if record is None or known.folder is None:
         return []
-    files = [f"{file}: {what}" for file, what in changed.items()]
-    more = f"; and {len(files) - _FILES} more files" if len(files) > _FILES else ""
+    if known.own is None:
+        return _of_older(built, known.folder)
+    if not (changed := record.since(known.own)):
+        return []
     found = [
-        f"the data have changed: {'; '.join(files[:_FILES])}{more}. Rows that the run knows stay in their splits, so "
+        f"the data have changed: {Change(0, changed).words(_FILES)}. Rows that the run knows stay in their splits, so "
         "that none is tested that was trained on; new ones are divided by their hash"
     ]
     if trains and config.task.partition.kind != "natural":
@@ -108,6 +120,22 @@ def notes(record: Record | None, known: Known, config: Config, *, trains: bool =
     if trains and _scored(record, config) != _scored(known.own, config):
         found.append(f"the {config.eval.during} examples are others now, so the search for the best round starts again")
     return found
+
+
+def _of_older(built: Experiment, folder: Path) -> list[str]:
+    """The same of a run that an earlier version made, which did not remember its rows but how many each client has."""
+    before = start.examples_of(folder)
+    sizes = {id: site.num_examples for id, site in built.clients.items() if id in before}
+    changed = [id for id, size in sizes.items() if size != before[id]]
+    if not changed:
+        return []
+    first, more = changed[0], len(changed) - 1
+    return [
+        f"the data have changed: {first} has {sizes[first]} training examples and had {before[first]}"
+        + (f", and {more} more {'client has' if more == 1 else 'clients have'} others" if more else "")
+        + ". An earlier version made this run and did not remember its rows, so some that are tested may have been "
+        "trained on"
+    ]
 
 
 def remember(run: Run, record: Record | None, known: Known) -> None:

@@ -79,7 +79,7 @@ def train(
         if run.before is not None:
             for note in extend.notes(run.before, config, folder, built.method):
                 reporter.note(note)
-        for note in splits.notes(built.record, rows, config):
+        for note in splits.notes(built, rows):
             reporter.note(note)
         run.begin()
         splits.remember(run, built.record, rows)
