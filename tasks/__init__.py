@@ -136,7 +136,7 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None, known: Reco
     from_test = asked.test or (asked.name is None and asked.examples != 0)
     record = Record.of(list(natural.values()), config.path or config.name)
     rule = splits.rule(config.held_out, held_out, record, known, from_test)
-    natural = rule.given(natural)
+    natural = rule.given(natural, config.partition.test is not None)
     if from_test:
         natural = {client.client: client for client in _with_test(list(natural.values()), rule)}
     if from_test or asked.name is not None:

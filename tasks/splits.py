@@ -48,8 +48,12 @@ class Rule(Protocol):
         """The clients of a partition, with a share of each one's training examples as its test split."""
         ...
 
-    def given(self, clients: dict[str, ClientData]) -> dict[str, ClientData]:
-        """The clients with the splits that their data bring."""
+    def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
+        """The clients with the splits that their data bring.
+
+        Args:
+            pooled: whether training and test examples become one pool afterwards.
+        """
         ...
 
     def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
@@ -83,7 +87,7 @@ class ByPosition:
         """That share of each label, up to one example."""
         return [self._by_label(client, share) for client in clients]
 
-    def given(self, clients: dict[str, ClientData]) -> dict[str, ClientData]:
+    def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
         return clients
 
     def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
@@ -170,7 +174,7 @@ class ByContent:
 
         return fixed
 
-    def given(self, clients: dict[str, ClientData]) -> dict[str, ClientData]:
+    def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
         """The clients with the splits that their data bring, where a row that a run knows from another split than that
         in which it now stands is back in that one.
 
@@ -178,7 +182,7 @@ class ByContent:
         """
         if self.known is None:
             return clients
-        tested = any(client.test for client in clients.values())
+        tested = not pooled and any(client.test for client in clients.values())
         moved: Counter[tuple[str, str]] = Counter()
         found = {name: self._back(client, self.known, tested, moved) for name, client in clients.items()}
         for (here, there), count in moved.items():
@@ -190,17 +194,19 @@ class ByContent:
 
     def _back(self, client: ClientData, known: Record, tested: bool, moved: Counter[tuple[str, str]]) -> ClientData:
         """Args:
-        tested: whether the data bring a test split; what is held out later stays in training until then.
+        tested: whether the data bring a test split that stays one.
         moved: counts the examples that go from one split to another.
         """
-        brought = {"train": True, "validation": bool(client.validation), "test": tested}
+        # What is held out afterwards stays among the training examples until then; in a pool they may be test examples.
+        open_bits = TRAINING | (0 if client.validation else VALIDATION) | (0 if tested else TEST)
         targets = {}
         for split, bit in BITS.items():
             was = known.splits_of(content.digests(getattr(client, split)))
+            fits = open_bits if bit & open_bits else bit
             target = targets[split] = np.full(len(was), bit)
             for other in ("validation", "test", "train"):  # the last counts most
-                back = (was & BITS[other] > 0) & (was & bit == 0)
-                target[back] = BITS[other] if brought[other] else TRAINING
+                goes = (was & BITS[other] > 0) & (was & fits == 0)
+                target[goes] = TRAINING if BITS[other] & open_bits else BITS[other]
             for other in (other for other in BITS if other != split and (target == BITS[other]).any()):
                 moved[split, other] += int((target == BITS[other]).sum())
         if all((target == BITS[split]).all() for split, target in targets.items()):
