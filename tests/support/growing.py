@@ -119,16 +119,16 @@ class Federation:
         if self.layout == "column":
             for split in ("train", "test") if self.tested else ("train",):
                 rows = [{**row, "client": owner} for (owner, its), own in self.files.items() if its == split for row in own]
-                _write(folder / f"{split}.jsonl", rows)
+                write_rows(folder / f"{split}.jsonl", rows)
             return folder if self.tested else folder / "train.jsonl"
         for (owner, split), rows in self.files.items():
             name = f"{owner}/{split}.jsonl" if self.layout == "folders" else f"{owner}-{split}.jsonl"
             (folder / name).parent.mkdir(exist_ok=True)
-            _write(folder / name, rows)
+            write_rows(folder / name, rows)
         return folder
 
 
-def _write(path: Path, rows: Iterable[Row]) -> None:
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
