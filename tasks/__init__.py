@@ -195,9 +195,7 @@ def _with_test(clients: list[ClientData], rule: Rule) -> list[ClientData]:
     return rule.hold_out(clients, "test", TEST_SHARE)
 
 
-def _with_validation(
-    clients: list[ClientData], rule: Rule, share: float, others: list[ClientData]
-) -> list[ClientData]:
+def _with_validation(clients: list[ClientData], rule: Rule, share: float, others: list[ClientData]) -> list[ClientData]:
     """The clients, with a validation split held out of those that have none.
 
     Args:

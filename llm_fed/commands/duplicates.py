@@ -20,7 +20,7 @@ from llm_fed.tasks.content import plain
 
 ALIKE = 0.75  # share of the weight of two prompts' words that is common to both, from which on they are almost the same
 ANSWERS = 0.5  # share of the words of two answers that is common to both
-RELATED, SPELT = 0.4, 0.8  # from which on prompts are looked at closely, and two words are spellings of one
+RELATED, SPELT = 0.4, 0.7  # from which on prompts are looked at closely, and two words are spellings of one
 MOST = 500  # training prompts that a test prompt is compared with, so that time stays linear
 SHOWN = 70  # characters of a prompt
 CANDIDATES = 5  # training prompts, the most alike first, whose answers are looked at

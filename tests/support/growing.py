@@ -105,7 +105,9 @@ class Federation:
             self.files[self.draw.choice(list(self.files))].append(rows.pop(self.draw.randrange(len(rows))))
         elif what == "rename":
             name = f"renamed{self.made}"
-            self.files = {(name if owner == file[0] else owner, split): own for (owner, split), own in self.files.items()}
+            self.files = {
+                (name if owner == file[0] else owner, split): own for (owner, split), own in self.files.items()
+            }
 
     def spelled(self, text: str) -> str:
         return self.draw.choice([
@@ -118,7 +120,9 @@ class Federation:
         folder.mkdir()
         if self.layout == "column":
             for split in ("train", "test") if self.tested else ("train",):
-                rows = [{**row, "client": owner} for (owner, its), own in self.files.items() if its == split for row in own]
+                rows = [
+                    {**row, "client": owner} for (owner, its), own in self.files.items() if its == split for row in own
+                ]
                 write_rows(folder / f"{split}.jsonl", rows)
             return folder if self.tested else folder / "train.jsonl"
         for (owner, split), rows in self.files.items():

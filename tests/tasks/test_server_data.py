@@ -93,7 +93,8 @@ def test_each_takes_so_many_of_each_natural_client(folder):
 
 def test_each_client_has_a_draw_of_its_own():
     clients = {
-        name: ClientData(name, (), test=tuple(Example(f"{name}{i}", ("yes",)) for i in range(100))) for name in ("a", "b")
+        name: ClientData(name, (), test=tuple(Example(f"{name}{i}", ("yes",)) for i in range(100)))
+        for name in ("a", "b")
     }
     for rule in (ByPosition(0), ByContent(0)):
         _, found = in_domain(clients, ServerConfig(examples=10, each=True), 0, rule)

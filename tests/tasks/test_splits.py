@@ -24,7 +24,9 @@ from llm_fed.tasks.splits import ByContent, ByPosition
 def write(path: Path, rows: list[str] | range) -> Path:
     """A file of rows with these prompts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"prompt": f"question {row}", "answer": f"answer {row}"}) + "\n" for row in rows))
+    path.write_text(
+        "".join(json.dumps({"prompt": f"question {row}", "answer": f"answer {row}"}) + "\n" for row in rows)
+    )
     return path
 
 
@@ -146,8 +148,8 @@ def test_where_clients_hold_the_same_two_rows_each_has_both_sides():
         found = ByContent(seed).hold_out([ClientData("a", (x, y)), ClientData("b", (y, x))], "test", 0.2)
         assert found[0].test == found[1].test and len(found[0].test) == 1
         # Three clients that share two rows each: two of three rows must be trained on, so one client tests none.
-        found = ByContent(seed).hold_out([ClientData(n, own) for n, own in zip("abc", ((x, y), (y, z), (z, x)))],
-                                         "test", 0.2)  # fmt: skip
+        given = [ClientData("a", (x, y)), ClientData("b", (y, z)), ClientData("c", (z, x))]
+        found = ByContent(seed).hold_out(given, "test", 0.2)
         assert all(client.train for client in found)
         assert not {row for c in found for row in c.train} & {row for c in found for row in c.test}
 
@@ -225,7 +227,8 @@ def test_what_the_data_have_on_both_sides_stays_there(tmp_path):
     (lambda north, south: write(north, [50, *range(1, 20)]), {"north.jsonl": "1 row is new, 1 is gone"}),
     (lambda north, south: write(north, range(18)), {"north.jsonl": "2 rows are gone"}),
     (lambda north, south: write(north, range(19)), {"north.jsonl": "1 row is gone"}),
-    (lambda north, south: write(north, [*range(20), 100]), {"north.jsonl": "1 row is new here, but known from elsewhere"}),
+    (lambda north, south: write(north, [*range(20), 100]),
+     {"north.jsonl": "1 row is new here, but known from elsewhere"}),
     (lambda north, south: write(north, [*range(20), 100, 50]),
      {"north.jsonl": "2 rows are new here, 1 of them known from elsewhere"}),
     (lambda north, south: write(north, range(19, -1, -1)),
@@ -329,7 +332,9 @@ def test_pictures_and_partitions_of_them(tmp_path):
 
     def tested(known: Record | None = None) -> tuple[set[int], Record]:
         data = tasks.load(TaskConfig("pacs", str(tmp_path / "a.npz")), 0, known=known)
-        return {int(p.pixels[0, 0, 0]) for c in data.clients.values() for p in (*c.test, *c.validation)}, record_of(data)
+        return {int(p.pixels[0, 0, 0]) for c in data.clients.values() for p in (*c.test, *c.validation)}, record_of(
+            data
+        )
 
     save(120)
     before, known = tested()

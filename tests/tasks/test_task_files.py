@@ -226,7 +226,9 @@ def test_missing_and_ambiguous_files_are_refused(tmp_path):
     ],
 )
 def test_empty_clients_and_unusable_ids_are_refused(tmp_path, clients, message):
-    path = write(tmp_path / "all.jsonl", [row | {"client": client} for row, client in zip(records(4), clients)])
+    path = write(
+        tmp_path / "all.jsonl", [row | {"client": client} for row, client in zip(records(4), clients, strict=False)]
+    )
     with pytest.raises(UserError, match=message):
         load(path)
 
