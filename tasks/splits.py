@@ -202,7 +202,7 @@ class ByContent:
         targets = {}
         for split, bit in BITS.items():
             was = known.splits_of(content.digests(getattr(client, split)))
-            fits = open_bits if bit & open_bits else bit
+            fits = (open_bits if bit & open_bits else bit) | (SERVER if self.server and split == "test" else 0)
             target = targets[split] = np.full(len(was), bit)
             for other in ("validation", "test", "train"):  # the last counts most
                 goes = (was & BITS[other] > 0) & (was & fits == 0)

@@ -99,16 +99,18 @@ def scoring_config(
 
 
 def reopen(
-    folder: Path, config: Config, settings: Sequence[str], reporter: Reporter
+    folder: Path, config: Config, settings: Sequence[str] = (), reporter: Reporter | None = None
 ) -> tuple[Experiment, dict[str, State]]:
     """A finished run's experiment under `config`, and what it exported of each who is scored.
 
     Args:
         settings: that were laid over the run's.
+        reporter: is told what has changed in the data.
 
     Raises:
         UserError: the folder is no finished run, or the configuration does not fit it.
     """
+    reporter = reporter or Reporter()
     exported(folder, list(finished(folder)["scores"].get("clients", ())))
     check(config)
     rows = splits.known(folder, config)

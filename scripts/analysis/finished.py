@@ -14,7 +14,6 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Full
 from llm_fed.runs.reading import finished, read_config
-from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture
 
@@ -54,7 +53,7 @@ def whole(run: Path) -> tuple[Experiment, ImageBase, dict[str, State]]:
     config = read_config(run)
     if config.adapter is not None:
         raise UserError(f"{run} trained adapters; give a run of whole image models, with adapter: null")
-    built, states = reopen(run, config, (), Reporter())
+    built, states = reopen(run, config)
     assert isinstance(built.base, ImageBase)  # only image models train whole
     return built, built.base, states
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from llm_fed import tasks
-from llm_fed.config import TaskConfig
+from llm_fed.config import ServerConfig, TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.tasks import content
 from llm_fed.tasks.common import ClientData, Example, Picture, TaskData, Turn
@@ -297,6 +297,21 @@ def test_two_runs_know_together_what_each_knows(tmp_path):
     trained_by_any = {prompt for seed in (0, 1) for prompt in prompts(load(tmp_path, seed=seed), "train")["north"]}
     assert not trained_by_any & {*prompts(data, "test")["north"], *prompts(data, "validation")["north"]}
     assert together([one, Record.from_json(one.as_json())]) is one and together([]) is None
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_what_the_server_took_it_takes_again(tmp_path, each):
+    """Though the data have its rows among the training examples, too, and more rows come."""
+    for client, start in (("north", 0), ("south", 100)):
+        write(tmp_path / f"{client}-train.jsonl", range(start, start + 9))
+        write(tmp_path / f"{client}-test.jsonl", range(start + 3, start + 18))
+    server = ServerConfig(examples=4, each=each)
+    begun = load(tmp_path, server=server)
+    assert load(tmp_path, record_of(begun), server=server) == begun
+    write(tmp_path / "north-test.jsonl", [*range(200, 230), *range(3, 18)])
+    later = load(tmp_path, record_of(begun), server=server)
+    assert begun.server and later.server and {*begun.server.train} == {*later.server.train}
+    assert not {row for client in later.clients.values() for row in client.test} & {*begun.server.train}
 
 
 # By position, as before
