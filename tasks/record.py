@@ -132,6 +132,10 @@ class Record:
         splits = self.splits[order] & _SPLITS
         return known, np.bitwise_or.reduceat(splits, starts) if len(starts) else splits
 
+    def trained(self, *parts: Sequence[Any]) -> int:
+        """How many of these examples say what one says that was trained on."""
+        return sum(int((self.splits_of(content.digests(items)) & (TRAINING | SERVER) > 0).sum()) for items in parts)
+
     def checksum_of(self, split: int) -> str:
         """Of the rows that are in a split (VALIDATION or TEST) now, in whatever order."""
         chosen = (self.splits & (split | HERE)) == (split | HERE)

@@ -209,10 +209,15 @@ def evaluate_adapter(
         raise UserError("--base needs examples to score; give --task NAME or --data FILE")
     if adapter and not named:
         peft_folders.check_text(adapter)
+    known = splits.recall(adapter.resolve().parents[1]) if adapter else None  # where it lies in the folder of its run
     if named:
-        loaded = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
+        loaded = tasks.load(config.task, config.federation_seed, config.evaluation_seed, known)
     else:
         loaded = _one_file(config, keys)
+        if known and (trained := known.trained(*(client.test for client in loaded.clients.values()))):
+            (reporter or Reporter()).note(
+                f"{trained} of the examples that are scored were trained on by this adapter's run"
+            )
     if loaded.labels and adapter is None:
         raise UserError(
             f"task.name={config.task.name}: an image model's head is trained with its adapter, so there is nothing to "

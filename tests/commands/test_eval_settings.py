@@ -78,7 +78,9 @@ def test_mistakes_in_settings(llm_fed, small, finished):
 
 def test_what_moves_examples_between_the_splits_is_said(llm_fed, finished, tmp_path):
     said = llm_fed("eval", finished, "task.validation=0.2", "--json")
-    assert said.code == 0 and "task.validation divides only rows that the run does not know; the others stay" in said.err
+    assert (
+        said.code == 0 and "task.validation divides only rows that the run does not know; the others stay" in said.err
+    )
     older.without_rows(shutil.copytree(finished, tmp_path / "run"))
     said = llm_fed("eval", tmp_path / "run", "task.validation=0.2", "--json")
     assert said.code == 0 and "task.validation changes which examples are held out" in said.err

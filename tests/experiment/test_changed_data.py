@@ -14,7 +14,7 @@ import pytest
 import yaml
 from growing import key
 
-from llm_fed import configfile
+from llm_fed import configfile, tasks
 from llm_fed.audit.audit import audit
 from llm_fed.commands.compare import compare
 from llm_fed.commands.finished import compare_runs
@@ -162,6 +162,22 @@ def test_eval_of_rows_that_are_written_in_other_words_warns(tree, data, tmp_path
         file.write_text(file.read_text().replace('"w', '"w30 w'))
     said = llm_fed("eval", tmp_path / "run")
     assert said.code == 0 and "none of the rows is one that the run knows" in said.err
+
+
+def test_an_adapter_of_a_run_is_not_tested_on_what_the_run_has_trained_on(tree, data, small, tmp_path, llm_fed):
+    """As a task with another seed than the run's; of a single file, which is scored as it is, a note says so."""
+    run.train(from_dict(tree(rounds=1, seed=3)), tmp_path / "run")
+    one = ("eval", "--base", small.base, "--adapter", tmp_path / "run/adapters/ada", "eval.max_new_tokens=1")
+    with growing_runs.built() as built:
+        said = llm_fed(*one, "--task", "files", "--data", data)
+    assert said.code == 0 and "trained on" not in said.err
+    record = trained(tmp_path / "run")
+    assert built[0].held and not built[0].held & built[0].trained
+    count = record.trained(tasks.load(from_dict(tree(rounds=1, seed=3)).task, 3).clients["ada"].train)
+    said = llm_fed(*one, "--data", data / "ada.jsonl")
+    assert f"{count} of the examples that are scored were trained on by this adapter's run" in said.err
+    (tmp_path / "other.jsonl").write_text(rows("ada", range(200, 210)))
+    assert "trained on" not in llm_fed(*one, "--data", tmp_path / "other.jsonl").err
 
 
 def test_a_merge_knows_what_its_parents_have_trained_on(tree, data, tmp_path):
