@@ -66,7 +66,7 @@ class Node:
 
     def __init__(self) -> None:
         self._bases = bases.Bases()
-        self._built: dict[str, Experiment] = {}  # by the configuration's text
+        self._built: dict[str, tuple[Experiment, RowsAtNode]] = {}  # by the configuration's text
         self._stores: dict[Path, Checkpoints] = {}
 
     def answer(
@@ -109,7 +109,7 @@ class Node:
     def _hello(
         self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        built = self._experiment(place, config, [message["run"]] if "run" in message else [])
+        built = self._experiment(place, config, [message["run"]] if "run" in message else [], works=False)
         sizes = {name: reported_examples(site, config) for name, site in sorted(built.clients.items())}
         return {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}, b""
 
@@ -265,28 +265,28 @@ class Node:
             self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
         return self._stores[folder]
 
-    def _experiment(self, place: Place, config: Config, runs: Sequence[str]) -> Experiment:
+    def _experiment(self, place: Place, config: Config, runs: Sequence[str], works: bool = True) -> Experiment:
         """What is built for a run, of which this machine keeps in which splits its rows are.
 
         Args:
             runs: its token, and those of the runs that it starts from.
+            works: whether rows are trained on or scored now; until then nothing is written.
         """
         here = self._here(place, config)
         key = repr((here, place.allow, runs))  # what was allowed once may not be now
         if key not in self._built:
-            same_base = {k: built for k, built in self._built.items() if built.config.base == here.base}
+            same_base = {k: pair for k, pair in self._built.items() if pair[0].config.base == here.base}
             self._built = dict(list(same_base.items())[1 - _EXPERIMENTS :])
             base, loaded = self._bases.of(here), self._bases.loads
-            rows = RowsAtNode(place.home, [_plain(run) for run in runs])
-            self._built[key] = build.prepare(
-                here, Reporter(Console(quiet=True)), base=base, everybody=False, known=rows.known
-            )  # fmt: skip
-            rows.keep(self._built[key].record)
-            print(
-                f"{config.method['name']} for {', '.join(self._built[key].clients)}; bases loaded so far: {loaded}",
-                flush=True,
-            )
-        return self._built[key]
+            rows = RowsAtNode(place.home, runs)
+            silent = Reporter(Console(quiet=True))
+            built = build.prepare(here, silent, base=base, everybody=False, known=rows.known)
+            self._built[key] = built, rows
+            print(f"{config.method['name']} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
+        built, rows = self._built[key]
+        if works:
+            rows.keep(built.record)
+        return built
 
     def _here(self, place: Place, config: Config) -> Config:
         """The configuration with this machine's data; who is asked, and when, is the server's affair."""
@@ -312,9 +312,10 @@ class _Work:
 
     @property
     def runs(self) -> list[str]:
-        """The token of the run that the orders are of, and of those that it starts from."""
-        given = [its["run"] for order in self.orders.values() for its in order.get("given", {}).values()]
-        return list(dict.fromkeys([self.common["run"], *given]))
+        """The token of the run that the orders are of, and of those that it starts from; a name that cannot be one is
+        refused where it is used."""
+        given = [its.get("run") for order in self.orders.values() for its in order.get("given", {}).values()]
+        return [run for run in dict.fromkeys([self.common["run"], *given]) if run and _NAME.fullmatch(run)]
 
     @property
     def common(self) -> Mapping[str, Any]:

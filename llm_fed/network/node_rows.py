@@ -26,13 +26,15 @@ class RowsAtNode:
     def __init__(self, home: Path, runs: Sequence[str]):
         self._paths = [home / "splits" / f"{run}.json" for run in runs]
         self._own, *others = [splits.read(path) for path in self._paths] or [None]
+        self._kept = False
         self.known = together([record for record in (self._own, *others) if record is not None])
 
     def keep(self, record: Record | None) -> None:
-        """Write down in which splits the rows are that will now be trained on, and tell this machine's operator what
+        """Write down, once, in which splits the rows are that are now trained on, and tell this machine's operator what
         has changed."""
-        if record is None or not self._paths:
+        if record is None or not self._paths or self._kept:
             return
+        self._kept = True
         if self._own is not None:
             if changed := record.since(self._own):
                 print(f"the data have changed: {Change(0, changed).words()}", flush=True)

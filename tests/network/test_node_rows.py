@@ -30,8 +30,8 @@ def test_a_node_keeps_its_rows_where_they_were(small, tmp_path, capsys):
 
     def greeted(token: str) -> set[tuple[str, ...]]:
         with growing_runs.built() as built:
-            hello = {"kind": "hello", "protocol": 2, "run": token, "held_out": "hash"}
-            reply, _ = Node().answer(link.places[1], link._text, hello, b"")
+            order = {"kind": "evaluate", "run": token, "client": "ada", "after": 0, "split": "test"}
+            reply, _ = Node().answer(link.places[1], link._text, work(order, held_out="hash"), pack(None))
         assert "error" not in reply, reply
         return built[0].held
 
