@@ -12,13 +12,29 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from llm_fed import datapath, plugins
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError, lookup
-from llm_fed.tasks import commonsense, files, flan, images, rolebench, server, synthetic, xnli, xquad
-from llm_fed.tasks.common import ClientData, TaskData, hold_out
+from llm_fed.tasks import (
+    commonsense,
+    content,
+    files,
+    flan,
+    images,
+    rolebench,
+    server,
+    splits,
+    synthetic,
+    xnli,
+    xquad,
+)
+from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition
+from llm_fed.tasks.record import Record
+from llm_fed.tasks.splits import Rule
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +100,7 @@ def find(name: str, key: str = "task.name") -> Task:
     return found
 
 
-def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData:
+def load(config: TaskConfig, seed: int, held_out: int | None = None, known: Record | None = None) -> TaskData:
     """The task's clients after `config.groups`, partition and `config.clients`, and the server's data if it has any.
 
     Each client has training and test examples. Where no client brings a test split, a seeded TEST_SHARE of each
@@ -96,6 +112,7 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData
     Args:
         seed: of the federation.
         held_out: the seed of which examples become test and validation splits (default: `seed`).
+        known: rows that keep the split which they had in a run. A client may then have no test example, with a warning.
     """
     held_out = seed if held_out is None else held_out
     if config.groups == ():
@@ -120,23 +137,28 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData
             natural = {name: natural[name] for name in kept(list(natural), config, seed)}
     asked = config.server
     from_test = asked.test or (asked.name is None and asked.examples != 0)
+    record = Record.of(list(natural.values()), config.path or config.name)
+    rule = splits.rule(config.held_out, held_out, record, known, from_test)
+    natural = rule.given(natural, config.partition.test is not None)
     if from_test:
-        natural = {client.client: client for client in _with_test(list(natural.values()), held_out)}
+        natural = {client.client: client for client in _with_test(list(natural.values()), rule)}
     if from_test or asked.name is not None:
-        natural, data = _with_server(natural, data, config, seed)
-    clients = list(partition(natural, config.partition, seed, tested=not asked.test, held_out=held_out).values())
+        natural, data = _with_server(natural, data, config, seed, rule)
+    others = [data.server] if data.server else []
+    clients = list(partition(natural, config.partition, seed, not asked.test, rule, others).values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
     if asked.test and (empty := sum(not client.train for client in clients)):
         log.warning("%d of %d clients got no training example and are left out", empty, len(clients))
         clients = [client for client in clients if client.train]
     if not from_test:
-        clients = _with_test(clients, held_out)
-    clients = [c if c.validation else _hold_out(c, "validation", config.validation, held_out) for c in clients]
-    _check(clients, tested=not asked.test)
+        clients = _with_test(clients, rule)
+    clients = _with_validation(clients, rule, config.validation, others)
+    _check(clients, tested=not asked.test, begins=known is None)
+    record = record.divided(clients, data.server)
     if config.noise:
         clients = [images.noisy(client, config.noise, len(data.labels), seed) for client in clients]
-    return dataclasses.replace(data, clients={client.client: client for client in clients})
+    return dataclasses.replace(data, clients={client.client: client for client in clients}, record=record)
 
 
 def describe() -> list[dict[str, str]]:
@@ -152,11 +174,11 @@ def _described(name: str, task: Task) -> dict[str, str]:
 
 
 def _with_server(
-    natural: dict[str, ClientData], data: TaskData, config: TaskConfig, seed: int
+    natural: dict[str, ClientData], data: TaskData, config: TaskConfig, seed: int, rule: Rule
 ) -> tuple[dict[str, ClientData], TaskData]:
     """The natural clients without what the server takes of them, and the task with the server's data."""
     asked = config.server
-    natural, own = server.in_domain(natural, asked, seed)
+    natural, own = server.in_domain(natural, asked, seed, rule)
     if asked.name is None:
         return natural, dataclasses.replace(data, server=own)
     row = find(asked.name, "task.server.name")
@@ -164,21 +186,28 @@ def _with_server(
         raise UserError(f"task.server.name={asked.name}: text and images do not mix; name a task like {config.name}")
     other = TaskConfig(asked.name, asked.path, image_size=config.image_size)
     others = images.load(other, seed, only=asked.examples) if row.selects else row.load(other, seed)
-    own = server.out_of_domain(own, others.clients, asked.examples, seed)
+    own = server.out_of_domain(own, others.clients, asked.examples, seed, rule)
     return natural, dataclasses.replace(data, server=own, server_labels=others.labels)
 
 
-def _with_test(clients: list[ClientData], seed: int) -> list[ClientData]:
+def _with_test(clients: list[ClientData], rule: Rule) -> list[ClientData]:
     """The clients, with a test split held out of each where none has one."""
     if any(client.test for client in clients):
         return clients
-    log.warning("no test split: %.0f %% of each client's training examples become one", 100 * TEST_SHARE)
-    return [_hold_out(client, "test", TEST_SHARE, seed) for client in clients]
+    log.warning("no test split: about %.0f %% of each client's training examples become one", 100 * TEST_SHARE)
+    return rule.hold_out(clients, "test", TEST_SHARE)
 
 
-def _hold_out(client: ClientData, split: str, share: float, seed: int) -> ClientData:
-    train, held = hold_out(client.train, share, seed, client.client, split)
-    return dataclasses.replace(client, train=train, **{split: held})
+def _with_validation(clients: list[ClientData], rule: Rule, share: float, others: list[ClientData]) -> list[ClientData]:
+    """The clients, with a validation split held out of those that have none.
+
+    Args:
+        others: who trains beside the clients.
+    """
+    without = [client for client in clients if not client.validation]
+    found = rule.hold_out(without, "validation", share, [*others, *(client for client in clients if client.validation)])
+    divided = {client.client: client for client in found}
+    return [divided.get(client.client, client) for client in clients]
 
 
 def _check_encoding(names: Iterable[str]) -> None:
@@ -191,13 +220,10 @@ def _check_encoding(names: Iterable[str]) -> None:
             )
 
 
-def _check(clients: list[ClientData], tested: bool) -> None:
+def _check(clients: list[ClientData], tested: bool, begins: bool) -> None:
+    """Args: begins: whether no example has been trained on yet."""
     seen: dict[str, str] = {}
-    for client in clients:
-        name = client.client
-        for split in ("train", "test") if tested else ("train",):
-            if not getattr(client, split):
-                raise UserError(f"client {name!r} has no {split} example; add some, or leave the client out")
+    for name in (client.client for client in clients):
         if name in (".", "..") or not name.isprintable() or set(name) & set("/\\"):
             raise UserError(f"client id {name!r} cannot name a folder of the run; use ids without slashes")
         if len(name.encode()) > MOST_BYTES:
@@ -208,3 +234,20 @@ def _check(clients: list[ClientData], tested: bool) -> None:
         if name.casefold() in seen:
             raise UserError(f"client ids {seen[name.casefold()]!r} and {name!r} differ in case only")
         seen[name.casefold()] = name
+    untested = []
+    for client in clients:
+        if not client.train:
+            why = "" if begins else ", as what the run has held out is not trained on"
+            raise UserError(f"client {client.client!r} has no train example{why}; add some, or leave the client out")
+        if tested and not client.test:
+            untested.append(client.client)
+            if begins:
+                same = len(client.train) > 1 and len(np.unique(content.digests(client.train))) == 1
+                what = f"its {len(client.train)} examples are all equal; add others" if same else "add some"
+                raise UserError(f"client {client.client!r} has no test example; {what}, or leave the client out")
+    if untested:
+        more = f" and {len(untested) - 3} more" if len(untested) > 3 else ""
+        log.warning(
+            "no test example is left of %s%s, since what was trained on is not tested; add some",
+            ", ".join(untested[:3]), more,
+        )  # fmt: skip

@@ -185,7 +185,7 @@ class _Taken:
         id = self._of.id(client)
         example = self._scheme.example(row, text_of(row, label) if label else id)
         split = self._side(row, roles["split"]) if "split" in roles else self._split
-        self.places[id, split].append(self._of.store.add(example))
+        self.places[id, split].append(self._of.store.add(example, self._source.where))
 
     def _learn(self, sample: Sequence[Row | BadRow]) -> None:
         """Choose the columns, unless that is done, and refuse those that are there twice."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 
 from llm_fed.errors import UserError, lookup
 from llm_fed.rng import derive
+from llm_fed.tasks import content
 
 if TYPE_CHECKING:
     from llm_fed.tasks.reading import Reading
+    from llm_fed.tasks.record import Record
 
 Item = TypeVar("Item")
 
@@ -58,6 +61,14 @@ class Example:
     group: str = ""  # the label that a partition by label divides by, e.g. the original task
     fields: str = ""  # of a conversation's last turn, which is the answer: see `Turn`
 
+    @cached_property
+    def digest(self) -> int:
+        """Of what it says, whatever its group, see `content`."""
+        turns = [] if isinstance(self.prompt, str) else self.prompt
+        said = [[turn.role, turn.content, *([turn.fields] if turn.fields else [])] for turn in turns]
+        answers = [*self.answers, *([self.fields] if self.fields else [])]
+        return content.of_texts([self.prompt] if isinstance(self.prompt, str) else sum(said, []), answers, self.options)
+
 
 @dataclass(frozen=True, eq=False)
 class Picture:
@@ -66,6 +77,11 @@ class Picture:
     pixels: torch.Tensor = field(repr=False)  # (C, H, W) uint8, C = 1 (grey) or 3 (RGB)
     label: int
     group: str  # the label that a partition by label divides by, e.g. the fine class
+
+    @cached_property
+    def digest(self) -> int:
+        """Of its pixels, see `content`."""
+        return content.of_pixels(self.pixels)
 
 
 def text_of(prompt: str | Sequence[Turn]) -> str:
@@ -105,6 +121,8 @@ class TaskData:
     server: ClientData | None = None  # the server's own data: what it trains on, and the test set of one model for all
     server_labels: tuple[str, ...] = ()  # names of the classes of server.train, where it is another task's
     reading: Reading | None = None  # what became of the user's own files
+    # which split each row is in; None: not made by `llm_fed.tasks.load`
+    record: Record | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

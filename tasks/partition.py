@@ -16,6 +16,7 @@ from llm_fed.rng import derive
 from llm_fed.settings import check_fields
 from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Item, select
+from llm_fed.tasks.splits import ByContent, Rule
 
 SPLITS = ("train", "validation", "test")
 DRAWS = 20  # tries until every client has examples to train and to be tested on
@@ -27,7 +28,8 @@ def partition(
     config: PartitionConfig,
     seed: int,
     tested: bool = True,
-    held_out: int | None = None,
+    rule: Rule | None = None,
+    beside: Sequence[ClientData] = (),
 ) -> dict[str, ClientData]:
     """The clients that `config.kind` makes of the natural ones, reproducible by seed.
 
@@ -42,8 +44,8 @@ def partition(
       examples (`classes.cluster`); `config.sizes` says how many clients a cluster has. A client's id begins with the
       cluster's: cluster0-client00.
 
-    With `config.test` train and test are one pool, and that share of what a client gets, of each label up to one
-    example, becomes its test split (FedMoE, Sec. 6.1: 8 : 2), drawn by the seed `held_out` (default: `seed`).
+    With `config.test` train and test are one pool, and that share of what a client gets becomes its test split (FedMoE,
+    Sec. 6.1: 8 : 2), as the `rule` says (default: by content and `seed`), but for what others `beside` train on.
     Validation examples stay what they are.
 
     Every example goes to exactly one client. Unless the clients are `tested`, a test split is not needed, and the first
@@ -60,9 +62,9 @@ def partition(
     if config.test is None:
         return make(clients, config, seed, tested)
     pooled = {name: dataclasses.replace(c, train=c.train + c.test, test=()) for name, c in clients.items()}
-    made = make(pooled, config, seed, tested)
-    held_out = seed if held_out is None else held_out
-    return {name: _with_test(client, config.test, held_out) for name, client in made.items()}
+    made = list(make(pooled, config, seed, tested).values())
+    divided = (rule or ByContent(seed)).hold_out_by_label(made, config.test, beside)
+    return {client.client: client for client in divided}
 
 
 def kept(clients: Sequence[Item], config: TaskConfig, seed: int) -> list[Item]:
@@ -184,13 +186,6 @@ def _by_label(
         name: ClientData(name, **{split: tuple(pool[i][1] for i in part if splits[i] == split) for split in SPLITS})
         for name, part in zip(names, parts, strict=True)
     }
-
-
-def _with_test(client: ClientData, share: float, seed: int) -> ClientData:
-    labels = np.array([example.group for example in client.train])
-    held = set(classes.stratified(labels, share, derive(seed, "partition", "test", client.client)).tolist())
-    train = select(client.train, [i for i in range(len(client.train)) if i not in held])
-    return dataclasses.replace(client, train=train, test=select(client.train, sorted(held)))
 
 
 def _interleaved(pool: list[tuple[str, Any]], seed: int) -> list[tuple[str, Any]]:

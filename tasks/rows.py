@@ -19,6 +19,11 @@ class Row(NamedTuple):
     where: str
     values: dict[str, Any]
 
+    @property
+    def file(self) -> str:
+        """The file, or the split of a Hub data set, in which it stands."""
+        return self.where.rpartition(", ")[0]
+
 
 class BadRow(UserError):
     """A row that cannot be used; those after it can.

@@ -5,6 +5,8 @@ thousands of clients cost their places. More than a few lie in a file on the dis
 from __future__ import annotations
 
 import tempfile
+import zlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
@@ -38,15 +40,27 @@ class Store:
         self._waiting: list[list[Any]] = [[] for _ in _SCHEMA]
         self._count = 0
         self._file: IO[bytes] | None = None
+        self.files: list[str] = []
+        self._places: dict[str, int] = {}  # of each file
+        self.codes, self.digests, self.checksums = array("I"), array("Q"), array("I")  # of each example
 
-    def add(self, example: Example) -> int:
-        """The place of the example from now on."""
+    def add(self, example: Example, file: str = "") -> int:
+        """The place of the example from now on.
+
+        Args:
+            file: in which it stands.
+        """
         prompt = [example.prompt] if isinstance(example.prompt, str) else [*chain(*map(_flat, example.prompt))]
-        row = (
-            *map(_bytes, (prompt, example.answers, example.options)), *_bytes([example.group, example.fields])
-        )  # fmt: skip
-        for column, value in zip(self._waiting, row, strict=True):
+        texts = [_bytes(prompt), _bytes(example.answers), _bytes(example.options)]
+        group, fields = _bytes([example.group, example.fields])
+        for column, value in zip(self._waiting, (*texts, group, fields), strict=True):
             column.append(value)
+        if file not in self._places:
+            self._places[file] = len(self.files)
+            self.files.append(file)
+        self.codes.append(self._places[file])
+        self.digests.append(example.digest)
+        self.checksums.append(zlib.crc32(b"\0".join([*texts[0], b"", *texts[1], b"", *texts[2], fields])))
         self._count += 1
         if self._count % BATCH == 0:
             self._write()
@@ -101,6 +115,26 @@ class Stored(Sequence[Example]):
     def take(self, chosen: Sequence[int]) -> Stored:
         """Those at these positions."""
         return Stored(self._store, self._places[np.asarray(chosen, np.int64)])
+
+    @property
+    def files(self) -> list[str]:
+        """The files of the store."""
+        return self._store.files
+
+    @property
+    def codes(self) -> np.ndarray:
+        """(N,) the place of each example's file in `files`."""
+        return np.asarray(self._store.codes)[self._places]
+
+    @property
+    def digests(self) -> np.ndarray:
+        """(N,) uint64, see `content`."""
+        return np.asarray(self._store.digests)[self._places]
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """(N,) uint32, of how each example is written."""
+        return np.asarray(self._store.checksums)[self._places]
 
     def __len__(self) -> int:
         return len(self._places)

@@ -77,7 +77,7 @@ def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeyp
     folder = tmp_path / "runs/mine-local-seed3"
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
         "adapters", "checkpoints", "config.yaml", "digests.jsonl", "environment.json", "metrics.jsonl", "report.html",
-        "samples.jsonl", "summary.json", "timing.jsonl",
+        "samples.jsonl", "splits.json", "summary.json", "timing.jsonl",
     }  # fmt: skip
 
     before = (folder / "metrics.jsonl").read_bytes()

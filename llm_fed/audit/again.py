@@ -23,6 +23,7 @@ def compare(
     chain: digests.Chain,
     kept: Mapping[int, Saved],
     wanted: Collection[int],
+    since: int,
     found: Audit,
 ) -> None:
     """Train the wanted rounds again, each from the nearest state before it that is known, and the end of the run.
@@ -30,17 +31,18 @@ def compare(
     Args:
         kept: whole checkpoints, by round.
         wanted: rounds that the chain has, in their order.
+        since: the last round that was trained on other data than there are now; 0: none.
     """
     checked: list[int] = []
-    broken = 0  # the last round that differs: what follows from it is known again from the next checkpoint on
+    broken = since  # the last round that differs: what follows from it is known again from the next checkpoint on
     at: int | None = None  # the round whose end the replay stands at; None: it has gone another way than the run
-    for target in wanted:
+    for target in (round for round in wanted if round > since):
         while broken < target and (at is None or at < target):
             starts = [round for round in kept if broken <= round < target] or ([] if broken else [0])
             if at is None and not starts:
+                why = "differs" if broken > since else "was trained on other data"
                 found.unchecked.append(
-                    f"round {target}: it depends on round {broken}, which differs, and there is no checkpoint in "
-                    "between"
+                    f"round {target}: it depends on round {broken}, which {why}, and there is no checkpoint in between"
                 )
                 break
             start = max(starts, default=0)

@@ -20,6 +20,7 @@ from llm_fed.audit.findings import Audit
 from llm_fed.audit.replay import Replay
 from llm_fed.config import Config
 from llm_fed.errors import UserError
+from llm_fed.experiment import splits
 from llm_fed.experiment.build import prepare
 from llm_fed.experiment.environment import environment, use_packing
 from llm_fed.models.images import ImageBase
@@ -29,6 +30,7 @@ from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
+from llm_fed.tasks.record import Change, Record
 
 SAMPLE = 3  # rounds that are trained again if nobody says which
 
@@ -83,12 +85,35 @@ def audit(
         elif method.needs:
             found.unchecked.append("the merging itself; audit each of the runs in needs/ that it started from")
         else:
-            with _replay(here, before, reporter or Reporter(), base) as replay:
+            rows = splits.known(folder, config)
+            with _replay(here, before, reporter or Reporter(), base, rows.all) as replay:
+                since = _unchanged_since(replay, rows, found)
+                if since is None:
+                    return found
                 if changed or not chain.lines:
-                    elsewhere.compare(replay, folder, good, found)
+                    elsewhere.compare(replay, folder, good, since, found)
                 else:
-                    again.compare(replay, folder, chain, good, wanted, found)
+                    again.compare(replay, folder, chain, good, wanted, since, found)
     return found
+
+
+def _unchanged_since(replay: Replay, rows: splits.Known, found: Audit) -> int | None:
+    """The round after which the run was trained on the data as they are now; None where they have changed since."""
+    record = replay.experiment.record
+    if record is None or rows.own is None:  # of an earlier version, which did not remember its rows
+        return 0
+    if changed := record.since(rows.own):
+        words = Change(0, changed).words()
+        found.unchecked.append(f"clients' training and scores: the data have changed since the run ({words})")
+        return None
+    if not rows.own.changes:
+        return 0
+    last = rows.own.changes[-1]
+    if last.round:
+        found.unchecked.append(
+            f"rounds 1 to {last.round}, trained again: they were trained on other data ({last.words()})"
+        )  # fmt: skip
+    return last.round
 
 
 def _chain(chain: digests.Chain, found: Audit) -> None:
@@ -131,10 +156,17 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
 
 @contextmanager
 def _replay(
-    config: Config, recorded: Mapping[str, Any], reporter: Reporter, base: Base | ImageBase | None
+    config: Config,
+    recorded: Mapping[str, Any],
+    reporter: Reporter,
+    base: Base | ImageBase | None,
+    known: Record | None,
 ) -> Iterator[Replay]:
-    """Args: recorded: what environment.json says."""
-    experiment = prepare(config, reporter, base=base)
+    """Args:
+    recorded: what environment.json says.
+    known: the rows that the run knows.
+    """
+    experiment = prepare(config, reporter, base=base, known=known)
     experiment.runtime.clients_per_pass = recorded["clients_per_pass"]
     use_packing(experiment, recorded)
     with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:

@@ -50,12 +50,16 @@ POINTS = 2.0
 FLOOR = 1e-6  # what float32 itself leaves open of a state's norm, where the way to it was short
 
 
-def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], found: Audit) -> None:
-    """Train from round 0 and from each kept checkpoint to the next one; score what is kept."""
+def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int, found: Audit) -> None:
+    """Train from round 0 and from each kept checkpoint to the next one; score what is kept.
+
+    Args:
+        since: the last round that was trained on other data than there are now; 0: none.
+    """
     lines, config = read_records(folder / "metrics.jsonl"), replay.experiment.config
     limits = _limits(config)
     recorded = {line["round"]: line["lr"] for line in lines if line["kind"] == "round"}
-    for start, end in pairwise(sorted({0, *kept})):
+    for start, end in pairwise(round for round in sorted({0, *kept}) if round >= since):
         if end - start > limits.rounds:
             found.unchecked.append(
                 f"rounds {start + 1} to {end}: the checkpoints lie more than {limits.rounds} rounds apart"
@@ -75,7 +79,7 @@ def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], found: Audi
         found.checked.append(
             f"rounds {start + 1} to {end}, trained again: they end within {worst:.2g} of the distance that the run went"
         )
-    for round in kept:
+    for round in (round for round in kept if round > since):
         replay.restore(kept[round])
         known = score_line(comparable(lines), round, config.eval.during)
         if known is not None:

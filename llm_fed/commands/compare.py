@@ -16,7 +16,7 @@ from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
-from llm_fed.experiment import unused
+from llm_fed.experiment import splits, unused
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import prepare
 from llm_fed.files import write_file
@@ -75,6 +75,7 @@ def compare(
         if isinstance(job.outcome, str):
             reporter.note(f"{job.folder.name} failed: {job.outcome}")
         _write(_fill(table, plan), out)
+    table.notes += _changed(plan)
     _write(_fill(table, plan), out)
     table.pictures = _draw(table, out, plan.file.eval.during)
     write_comparison(table, out / "table.html")
@@ -136,6 +137,23 @@ def _fill(table: Table, plan: Plan) -> Table:
             elif job.outcome:
                 row.failures[seed] = public_text(job.outcome)
     return table
+
+
+def _changed(plan: Plan) -> list[str]:
+    """A note where rows of one seed were tested on other examples, as the data changed between their runs."""
+    for seed in plan.seeds:
+        first: dict[str, Job] = {}  # by what says which rows are tested
+        for label in plan.rows:
+            job = plan.cells[label, seed]
+            task = repr((job.config.task, job.config.evaluation_seed))
+            other = first.setdefault(task, job)
+            if isinstance(job.outcome, dict) and splits.tested_alike(job.folder, other.folder) is False:
+                return [
+                    f"With seed {seed}, {other.shown} and {job.shown} were tested on other examples, as the data "
+                    "changed in between, so they cannot be compared; another --out runs all of them on the data as "
+                    "they are."
+                ]
+    return []
 
 
 def _write(table: Table, out: Path) -> None:

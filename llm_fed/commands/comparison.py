@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from llm_fed import configfile, methods, paths
 from llm_fed.commands import section
-from llm_fed.config import Config, Dtype, ExportConfig
+from llm_fed.config import Config, ExportConfig
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Traffic, read_traffic
 from llm_fed.eval.tables import Result
@@ -27,10 +27,12 @@ from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.plugins import short
-from llm_fed.runs.folder import Run, holds_results
+from llm_fed.runs.folder import Run, as_before, holds_results
 from llm_fed.runs.reading import events, saved_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
+
+Value = Callable[[Config], str]  # one that may be `auto`
 
 
 @dataclass
@@ -111,7 +113,9 @@ class Plan:
         for (label, seed), config in given.cells.items():
             with section.in_row(label):
                 planned[label, seed] = replace(paths.absolute(config), method=methods.canonical(config.method))
-        auto = _begun_dtype(list(planned.values()), list(begun.values()))
+        auto: dict[Value, str | None] = {
+            value: _begun(list(planned.values()), list(begun.values()), value) for value in (_dtype, _held_out)
+        }
         self.notes: list[str] = []  # what a user should know before the first run
         self.file = self._settled(paths.absolute(given.file), auto)
         for (label, seed), config in planned.items():
@@ -127,16 +131,25 @@ class Plan:
                 )
             job.read()
 
-    def _settled(self, config: Config, auto: Dtype | None) -> Config:
-        """The configuration with a dtype in the place of `auto`: the one given, or what it means on this machine."""
-        if config.base.dtype != "auto":
+    def _settled(self, config: Config, auto: Mapping[Value, str | None]) -> Config:
+        """The configuration without `auto`: with what it has meant in the runs that are there, or what it means now."""
+        if _held_out(config) == "auto":
+            held_out = auto[_held_out] or "hash"
+            if held_out == "position":
+                self._note("rows are held out by their position, as in the runs that are there")
+            config = replace(config, task=replace(config.task, held_out=held_out))  # type: ignore[arg-type]
+        if _dtype(config) != "auto":
             return config
-        if auto:
-            settled, note = replace(config.base, dtype=auto), f"computing in {auto}, as in the runs that are there"
+        if dtype := auto[_dtype]:
+            settled = replace(config.base, dtype=dtype)  # type: ignore[arg-type]
+            note = f"computing in {dtype}, as in the runs that are there"
         else:
             settled, note = settle_dtype(config.base, choose_device(config.device))
-        self.notes += [note] if note not in self.notes else []
+        self._note(note)
         return replace(config, base=settled)
+
+    def _note(self, note: str) -> None:
+        self.notes += [note] if note not in self.notes else []
 
     def _job(self, config: Config, folder: Path | None = None) -> Job:
         """The run of a configuration: the one that is planned already, or a new one."""
@@ -177,6 +190,14 @@ class Plan:
         return iter(ordered.values())
 
 
+def _dtype(config: Config) -> str:
+    return config.base.dtype
+
+
+def _held_out(config: Config) -> str:
+    return config.task.held_out
+
+
 def _folder_names(labels: Iterable[str]) -> dict[str, str]:
     """Labels as names of folders, different ones also where a file system does not tell a from A."""
     names: dict[str, str] = {}
@@ -189,17 +210,19 @@ def _folder_names(labels: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _begun_dtype(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]]) -> Dtype | None:
-    """The dtype of the begun runs that are of planned ones with `base.dtype: auto`, or are needed by such; None where
-    there are none. All runs of a comparison compute alike, also when it is continued on another machine."""
-    fixed = {_digest(configfile.as_dict(config)) for config in planned if config.base.dtype != "auto"}
-    open_ones = [config for config in planned if config.base.dtype == "auto"]
+def _begun(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]], value: Value) -> str | None:
+    """What a value that is `auto` in planned runs has meant in a begun one of these, or in one that such a run needs;
+    None where there is none. All runs of a comparison compute alike and divide their rows alike, also when it is
+    continued on another machine or by another version."""
     for saved in begun:
-        dtype = saved["base"]["dtype"]
-        for config in open_ones if _digest(saved) not in fixed else ():
-            same = configfile.as_dict(replace(config, base=replace(config.base, dtype=dtype)))
-            if _digest(same | {"method": {}}) == _digest({**saved, "method": {}}):
-                return dtype
+        alike = [as_before(config, saved) for config in planned]
+        same = [_digest(configfile.as_dict(config)) == _digest(saved) for config in alike]
+        if any(value(config) != "auto" for config, its in zip(planned, same, strict=True) if its):
+            continue
+        for config, resolved in zip(planned, alike, strict=True):
+            tree = configfile.as_dict(resolved)
+            if value(config) == "auto" and _digest(tree | {"method": {}}) == _digest({**saved, "method": {}}):
+                return value(resolved)
     return None
 
 

@@ -39,7 +39,7 @@ def cross_scores(
     """
     reporter = reporter or Reporter()
     config = scoring_config(folder, split=split, metric=metric, limit=limit, settings=settings, reporter=reporter)
-    experiment, states = reopen(folder, config)
+    experiment, states = reopen(folder, config, settings, reporter)
     sizes = {id: len(site.data.queries.get(split, ())[: config.eval.limit]) for id, site in experiment.scored.items()}
     clients = [id for id, size in sizes.items() if size]
     if len(clients) < 2:

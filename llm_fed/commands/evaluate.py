@@ -15,6 +15,7 @@ from llm_fed.config import AdapterConfig, Config, TaskConfig, check
 from llm_fed.configfile import from_dict, keys_of, overlay
 from llm_fed.errors import RunError, UserError, require
 from llm_fed.eval.scores import Summary
+from llm_fed.experiment import splits
 from llm_fed.experiment.bases import load
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.export import peft_folders
@@ -23,7 +24,7 @@ from llm_fed.export.models import read as read_personal
 from llm_fed.export.personal import alone
 from llm_fed.export.prompt import as_said, read_prompt
 from llm_fed.models.loading import Base
-from llm_fed.runs.reading import exported, finished, read_config
+from llm_fed.runs.reading import adapter_folders, exported, finished, read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.site import Site
@@ -39,7 +40,10 @@ _SCORING = (
     "task.", "eval.metric", "eval.limit", "eval.batch_size", "eval.max_new_tokens", "base.name", "base.dtype",
     "base.quantization", "base.device_map", "base.revision", "device",
 )  # fmt: skip
-_DIVIDES = ("task.validation", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise")
+_DIVIDES = (
+    "task.validation", "task.held_out", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise",
+)  # fmt: skip
+_SELECTS = ("task.groups", "task.clients", "task.sample_clients", "task.name")  # other rows than those of the run
 _OF_TEXT = ("task.template", "task.max_length", "task.too_long", "task.loss_on")
 
 
@@ -60,8 +64,9 @@ def evaluate_run(
     Raises:
         UserError: the folder is no finished run, or the split has no example.
     """
+    reporter = reporter or Reporter()
     config = scoring_config(folder, split=split, metric=metric, limit=limit, settings=settings, reporter=reporter)
-    return _score(*reopen(folder, config), split)
+    return _score(*reopen(folder, config, settings, reporter), split)
 
 
 def scoring_config(
@@ -71,7 +76,7 @@ def scoring_config(
     metric: str | None = None,
     limit: int | None = None,
     settings: Sequence[str] = (),
-    reporter: Reporter | None = None,
+    reporter: Reporter,
 ) -> Config:
     """A run's configuration as its adapters are scored under it; the arguments are those of `evaluate_run`.
 
@@ -80,8 +85,14 @@ def scoring_config(
     """
     require("--split", split, SPLITS)
     config = lay_over(read_config(folder), settings, "the run folder")
-    if moved := [key for key in keys_of(settings, "the run folder") if key.startswith(_DIVIDES)]:
-        (reporter or Reporter()).note(
+    keys = keys_of(settings, "the run folder")
+    if splits.recall(folder) is not None:
+        if divided := [key for key in keys if key.startswith(_DIVIDES[:-3])]:
+            reporter.note(
+                f"{' and '.join(divided)} divides only rows that the run does not know; the others stay in their splits"
+            )
+    elif moved := [key for key in keys if key.startswith(_DIVIDES)]:
+        reporter.note(
             f"{' and '.join(moved)} changes which examples are held out, so some of those scored now may be training "
             "examples"
         )
@@ -89,22 +100,50 @@ def scoring_config(
     return replace(config, eval=evaluation if limit is None else replace(evaluation, limit=limit))
 
 
-def reopen(folder: Path, config: Config) -> tuple[Experiment, dict[str, State]]:
+def reopen(
+    folder: Path, config: Config, settings: Sequence[str] = (), reporter: Reporter | None = None
+) -> tuple[Experiment, dict[str, State]]:
     """A finished run's experiment under `config`, and what it exported of each who is scored.
+
+    Args:
+        settings: that were laid over the run's.
+        reporter: is told what has changed in the data.
 
     Raises:
         UserError: the folder is no finished run, or the configuration does not fit it.
     """
+    reporter = reporter or Reporter()
     exported(folder, list(finished(folder)["scores"].get("clients", ())))
     check(config)
+    rows = splits.known(folder, config)
     if config.adapter:  # what is scored was exported whole, wherever it started
         config = replace(config, adapter=replace(config.adapter, start=None))
-    experiment = prepare(config, Reporter())
+    experiment = prepare(config, Reporter(), known=rows.all)
+    if not any(key.startswith(_SELECTS) for key in keys_of(settings, "the run folder")):
+        for note in splits.notes(experiment, rows, trains=False):
+            reporter.note(note)
+    _leave_out(experiment, folder, reporter)
     states = {
         id: read_personal(folder / "adapters" / id, site.structure, experiment.base)
         for id, site in experiment.scored.items()
     }
     return experiment, states
+
+
+def _leave_out(experiment: Experiment, folder: Path, reporter: Reporter) -> None:
+    """Score no client that came after the run, and say so.
+
+    Raises:
+        UserError: no other client is left.
+    """
+    known = {*adapter_folders(folder), experiment.server.id}
+    if not (later := [id for id in experiment.scored if id not in known]):
+        return
+    experiment.clients = {id: site for id, site in experiment.clients.items() if id in known}
+    names = ", ".join(later[:3]) + (f" and {len(later) - 3} more" if len(later) > 3 else "")
+    if not experiment.clients:
+        raise UserError(f"{folder} has no adapter of any client of these data ({names}); give the data of the run")
+    reporter.note(f"{names} came after the run and has no adapter there, so it is left out; llm-fed join makes one")
 
 
 def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, ...] = ()) -> Config:
@@ -172,10 +211,15 @@ def evaluate_adapter(
         raise UserError("--base needs examples to score; give --task NAME or --data FILE")
     if adapter and not named:
         peft_folders.check_text(adapter)
+    known = splits.recall(adapter.resolve().parents[1]) if adapter else None  # where it lies in the folder of its run
     if named:
-        loaded = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
+        loaded = tasks.load(config.task, config.federation_seed, config.evaluation_seed, known)
     else:
         loaded = _one_file(config, keys)
+        if known and (trained := known.trained(*(client.test for client in loaded.clients.values()))):
+            (reporter or Reporter()).note(
+                f"{trained} of the examples that are scored were trained on by this adapter's run"
+            )
     if loaded.labels and adapter is None:
         raise UserError(
             f"task.name={config.task.name}: an image model's head is trained with its adapter, so there is nothing to "

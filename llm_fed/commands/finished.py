@@ -12,6 +12,7 @@ from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.verdict import Scored, Verdict, last_round
+from llm_fed.experiment import splits
 from llm_fed.files import write_file
 from llm_fed.runs.reading import finished, read_config
 
@@ -95,7 +96,11 @@ def _check(runs: Sequence[_Run], values: Sequence[dict[str, Any]]) -> None:
     by_seed: dict[int, _Run] = {}
     for run in runs:
         other = by_seed.setdefault(run.config.federation_seed, run)
-        if run.config.evaluation_seed != other.config.evaluation_seed or _clients(run) != _clients(other):
+        if (
+            run.config.evaluation_seed != other.config.evaluation_seed
+            or _clients(run) != _clients(other)
+            or splits.tested_alike(run.folder, other.folder) is False
+        ):
             raise UserError(
                 f"{other.folder} and {run.folder} have the same federation seed but other clients or other test "
                 "examples; give runs with the same data and seeds.evaluation"

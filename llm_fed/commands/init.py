@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from llm_fed import datapath, tasks
 from llm_fed.commands import survey
+from llm_fed.commands.duplicates import near_duplicates
 from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.scores import LIKELIHOOD
@@ -104,6 +105,8 @@ def draft(given: Given, ask: Ask | None) -> Draft:
             for name, share in survey.scripts(f"{text_of(e.prompt)} {e.answers[0]}" for e in chosen)
         ),
     }
+    if almost := near_duplicates(data).words():
+        findings["alike"] = almost
     context = getattr(model, "max_position_embeddings", None)
     limits: dict[str, int] = {}
     if measured:

@@ -14,7 +14,7 @@ from llm_fed.commands.evaluate import examples_of, lay_over
 from llm_fed.config import AdapterConfig, Config, EvalConfig, TaskConfig, check
 from llm_fed.configfile import as_dict
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.experiment import pool
+from llm_fed.experiment import pool, splits
 from llm_fed.experiment.build import prepare
 from llm_fed.experiment.joining import merged_from_pool, merged_with_local
 from llm_fed.experiment.pool import Pool
@@ -27,7 +27,9 @@ from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.state import State
-from llm_fed.tasks.common import ClientData, TaskData, hold_out
+from llm_fed.tasks.common import ClientData, TaskData
+from llm_fed.tasks.record import Record
+from llm_fed.tasks.splits import ByContent, ByPosition
 
 SHOWN = 5  # weights on a terminal, the largest
 
@@ -85,7 +87,8 @@ def join(
     client = examples_of(data, config.task)
     base = load_base(config.base, choose_device(config.device))
     offered = pool.read(run, config, base)
-    state, structure, recipe = _personal(config, base, offered, client, examples, steps, reporter)
+    known = splits.known(run, config).all
+    state, structure, recipe = _personal(config, base, offered, client, examples, steps, reporter, known)
     recipe = {"run": run.resolve().name, "pool": offered.what, **recipe}
     if config.privacy.clip is not None:
         recipe["note"] = f"the noise of the run does not cover the examples of {client.client}"
@@ -100,16 +103,27 @@ def join(
 
 
 def _personal(
-    config: Config, base: Base, offered: Pool, client: ClientData, examples: int, steps: int | None, reporter: Reporter
+    config: Config,
+    base: Base,
+    offered: Pool,
+    client: ClientData,
+    examples: int,
+    steps: int | None,
+    reporter: Reporter,
+    known: Record | None,
 ) -> tuple[State, Lora, dict[str, Any]]:
-    """The new client's adapter, its structure, and how it was made."""
+    """The new client's adapter, its structure, and how it was made.
+
+    Args:
+        known: the rows that the run knows, so that none is held out that it has trained on.
+    """
     method, name, everything = methods.build(config.method), client.client, client.test
-    train, held_out = hold_out(everything, config.task.validation if method.needs else 0, config.seed, name)
+    rule = ByPosition(config.seed) if config.task.held_out == "position" else ByContent(config.seed, known)
+    (divided,) = rule.hold_out(
+        [ClientData(name, everything)], "validation", config.task.validation if method.needs else 0
+    )  # fmt: skip
     experiment = prepare(
-        _alone(config, offered.structure),
-        reporter,
-        base=base,
-        task=TaskData("files", "rouge1", {name: ClientData(name, train, held_out)}),
+        _alone(config, offered.structure), reporter, base=base, task=TaskData("files", "rouge1", {name: divided})
     )
     (site,) = experiment.clients.values()
     site.begin(config.rounds + 1, config.local.lr)

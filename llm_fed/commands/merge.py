@@ -16,6 +16,7 @@ from llm_fed.config import AdapterConfig, Config, TaskConfig
 from llm_fed.configfile import as_dict, from_dict, keys_of
 from llm_fed.errors import UserError, lookup, require
 from llm_fed.eval.merges import draw_curves
+from llm_fed.experiment import splits
 from llm_fed.experiment.bases import load
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.needed import states_of_run
@@ -31,7 +32,9 @@ from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.state import State
-from llm_fed.tasks.common import ClientData, TaskData, hold_out
+from llm_fed.tasks.common import ClientData, TaskData
+from llm_fed.tasks.record import Record, together
+from llm_fed.tasks.splits import ByContent
 
 OPTIONS = ("--fed", "--local")  # the options for what a method needs, in its order
 
@@ -174,7 +177,7 @@ def merge_adapters(
         raise UserError("the mixing weight is computed from examples; give --data FILE, or --task NAME with --client")
     of_task = runs or data.task
     if of_task:
-        task = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
+        task = tasks.load(config.task, config.federation_seed, config.evaluation_seed, _known(sources))
     else:
         task = _one_client(data.path, config.task)
     loaded = load(replace(config, base=replace(config.base, name=name)), task, choose_device(config.device))
@@ -208,8 +211,14 @@ def _one_client(path: Path | None, task: TaskConfig) -> TaskData:
     if path is None:
         return TaskData("files", "rouge1", {"merged": ClientData("merged", (), ())})
     client = examples_of(path, task)
-    train, validation = hold_out(client.test, 0.1, 0, client.client)
-    return TaskData("files", "rouge1", {client.client: ClientData(client.client, train, validation)})
+    (divided,) = ByContent(0).hold_out([ClientData(client.client, client.test)], "validation", 0.1)
+    return TaskData("files", "rouge1", {client.client: divided})
+
+
+def _known(sources: Mapping[str, Source]) -> Record | None:
+    """The rows that the parents know, where they are runs."""
+    records = [splits.recall(source.folder) for source in sources.values() if source.config]
+    return together([record for record in records if record is not None])
 
 
 def distance(fed: State, local: State) -> float:

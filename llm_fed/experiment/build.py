@@ -8,6 +8,7 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 
 from llm_fed import methods, signs, tasks
@@ -33,15 +34,17 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure, structure_of
-from llm_fed.rng import generator
+from llm_fed.rng import derive, generator
 from llm_fed.runs.tracking import Reporter, check_trackers
 from llm_fed.runtime.accelerate import Shared, Spread
 from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.site import Data, Site
 from llm_fed.state import State
+from llm_fed.tasks import content
 from llm_fed.tasks.common import ClientData, TaskData, select
 from llm_fed.tasks.reading import Reading
+from llm_fed.tasks.record import Record
 
 
 @dataclass
@@ -58,6 +61,8 @@ class Experiment:
     engine: VisionEngine | LanguageEngine  # of this process
     runtime: LocalRuntime
     reading: Reading | None = None  # what became of the user's own files
+    record: Record | None = None  # of the rows and their splits; None: the task was given
+    known: Record | None = None  # what was known of these rows before
 
     @property
     def scored(self) -> dict[str, Site]:
@@ -109,7 +114,8 @@ class Experiment:
         Raises:
             UserError, RunError: another rank cannot build it, or has built something else.
         """
-        engine = Spread(ranks, self.config, self.shared())
+        known = None if self.known is None else self.known.as_json()
+        engine = Spread(ranks, self.config, self.shared(), known)
         return replace(self, runtime=LocalRuntime(engine, self.runtime.clients_per_pass))
 
 
@@ -120,13 +126,15 @@ def prepare(
     base: Base | ImageBase | None = None,
     task: tasks.common.TaskData | None = None,
     everybody: bool = True,
+    known: Record | None = None,
 ) -> Experiment:
     """Load and build everything, the cheap and fallible parts first; the experiment's configuration says in which dtype
-    it computes, also where the given one says `auto`.
+    it computes and how rows are held out, also where the given one says `auto`.
 
     Args:
         base, task: instead of what the configuration names; a client of such a task may come without training examples.
         everybody: whether these are all clients, and not those of one machine of a network.
+        known: rows that keep the split which they had in a run.
 
     Raises:
         UserError: anything that the configuration names is not there or does not fit.
@@ -137,7 +145,9 @@ def prepare(
     privacy.check(config, method)
     aggregation.check(config, method)
     with signs.part(f"reading the data of {config.task.name}"):
-        task = task or tasks.load(config.task, config.federation_seed, config.evaluation_seed)
+        task = task or tasks.load(config.task, config.federation_seed, config.evaluation_seed, known)
+    if config.task.held_out == "auto":
+        config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
     check_kinds(config, task, method, metric)
@@ -167,7 +177,10 @@ def prepare(
     per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
     engine = VisionEngine(base) if isinstance(base, ImageBase) else LanguageEngine(base, config.eval)
     runtime = LocalRuntime(engine, per_pass)
-    return Experiment(config, base, metric, method, clients, server, schedule, engine, runtime, task.reading)
+    return Experiment(
+        config, base, metric, method, clients, server, schedule, engine, runtime,
+        reading=task.reading, record=task.record, known=known,
+    )  # fmt: skip
 
 
 def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
@@ -342,8 +355,7 @@ def with_examples(
         """In the order of which eval.limit keeps the first."""
         if config.eval.limit is None or config.seeds.evaluation is None:
             return items
-        order = torch.randperm(len(items), generator=generator(config.seeds.evaluation, "evaluation", id, split))
-        return select(items, order.tolist())
+        return select(items, _scored_order(given, split, config))
 
     splits = {"validation": scored("validation", given.validation), "test": scored("test", given.test)}
     if encoder is None:
@@ -361,6 +373,17 @@ def with_examples(
         train=encoder.training(id, "training", given.train, lengths=train),
         held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut,
     )  # fmt: skip
+
+
+def _scored_order(given: ClientData, split: str, config: Config) -> list[int]:
+    """The places of a split's examples in an order of `seeds.evaluation`. Where rows are held out by their hash, an
+    example that is added does not change the order of the others."""
+    seed, items = config.seeds.evaluation, getattr(given, split)
+    assert seed is not None  # see `_encoded`
+    if config.task.held_out == "position":
+        draws = generator(seed, "evaluation", given.client, split)
+        return list(torch.randperm(len(items), generator=draws).tolist())
+    return list(np.argsort(content.drawn(content.digests(items), derive(seed, "evaluation", split))).tolist())
 
 
 def scored(clients: dict[str, Site], server: Site) -> dict[str, Site]:

@@ -17,7 +17,7 @@ from llm_fed import methods, signs
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.experiment import announce, start, unused
+from llm_fed.experiment import announce, splits, start, unused
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.environment import same_environment
@@ -32,11 +32,12 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
-from llm_fed.runs.folder import BAD_ROWS, Run, holds_results, look
+from llm_fed.runs.folder import BAD_ROWS, Run, holds_results, log_event, look
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter, time_of_day
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks
+from llm_fed.tasks.record import Record
 
 
 def train(
@@ -47,6 +48,7 @@ def train(
     reporter: Reporter | None = None,
     needed: Mapping[str, Path] | None = None,
     base: Base | ImageBase | None = None,
+    known: Record | None = None,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end: adapters, test scores and report lie in `folder` afterwards.
 
@@ -54,6 +56,7 @@ def train(
         needed: by name of a method that this one needs, the folder of that run, which is begun or continued as
             necessary (default: `folder/needs/<name>`).
         base: the configured base, where it is loaded already.
+        known: rows that keep the split which they have in a run for which this one is trained.
 
     Returns:
         The content of `summary.json`: the test scores, and which round they belong to.
@@ -79,7 +82,8 @@ def train(
         begins = fresh or not holds_results(folder)  # what was begun before these were checked goes on as it is
         if begins:
             unused.check(run.config)
-        experiment = prepare(run.config, reporter, base=base)
+        rows = splits.known(folder, run.config, begins=begins, needed=needed, given=known)
+        experiment = prepare(run.config, reporter, base=base, known=rows.all)
         check_cohort(config, experiment.schedule.cohort_size)
         run.config = config = experiment.config
         if begins:
@@ -93,8 +97,11 @@ def train(
         if run.before is not None:
             for note in extend.notes(run.before, config, folder, experiment.method):
                 reporter.note(note)
+        for note in splits.notes(experiment, rows):
+            reporter.note(note)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
         run.begin()
+        splits.remember(run, experiment.record, rows)
         if origin:
             start.remember(run, sites, origin)
         if done is not None:
@@ -129,10 +136,14 @@ def dry_run(
     """
     reporter = reporter or Reporter()
     with reporter.working():
-        reached, complete = look(folder, config, fresh)
-        if fresh or not holds_results(folder):
+        reached, complete, config = look(folder, config, fresh)
+        begins = fresh or not holds_results(folder)
+        if begins:
             unused.check(config)
-        built = prepare(config, reporter, base=base)
+        rows = splits.known(folder, config, begins=begins)
+        built = prepare(config, reporter, base=base, known=rows.all)
+        for note in splits.notes(built, rows):
+            reporter.note(note)
         check_cohort(config, built.schedule.cohort_size)
         parents = [
             dry_run(
@@ -163,13 +174,17 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
     for need in method.needs:
         folder, its_config = needed.get(need, run.folder / "needs" / need), needed_config(config, need)
         reporter.note(f"{name} starts from {need}: {folder}")
-        summary = train(its_config, folder, reporter=reporter, needed=needed, base=experiment.base)
+        summary = train(
+            its_config, folder, reporter=reporter, needed=needed, base=experiment.base, known=experiment.record
+        )  # fmt: skip
         chosen = method.needed(need).round
         rounds[need] = summary["round"] if chosen is None else chosen
         given[need] = states_of_run(folder, chosen, its_config, experiment.base, experiment.clients, experiment.runtime)
         seen |= models.seen(read_records(folder / "metrics.jsonl"), rounds[need])
     run.rewind()
     log_reading(run, experiment)
+    for words in run.changes:
+        log_event(run, config.rounds, "", "data changed", words)
     began = time.perf_counter()
     with signs.part("merging at the clients"):
         merge(experiment, given, config.rounds + 1, config.local.lr)
@@ -243,8 +258,9 @@ def builder() -> Build:
     """How a rank above 0 makes, of rank 0's configurations one after another, what it shares with it."""
     bases, silent = Bases(), Reporter(Console(quiet=True))
 
-    def build(config: Config) -> Shared:
-        return prepare(config, silent, base=bases.of(config)).shared()
+    def build(config: Config, known: Mapping[str, Any] | None) -> Shared:
+        rows = None if known is None else Record.from_json(known)
+        return prepare(config, silent, base=bases.of(config), known=rows).shared()
 
     return build
 

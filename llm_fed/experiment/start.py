@@ -52,7 +52,7 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Base | Ima
         )
     sites = list(sites)
     found = _read(Path(start), sites[0].structure, base, config.method["name"])
-    sizes = _examples(Path(start))
+    sizes = examples_of(Path(start))
     known = found.keys() <= sizes.keys()
     first, *others = states = list(found.values())
     alike = all(other.equal(first) for other in others)  # their mean would differ from them in the last bits
@@ -144,7 +144,7 @@ def _holds_adapter(folder: Path) -> bool:
     return (folder / peft_folders.CONFIG).is_file() or (folder / peft_folders.GATE).is_file()
 
 
-def _examples(start: Path) -> Mapping[str, int]:
+def examples_of(folder: Path) -> Mapping[str, int]:
     """By client, the number of training examples that a run's metrics.jsonl tells; of other folders nothing."""
-    lines = read_records(start / "metrics.jsonl") if start.is_dir() else []
+    lines = read_records(folder / "metrics.jsonl") if folder.is_dir() else []
     return {line["client"]: line["examples"] for line in lines if line["kind"] == "client"}

@@ -11,6 +11,7 @@ from llm_fed.errors import RunError
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.runs import extend
+from llm_fed.runs.folder import log_event
 from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import digest
 from llm_fed.runs.rows import Memory, Row
@@ -90,16 +91,16 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Site) 
             site.memory = Memory(run.checkpoints.store)
         return Progress(method.init(server))
     run.rewind(saved.state)
-    now = extend.search(run.config)
-    before = saved.state.get("search", now)
+    now = extend.search(run.config) | {extend.ROWS: run.scored_rows}
+    before = now | saved.state.get("search", {})  # earlier versions said less
     changed = {key: [before[key], now[key]] for key in now if before[key] != now[key]}
-    if rescored := {key: values for key, values in changed.items() if key in extend.SCORED_BY}:
-        progress = restore(saved, clients, server)
+    if rescored := {key: values for key, values in changed.items() if key in (*extend.SCORED_BY, extend.ROWS)}:
+        progress = _restored(run, saved, clients, server)
         progress.search_anew([], run.config)
         run.log({"kind": "search anew", "round": progress.round, "changed": rescored})
         return progress
     if not changed or before["eval.of_last"] is now["eval.of_last"] is None:
-        return restore(saved, clients, server)
+        return _restored(run, saved, clients, server)
     return _sought_again(run, saved, clients, server, go_back="eval.of_last" not in changed)
 
 
@@ -126,9 +127,16 @@ def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: 
         assert earlier is not None  # that of `round` at least, or an error
         newest = earlier
         run.rewind(newest.state)
-    progress = restore(newest, clients, server)
+    progress = _restored(run, newest, clients, server)
     progress.search_anew([line for line in lines if line["round"] <= newest.round], run.config)
     return progress
+
+
+def _restored(run: Run, saved: Saved, clients: Mapping[str, Site], server: Site) -> Progress:
+    """The progress of a checkpoint; what has changed in the data since is an event."""
+    for words in run.changes[saved.state.get("data_changes", 0) :]:
+        log_event(run, saved.round, "", "data changed", words)
+    return restore(saved, clients, server)
 
 
 def scores(run: Run) -> list[dict[str, Any]]:
@@ -160,7 +168,8 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site
         "metrics": run.mark(),
         "digests": run.digests.mark(),
         "metrics_sha256": digest(run.metrics_file),
-        "search": extend.search(run.config),
+        "search": extend.search(run.config) | {extend.ROWS: run.scored_rows},
+        "data_changes": len(run.changes),
     }
     run.checkpoints.save(progress.round, state, rows)
     prune(run, progress)

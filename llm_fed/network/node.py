@@ -36,6 +36,7 @@ from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError, unpack
 from llm_fed.network.bundle import PROTOCOL, content_of, joined
+from llm_fed.network.node_rows import RowsAtNode
 from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import rounded
@@ -44,6 +45,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
 from llm_fed.state import State
 
+_EXPERIMENTS = 4  # that a node holds at once: those of a merge and of the two runs that it starts from, and one more
 _COMMON = ("kind", "run", "round", "lr", "split", "name")  # of orders that are carried out side by side
 _NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")  # of runs: they name folders here, and the server is another party
 
@@ -64,7 +66,7 @@ class Node:
 
     def __init__(self) -> None:
         self._bases = bases.Bases()
-        self._built: dict[str, Experiment] = {}  # by the configuration's text
+        self._built: dict[str, tuple[Experiment, RowsAtNode]] = {}  # by the configuration's text
         self._stores: dict[Path, Checkpoints] = {}
 
     def answer(
@@ -94,8 +96,11 @@ class Node:
             )
         settings = _settings(config)
         check_elsewhere(settings.privacy)
-        if settings.base.dtype == "auto" and "dtype" in message:  # the server says what this means in its run
+        # The server says what `auto` means in its run; one of before version 0.4 only knew positions.
+        if settings.base.dtype == "auto" and "dtype" in message:
             settings = replace(settings, base=replace(settings.base, dtype=message["dtype"]))
+        if settings.task.held_out == "auto":
+            settings = replace(settings, task=replace(settings.task, held_out=message.get("held_out", "position")))
         if "need" in message:
             settings = needed_config(settings, message["need"])
         kinds = {"hello": self._hello, "work": self._work}
@@ -104,7 +109,7 @@ class Node:
     def _hello(
         self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        built = self._experiment(place, config)
+        built = self._experiment(place, config, [message["run"]] if "run" in message else [], works=False)
         sizes = {name: reported_examples(site, config) for name, site in sorted(built.clients.items())}
         return {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}, b""
 
@@ -191,9 +196,9 @@ class Node:
         given: dict[str, dict[str, Any]] = {client: {} for client in messages}
         for need in dict.fromkeys(need for sent in messages.values() for need in sent["given"]):
             orders = {name: work.orders[name] for name, sent in messages.items() if need in sent["given"]}
-            there = {name: {**order, **order["given"][need]} for name, order in orders.items()}
+            there = {name: {**order, **order["given"][need], "given": {}} for name, order in orders.items()}
             its_work = replace(work, config=needed_config(work.config, need), orders=there)
-            built = self._experiment(its_work.place, its_work.config)
+            built = self._experiment(its_work.place, its_work.config, its_work.runs)
             sites = self._sites(built, its_work)
             sent_there = {name: messages[name]["given"][need] for name in orders}
             states = fused(built.runtime, sites, _personal(built, sent_there))
@@ -231,7 +236,7 @@ class Node:
     def _there(self, work: _Work) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
         """What is built for these orders; by client its site with the memory that its order says, or why it cannot
         work; and by client what it is sent."""
-        built = self._experiment(work.place, work.config)
+        built = self._experiment(work.place, work.config, work.runs)
         messages: dict[str, Message] = {}
 
         def opened(client: str, site: Site) -> Site:
@@ -260,21 +265,30 @@ class Node:
             self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
         return self._stores[folder]
 
-    def _experiment(self, place: Place, config: Config) -> Experiment:
+    def _experiment(self, place: Place, config: Config, runs: Sequence[str], works: bool = True) -> Experiment:
+        """What is built for a run, of which this machine keeps in which splits its rows are.
+
+        Args:
+            runs: its token, and those of the runs that it starts from.
+            works: whether rows are trained on or scored now; until then nothing is written.
+        """
         here = self._here(place, config)
-        key = repr((here, place.allow))  # what was allowed once may not be now
+        key = repr((here, place.allow, runs))  # what was allowed once may not be now
         if key not in self._built:
-            self._built = {k: built for k, built in self._built.items() if built.config.base == here.base}
+            same_base = {k: pair for k, pair in self._built.items() if pair[0].config.base == here.base}
+            self._built = dict(list(same_base.items())[1 - _EXPERIMENTS :])
             base, loaded = self._bases.of(here), self._bases.loads
-            self._built[key] = build.prepare(here, Reporter(Console(quiet=True)), base=base, everybody=False)
-            print(
-                f"{config.method['name']} for {', '.join(self._built[key].clients)}; bases loaded so far: {loaded}",
-                flush=True,
-            )
-            reading = self._built[key].reading
-            for label, text in reading.for_people().items() if reading else ():
+            rows = RowsAtNode(place.home, runs)
+            silent = Reporter(Console(quiet=True))
+            built = build.prepare(here, silent, base=base, everybody=False, known=rows.known)
+            self._built[key] = built, rows
+            print(f"{config.method['name']} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
+            for label, text in built.reading.for_people().items() if built.reading else ():
                 print(f"{label}: {text}", flush=True)
-        return self._built[key]
+        built, rows = self._built[key]
+        if works:
+            rows.keep(built.record)
+        return built
 
     def _here(self, place: Place, config: Config) -> Config:
         """The configuration with this machine's data; who is asked, and when, is the server's affair."""
@@ -297,6 +311,13 @@ class _Work:
     config: Config
     orders: Mapping[str, Mapping[str, Any]]  # by client
     content: bytes  # of the whole message
+
+    @property
+    def runs(self) -> list[str]:
+        """The token of the run that the orders are of, and of those that it starts from; a name that cannot be one is
+        refused where it is used."""
+        given = [its.get("run") for order in self.orders.values() for its in order.get("given", {}).values()]
+        return [run for run in dict.fromkeys([self.common["run"], *given]) if run and _NAME.fullmatch(run)]
 
     @property
     def common(self) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from llm_fed import signs, tasks
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, one_line
 from llm_fed.eval import merges
-from llm_fed.experiment import announce, bases, start, unused
+from llm_fed.experiment import announce, bases, splits, start, unused
 from llm_fed.experiment.build import Experiment, prepare, structures
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
@@ -34,6 +34,7 @@ from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.tasks.common import TaskData
+from llm_fed.tasks.record import Record
 
 
 def train(
@@ -70,18 +71,23 @@ def train(
         begins = fresh or not holds_results(folder)
         if begins:
             unused.check(run.config)
-        built = prepare(run.config, reporter, base=base, task=_own_data(run.config), everybody=False)
+        rows = splits.known(folder, run.config, begins=begins)
+        built = prepare(run.config, reporter, base=base, task=_own_data(run.config, rows.all), everybody=False)
         run.config = config = built.config
         if begins:
             check_names(built.base.model, config.adapter)
         if run.before is not None:
             for note in extend.notes(run.before, config, folder, built.method):
                 reporter.note(note)
+        for note in splits.notes(built, rows):
+            reporter.note(note)
         run.begin()
+        splits.remember(run, built.record, rows)
         same_environment(run, built, reporter)
-        link = _Marked(link, dtype=config.base.dtype)  # all nodes compute alike
         known = run.recall("network.json") or {"token": secrets.token_hex(8), "clients": [], "nodes": {}}
         known.setdefault("examples", {})
+        # All nodes compute alike, and each keeps with the run which of its rows it trains on.
+        link = _Marked(link, dtype=config.base.dtype, held_out=config.task.held_out, run=known["token"])
         secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
         asked = replace(config, eval=replace(config.eval, metric=built.metric))
         clients = RemoteClients(link, asked, known["token"], secret, reporter.note)
@@ -132,7 +138,8 @@ def _merge(
         rounds[need] = summary["round"] if round is None else round
         with Run(folder, its_config) as its_run:
             its_run.begin()
-            its_built = prepare(its_config, reporter, base=built.base, task=_own_data(its_config), everybody=False)
+            data = _own_data(its_config, splits.known(folder, its_config).all)
+            its_built = prepare(its_config, reporter, base=built.base, task=data, everybody=False)
             try:
                 progress = restore(its_run.checkpoints.load(rounds[need]), {}, its_built.server)
             except WireError as error:
@@ -193,14 +200,15 @@ def _finish(
 
 
 class _Marked:
-    """A link whose orders say more: to the run of which needed method they belong, and in which dtype to compute."""
+    """A link whose messages say more: to which run they belong, and to that of which needed method; in which dtype to
+    compute, and how rows are held out. What they say already stays."""
 
     def __init__(self, link: Link, **marks: str):
         self._link, self._marks = link, marks
         self.nodes, self.receive = link.nodes, link.receive
 
     def send(self, orders: Any, patience: float) -> list[str | None]:
-        return self._link.send([(node, {**order, **self._marks}, content) for node, order, content in orders], patience)
+        return self._link.send([(node, {**self._marks, **order}, content) for node, order, content in orders], patience)
 
 
 def _check(config: Config) -> None:
@@ -240,10 +248,14 @@ def _check(config: Config) -> None:
         )
 
 
-def _own_data(config: Config) -> TaskData:
-    """The task as the server sees it: no client, and its own examples, where the configuration gives it some."""
+def _own_data(config: Config, known: Record | None) -> TaskData:
+    """The task as the server sees it: no client, and its own examples, where the configuration gives it some.
+
+    Args:
+        known: the rows that the run knows.
+    """
     if config.task.server.examples == 0 and not config.task.server.test:
         task = tasks.find(config.task.name)
         labels = (tasks.images.labels_of(config.task) or ()) if task.images else ()
         return TaskData(config.task.name, task.metric, {}, labels)
-    return replace(tasks.load(config.task, config.federation_seed, config.evaluation_seed), clients={})
+    return replace(tasks.load(config.task, config.federation_seed, config.evaluation_seed, known), clients={})

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # By which scores are made: those before and after a change cannot be compared.
 SCORED_BY = ("eval.metric", "eval.during", "eval.limit", "eval.max_new_tokens")
+ROWS = "rows"  # in what a checkpoint remembers of the search: a checksum of the rows that are scored
 # Which scores there are, and which of them count in the search for the best round.
 COUNTED_BY = ("rounds", "eval.every", "eval.of_last")
 # What else may change in the middle of a run.

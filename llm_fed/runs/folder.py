@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +32,13 @@ SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
 EXPERTS = "experts.jsonl"  # how much each expert counts, see `experiment/experts.py`
 BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `tasks/reading.py`
 CROSS = "cross.json"  # every personal model on every client's examples, see `commands/cross.py`
+SPLITS = "splits.json"  # in which split each row has been, see `experiment/splits.py`
 
 # What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
 _WRITTEN = (
     "summary.json", "report.html", SAMPLES, EXPERTS, CROSS, "adapters", "trackers", "environment.json", "start.json",
-    BAD_ROWS, "timing.jsonl", digests.FILE, "metrics.jsonl", "network.json", "config.yaml", "checkpoints", "needs",
+    BAD_ROWS, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", "config.yaml", "checkpoints",
+    "needs",
 )  # fmt: skip
 
 _RESULTS = _WRITTEN[:6]  # what a finished run has handed out
@@ -48,7 +50,8 @@ class Run:
     Entering checks the folder and changes nothing in it; `begin` takes it over, once all else is known to be right.
 
     Args:
-        config: its paths become absolute ones, and a `base.dtype: auto` what the run that is continued computes in.
+        config: its paths become absolute ones, and of a run that is continued `base.dtype: auto` and
+            `task.held_out: auto` what they have meant there.
         fresh: delete what an earlier run left there.
         listen: is given each line of metrics.jsonl as it is written.
 
@@ -58,12 +61,16 @@ class Run:
 
     Attributes:
         before: the configuration that a run which is continued had until now; None: it has not changed.
+        changes: what has changed in its data, one line for each time that it went on with others.
+        scored_rows: a checksum of the rows that are scored in training; empty where it is not known.
     """
 
     checkpoints: Checkpoints  # from `begin` on
     digests: digests.Digests  # from `begin` on
     saved: dict[str, Any] | None = None  # the configuration with which the run was begun or continued last
     before: Config | None = None  # the same, where it is continued with another one
+    changes: Sequence[str] = ()
+    scored_rows: str = ""
     _reopened = False  # a finished run goes on
 
     def __init__(
@@ -155,8 +162,8 @@ class Run:
             self.checkpoints.save(saved.round, {**saved.state, "search": extend.search(before)}, saved.rows)
 
     def _compare(self, saved: dict[str, Any]) -> None:
-        if self.config.base.dtype == "auto" and holds_results(self.folder):
-            self.config = replace(self.config, base=replace(self.config.base, dtype=saved["base"]["dtype"]))
+        if holds_results(self.folder):
+            self.config = as_before(self.config, saved)
         before, now = flat(saved), flat(as_dict(self.config))
         changes = {
             key: (before.get(key), now.get(key))
@@ -273,6 +280,15 @@ class Run:
             raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
 
 
+def as_before(config: Config, saved: Mapping[str, Any]) -> Config:
+    """The configuration with what `auto` has meant in the run that is continued."""
+    if config.base.dtype == "auto":
+        config = replace(config, base=replace(config.base, dtype=saved["base"]["dtype"]))
+    if config.task.held_out == "auto":
+        config = replace(config, task=replace(config.task, held_out=saved["task"]["held_out"]))
+    return config
+
+
 def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
         f"cannot write {path}: {error.strerror or error}. Make room, then give the same command to continue."
@@ -298,19 +314,20 @@ def _renamed(changes: extend.Changes, saved: Mapping[str, Any], now: Config) -> 
     return same
 
 
-def look(folder: Path, config: Config, fresh: bool) -> tuple[int, bool]:
-    """(the round after which a run in this folder would go on, whether it is complete); nothing there is changed.
+def look(folder: Path, config: Config, fresh: bool) -> tuple[int, bool, Config]:
+    """(the round after which a run in this folder would go on, whether it is complete, its configuration there).
+    Nothing there is changed.
 
     Raises:
         UserError, RunError: as entering a `Run`.
     """
     if not folder.exists():
-        return 0, False
+        return 0, False, config
     lock = folder / ".lock"
     had_lock = lock.exists()
     try:
         with Run(folder, config, fresh) as run:
-            return run.reached, run.summary() is not None
+            return run.reached, run.summary() is not None, run.config
     finally:
         if not had_lock:
             lock.unlink(missing_ok=True)

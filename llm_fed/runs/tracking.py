@@ -178,7 +178,8 @@ class Reporter:
         elif record["kind"] == "privacy":  # logged before its round's line
             self._spent = "" if record["epsilon"] is None else f", epsilon {record['epsilon']:.3g}"
             self._track({"privacy/epsilon": record["epsilon"]} if self._spent else {}, record["round"])
-        elif record["kind"] == "event" and not record.get("information"):  # which the plan has said
+        elif record["kind"] == "event" and record["event"] != "data changed" and not record.get("information"):
+            # The others were said when the data were read, or in the plan.
             self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
 
     def _round(self, record: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +48,7 @@ class Shared:
         return Codec(self.examples, self.packages)
 
 
-Build = Callable[[Config], Shared]
+Build = Callable[[Config, Mapping[str, Any] | None], Shared]  # of a configuration, and what is known of its rows
 
 
 class Spread:
@@ -56,19 +56,20 @@ class Spread:
 
     Args:
         config: from which the other ranks build what this one has built.
+        known: what was known of the rows of its data, as JSON values.
 
     Raises:
         UserError, RunError: another rank cannot build it, or has built something else.
     """
 
-    def __init__(self, ranks: Ranks, config: Config, shared: Shared):
+    def __init__(self, ranks: Ranks, config: Config, shared: Shared, known: Mapping[str, Any] | None = None):
         self._work = Work()
-        self._ranks, self._config, self._shared = ranks, config, shared
+        self._ranks, self._config, self._shared, self._known_rows = ranks, config, shared, known
         self._codec = shared.codec
         self._open()
 
     def _open(self) -> None:
-        order = Codec().pack(["open", self._config])
+        order = Codec().pack(["open", self._config, self._known_rows])
         self._ranks.opened = None
         for rank in range(1, self._ranks.size):
             self._ranks.send(rank, order)
@@ -139,9 +140,9 @@ class Worker:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             return self._codec.pack(RunError(f"rank {self._rank} on {socket.gethostname()} failed: {reason}"))
 
-    def _open(self, config: Config) -> tuple[str, str]:
+    def _open(self, config: Config, known: Mapping[str, Any] | None) -> tuple[str, str]:
         self._engine, self._codec = None, Codec()  # two engines may not fit into memory
-        shared = self._build(config)
+        shared = self._build(config, known)
         self._engine, self._codec = shared.engine, shared.codec
         return socket.gethostname(), shared.fingerprint
 

@@ -102,7 +102,7 @@ def take_part(given: argparse.Namespace) -> None:
 
     if channel and channel.rank:
         build = run.builder()
-        serve_orders(lambda config: timing(build(config)))
+        serve_orders(lambda config, known: timing(build(config, known)))
         share = {part: seconds / (given.rounds + 1) for part, seconds in timed[0].seconds.items()}
         say({"rank": channel.rank, "share": share})
         return

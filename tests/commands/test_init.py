@@ -31,7 +31,7 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert said.code == 0, said.err
     assert "5: east, north, south, up and down, west" in said.out
     assert "prompt = question, answer = reply" in said.out and "Latin 100 %" in said.out
-    assert "29 per client for training; 15 for validation and 40 for testing" in said.out
+    assert "29 per client for training; 30 for validation and 25 for testing" in said.out
     config = configfile.load("my data.yaml")
     assert (config.task.path, config.base.name) == ("my data", str(small.base))
     assert config.method == {"name": "fedmerge", "num_models": 4} and config.eval.base

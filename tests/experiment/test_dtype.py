@@ -188,7 +188,7 @@ def test_the_ranks_of_a_launch_are_told(small, tmp_path, monkeypatch):
     class Told(Exception):
         pass
 
-    def spread(ranks, config, shared):
+    def spread(ranks, config, shared, known):
         raise Told(config.base.dtype)
 
     monkeypatch.setattr(experiment, "other_ranks", lambda: object())

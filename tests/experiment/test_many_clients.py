@@ -35,7 +35,8 @@ def config_of(folder: Path, base: Path, clients: int, *words: str):
     path = folder / f"{clients}.jsonl"
     with open(path, "w") as file:
         for number in range(2 * clients):
-            row = {"client": f"c{number % clients}", "question": f"w{number % 50 + 2} w3", "answer": "w4 w5"}
+            row = {"client": f"c{number % clients}", "answer": "w4 w5"}
+            row["question"] = f"w{number % 50 + 2} w{3 + number // clients}"
             file.write(json.dumps(row) + "\n")
     return configfile.load({}, [*WORDS, "task.name=files", f"task.path={path}", f"base.name={base}", *words])
 
@@ -54,7 +55,8 @@ def test_the_rows_of_twenty_thousand_clients_stay_on_the_disk(small, tmp_path):
     before, config = held(), config_of(tmp_path, small.base, 20_000)
     data = tasks.load(config.task, 0)
     assert len(data.clients) == 20_000 and held() < before + 10
-    assert data.clients["c12"].train[0] == Example("w14 w3", ("w4 w5",), group="c12")
+    both = {*data.clients["c12"].train, *data.clients["c12"].test}
+    assert both == {Example(f"w14 w{n}", ("w4 w5",), group="c12") for n in (3, 4)}
 
 
 def test_the_start_holds_no_row(small, tmp_path, monkeypatch):

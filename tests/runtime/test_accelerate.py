@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import battery
+import numpy as np
 import outside
 import pytest
 import small_run
@@ -21,13 +22,14 @@ import torch
 from equal_runs import assert_same
 from image_runs import RUNS, configured
 from rich.console import Console
+from small_run import CLIENTS
 
 from llm_fed import methods
 from llm_fed.commands import compare
 from llm_fed.configfile import from_dict
 from llm_fed.engine import fit
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.experiment import finish, run
+from llm_fed.experiment import finish, run, splits
 from llm_fed.experiment.build import prepare
 from llm_fed.models.lora import Lora
 from llm_fed.optimizer import Optimizer
@@ -52,7 +54,8 @@ from llm_fed.runtime.portable import Codec, fingerprint, packages_of
 from llm_fed.runtime.shares import cost, split
 from llm_fed.site import Site
 from llm_fed.state import State, stack
-from llm_fed.tasks.common import Encoded, Picture
+from llm_fed.tasks.common import Encoded, Example, Picture
+from llm_fed.tasks.record import TRAINING
 
 LATE = {"delay": {"sigma": 0.8}, "rounds": 2, "local": {"steps": 2, "lr": 0.02, "lr_end": 0.02}}
 SERVED = {"task": {"server": {"examples": 1, "each": True}}}
@@ -245,8 +248,8 @@ class Failing:
 def failing_at(client: str, error: Exception | None = None) -> Build:
     build = run.builder()
 
-    def built(config: Any) -> Shared:
-        shared = build(config)
+    def built(config: Any, known: Any) -> Shared:
+        shared = build(config, known)
         return replace(shared, engine=Failing(shared.engine, client, error))
 
     return built
@@ -294,7 +297,8 @@ def test_a_failure_at_rank_0_leaves_the_others_in_step(small, spread):
 def test_other_data_at_another_rank_is_refused_before_anything_is_written(small, tmp_path, spread):
     def elsewhere() -> Build:
         build = run.builder()
-        return lambda config: build(replace(config, task=replace(config.task, max_length=31, template="alpaca-short")))
+        task = {"max_length": 31, "template": "alpaca-short"}
+        return lambda config, known: build(replace(config, task=replace(config.task, **task)), known)
 
     spread(Loopback(2, elsewhere))
     with pytest.raises(UserError, match="rank 1 on .* has other examples or another base"):
@@ -388,3 +392,25 @@ def test_fingerprints_differ_with_any_example_pixel_or_weight():
         fingerprint([], one), fingerprint([], other),
     ]  # fmt: skip
     assert len(set(found)) == 6 and fingerprint([encoded(3)]) == found[0]
+
+
+def test_changed_data_are_divided_alike_at_all_ranks(small, tmp_path, spread):
+    """By what the run knows of its rows, which rank 0 sends."""
+
+    def write(numbers: list[int]) -> None:
+        for client, (first, second) in CLIENTS.items():
+            lines = [json.dumps({"instruction": f"w{n} w20", "output": f"w{first} w{second}"}) for n in numbers]
+            (tmp_path / "data" / f"{client}.jsonl").write_text("\n".join(lines))
+
+    (tmp_path / "data").mkdir()
+    write(list(range(20)))
+    tree = small.tree(rounds=1, task={"path": str(tmp_path / "data")})
+    spread(None)
+    run.train(from_dict(tree), tmp_path / "run")
+    record = splits.recall(tmp_path / "run")
+    trained = [n for n in range(20) if record.splits_of(
+        np.array([Example(f"w{n} w20", ("w4 w5",)).digest], np.uint64)) == TRAINING]  # fmt: skip
+    write([*trained, 40, 41])  # a new run would hold some of these out
+    channel = spread(Loopback(2))
+    run.train(from_dict(tree | {"rounds": 2}), tmp_path / "run")
+    assert channel.sent[1] and len(splits.recall(tmp_path / "run").changes) == 1

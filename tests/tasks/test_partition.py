@@ -15,6 +15,7 @@ from llm_fed.errors import UserError
 from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.partition import kept, partition
+from llm_fed.tasks.splits import ByPosition
 
 
 def make(client: str, train: int, test: int, validation: int = 0) -> ClientData:
@@ -183,8 +184,8 @@ def test_names_of_many_clusters_and_clients_sort_as_they_stand():
 )
 def test_a_share_of_what_a_client_gets_of_each_label_can_be_its_test_split(config, made):
     config = dataclasses.replace(config, test=0.2)
-    parts = partition(SOURCE, config, 0)
-    assert len(parts) == made and partition(SOURCE, config, 0) == parts
+    parts = partition(SOURCE, config, 0, rule=ByPosition(0))
+    assert len(parts) == made and partition(SOURCE, config, 0, rule=ByPosition(0)) == parts
     both = sorted(prompts(SOURCE, "train") + prompts(SOURCE, "test"))
     assert sorted(prompts(parts, "train") + prompts(parts, "test")) == both
     assert sorted(prompts(parts, "validation")) == sorted(prompts(SOURCE, "validation"))
@@ -196,11 +197,25 @@ def test_a_share_of_what_a_client_gets_of_each_label_can_be_its_test_split(confi
         assert all(abs(held(client, "test")[label] - share * count) < 1 for label, count in whole.items())
 
 
+@pytest.mark.parametrize(
+    "config, made", [*MADE, (PartitionConfig(), 3)], ids=lambda value: getattr(value, "kind", None)
+)
+def test_by_content_a_row_is_tested_whoever_gets_it(config, made):
+    parts = partition(SOURCE, dataclasses.replace(config, test=0.2), 0)
+    assert len(parts) == made
+    pool = sorted(prompts(SOURCE, "train") + prompts(SOURCE, "test"))
+    assert sorted(prompts(parts, "train") + prompts(parts, "test")) == pool
+    natural = partition(SOURCE, PartitionConfig(test=0.2), 0)
+    forced = {*prompts(parts, "test")} ^ {*prompts(natural, "test")}  # where a client would lack one of the sides
+    assert len(forced) <= (made if config.kind == "dirichlet" else 0)
+    assert 0.1 < len(prompts(parts, "test")) / len(pool) < 0.3
+
+
 def test_a_test_split_of_two_examples_leaves_one_to_train_and_of_one_none():
     parts = partition(cohort(make("a", 2, 0), make("b", 0, 2), make("c", 1, 0), make("d", 0, 0, 3)),
                       PartitionConfig(test=0.01), 0)  # fmt: skip
     assert [(len(client.train), len(client.test)) for client in parts.values()] == [(1, 1), (1, 1), (1, 0), (0, 0)]
-    (most,) = partition(cohort(make("a", 9, 0)), PartitionConfig(test=0.99), 0).values()
+    (most,) = partition(cohort(make("a", 9, 0)), PartitionConfig(test=0.9999), 0).values()
     assert (len(most.train), len(most.test)) == (1, 8)
 
 

@@ -1,0 +1,158 @@
+"""What a run knows of its rows (`tasks.record`): read before its data are divided, and written before it trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_fed import checksum, methods
+from llm_fed.config import Config
+from llm_fed.errors import RunError
+from llm_fed.experiment import start
+from llm_fed.runs.folder import SPLITS, Run, holds_results
+from llm_fed.tasks.record import TEST, VALIDATION, Change, Record, together
+
+if TYPE_CHECKING:
+    from llm_fed.experiment.build import Experiment
+
+_FILES = 6  # that a note names
+
+
+@dataclass(frozen=True)
+class Known:
+    """The rows that a run knows.
+
+    Attributes:
+        own: from its own folder; None: it begins, or an earlier version made it.
+        all: with those of the runs that it starts from.
+        folder: its own; None: it begins.
+    """
+
+    own: Record | None = None
+    all: Record | None = None
+    folder: Path | None = None
+
+
+def recall(folder: Path) -> Record | None:
+    """The record in a run folder; None where there is none.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    return read(folder / SPLITS)
+
+
+def read(path: Path) -> Record | None:
+    """The record in a file, see `recall`."""
+    try:
+        return Record.from_json(checksum.checked(json.loads(path.read_bytes()))) if path.exists() else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(
+            f"{path} is damaged: {error}. It says which rows were trained on, so without it they may be tested; start "
+            "again with --fresh"
+        ) from error
+
+
+def known(
+    folder: Path,
+    config: Config,
+    *,
+    begins: bool = False,
+    needed: Mapping[str, Path] | None = None,
+    given: Record | None = None,
+) -> Known:
+    """What the run in a folder knows: by itself, by the runs that its method needs, and by that of `adapter.start`.
+
+    Args:
+        begins: whether nothing that lies in the folder counts.
+        needed: by name of a method that the run's needs, the folder of that run (default: `folder/needs/<name>`).
+        given: what the run knows for which this one is trained.
+
+    Raises:
+        RunError: a record is damaged.
+    """
+    own = None if begins else recall(folder)
+    origin = start.place(config)
+    others = [given, recall(Path(origin)) if origin else None]
+    for name in methods.build(config.method).needs:
+        inside = folder / "needs" / name
+        place = (needed or {}).get(name, inside)
+        if place.is_dir() and holds_results(place) and not (begins and place == inside):
+            others.append(recall(place))
+    every = together([record for record in (own, *others) if record is not None])
+    return Known(own, every, None if begins else folder)
+
+
+def tested_alike(folder: Path, other: Path) -> bool | None:
+    """Whether two finished runs were tested on the same rows; None where one of them does not know its own."""
+    records = [recall(each) for each in (folder, other)]
+    known = [record.checksum_of(TEST) for record in records if record is not None]
+    return known[0] == known[1] if len(known) == 2 else None
+
+
+def notes(built: Experiment, known: Known, *, trains: bool = True) -> list[str]:
+    """What a user should know of the data of a run; nothing where they are as they were.
+
+    Args:
+        trains: whether the run goes on, and is not only scored.
+    """
+    record, config = built.record, built.config
+    if record is None or known.folder is None:
+        return []
+    if known.own is None:
+        return _of_older(built, known.folder)
+    if not (changed := record.since(known.own)):
+        return []
+    found = [
+        f"the data have changed: {Change(0, changed).words(_FILES)}. Rows that the run knows stay in their splits, so "
+        "that none is tested that was trained on; new ones are divided by their hash"
+    ]
+    if trains and config.task.partition.kind != "natural":
+        found.append(f"task.partition.kind={config.task.partition.kind} deals all rows to the clients anew")
+    if not known.own.splits_of(record.digests).any():
+        found.append(
+            "none of the rows is one that the run knows, so some of those scored may say in other words what was "
+            "trained on"
+        )
+    if trains and _scored(record, config) != _scored(known.own, config):
+        found.append(f"the {config.eval.during} examples are others now, so the search for the best round starts again")
+    return found
+
+
+def _of_older(built: Experiment, folder: Path) -> list[str]:
+    """The same of a run that an earlier version made, which did not remember its rows but how many each client has."""
+    before = start.examples_of(folder)
+    sizes = {id: site.num_examples for id, site in built.clients.items() if id in before}
+    changed = [id for id, size in sizes.items() if size != before[id]]
+    if not changed:
+        return []
+    first, more = changed[0], len(changed) - 1
+    return [
+        f"the data have changed: {first} has {sizes[first]} training examples and had {before[first]}"
+        + (f", and {more} more {'client has' if more == 1 else 'clients have'} others" if more else "")
+        + ". An earlier version made this run and did not remember its rows, so some that are tested may have been "
+        "trained on"
+    ]
+
+
+def remember(run: Run, record: Record | None, known: Known) -> None:
+    """Write down with the run in which splits its rows are, before it trains on them.
+
+    Raises:
+        RunError: the disk is full.
+    """
+    if record is None:
+        return
+    if known.own is not None:
+        record = record.after(known.own, run.reached)
+    run.remember(SPLITS, record.as_json())
+    run.changes = [change.words() for change in record.changes]
+    run.scored_rows = _scored(record, run.config)
+
+
+def _scored(record: Record, config: Config) -> str:
+    """A checksum of the rows that are scored in training."""
+    return record.checksum_of({"validation": VALIDATION, "test": TEST}[config.eval.during])

@@ -1,0 +1,313 @@
+"""Which examples are held out where data have no split of their own.
+
+By the hash of a row (`ByContent`), so that a row that is added, removed or moved changes the split of no other one; or
+by its position in the data (`ByPosition`), as before version 0.4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import operator
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from llm_fed.errors import UserError
+from llm_fed.rng import derive
+from llm_fed.tasks import classes, content
+from llm_fed.tasks.common import ClientData, hold_out, select
+from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record
+
+log = logging.getLogger(__name__)
+
+BITS = {"train": TRAINING, "validation": VALIDATION, "test": TEST}
+
+
+class Rule(Protocol):
+    """How examples are held out of each client's training examples."""
+
+    def hold_out(
+        self, clients: Sequence[ClientData], split: str, share: float, beside: Sequence[ClientData] = ()
+    ) -> list[ClientData]:
+        """The clients, with a share of each one's training examples as its `split`.
+
+        Args:
+            beside: others, all of whose training examples are trained on.
+        """
+        ...
+
+    def hold_out_by_label(
+        self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
+    ) -> list[ClientData]:
+        """The clients of a partition, with a share of each one's training examples as its test split."""
+        ...
+
+    def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
+        """The clients with the splits that their data bring.
+
+        Args:
+            pooled: whether training and test examples become one pool afterwards.
+        """
+        ...
+
+    def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
+        """Of each pool, which has so many, the `count` examples that the server takes: bool (N,) for N examples."""
+        ...
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """By places in the data: the same rows in the same order have the same splits.
+
+    Args:
+        seed: of the draw.
+    """
+
+    seed: int
+
+    def hold_out(
+        self, clients: Sequence[ClientData], split: str, share: float, beside: Sequence[ClientData] = ()
+    ) -> list[ClientData]:
+        """So many of each client's examples, drawn by (seed, split, client); see `common.hold_out`."""
+        parts = (hold_out(client.train, share, self.seed, client.client, split) for client in clients)
+        return [
+            dataclasses.replace(client, train=train, **{split: held})
+            for client, (train, held) in zip(clients, parts, strict=True)
+        ]
+
+    def hold_out_by_label(
+        self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
+    ) -> list[ClientData]:
+        """That share of each label, up to one example."""
+        return [self._by_label(client, share) for client in clients]
+
+    def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
+        return clients
+
+    def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
+        """So many places."""
+        drawn = []
+        for pool, seed in zip(pools, seeds, strict=True):
+            mask = np.zeros(len(pool), bool)
+            mask[np.random.default_rng(seed).choice(len(pool), count, replace=False)] = True
+            drawn.append(mask)
+        return drawn
+
+    def _by_label(self, client: ClientData, share: float) -> ClientData:
+        labels = np.array([example.group for example in client.train])
+        held = np.zeros(len(labels), bool)
+        held[classes.stratified(labels, share, derive(self.seed, "partition", "test", client.client))] = True
+        return _divided(client, "test", held)
+
+
+@dataclass(frozen=True)
+class ByContent:
+    """By a hash of each row and the seed, so that equal rows are on one side, whosever they are; see `held`.
+
+    Args:
+        seed: of the draw.
+        known: rows that keep the split which they had in a run.
+        server: whether the server takes examples out of the test split, so that those which it had belong there.
+    """
+
+    seed: int
+    known: Record | None = None
+    server: bool = False
+
+    def hold_out(
+        self, clients: Sequence[ClientData], split: str, share: float, beside: Sequence[ClientData] = ()
+    ) -> list[ClientData]:
+        """On average that share of all rows; of each client with two different rows at least one on each side."""
+        if not 0 <= share < 1:
+            raise UserError(f"the {split} share is {share}; it must be at least 0 and below 1")
+        rows = [content.digests(client.train) for client in clients]
+        trained = [content.digests(client.train) for client in beside]
+        chosen = held(rows, share, derive(self.seed, split), self._fixed(split, trained))
+        return [_divided(client, split, own) for client, own in zip(clients, chosen, strict=True)]
+
+    def hold_out_by_label(
+        self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
+    ) -> list[ClientData]:
+        """As `hold_out`: where a row lands does not depend on how many of its label there are."""
+        return self.hold_out(clients, "test", share, beside)
+
+    def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
+        """All that the server had in a run that knows them, and then those whose hash comes first; an example takes all
+        that are equal to it along, whose pool they are in. What the run knows as tested is not taken, so that there may
+        be fewer."""
+        rows = [content.digests(pool) for pool in pools]
+        contents = [self._first(own, count, seed) for own, seed in zip(rows, seeds, strict=True)]
+        taken = np.concatenate(contents or [np.empty(0, np.uint64)])
+        return [np.isin(own, taken) for own in rows]
+
+    def _first(self, rows: np.ndarray, count: int, seed: int) -> np.ndarray:
+        """The contents of `count` of the rows, or of a few more where the last one comes several times."""
+        contents, copies = np.unique(rows, return_counts=True)
+        known = self._known(contents)
+        had = known & SERVER > 0
+        order = np.lexsort((content.drawn(contents, seed), ~had))
+        order = order[had[order] | (known[order] & TEST == 0)]
+        enough = int(np.searchsorted(np.cumsum(copies[order]), count)) + 1 if count else 0
+        return contents[order[: max(enough, int(had.sum()))]]
+
+    def _known(self, contents: np.ndarray) -> np.ndarray:
+        """(N,) uint8: the splits in which a run knows these contents; 0: in none."""
+        return np.zeros(len(contents), np.uint8) if self.known is None else self.known.splits_of(contents)
+
+    def _fixed(self, split: str, trained: Sequence[np.ndarray]) -> Fixed:
+        """Which contents a run knows as held out for this split, and which as anything else or as `trained` anyway."""
+        bits = BITS[split] | (SERVER if self.server and split == "test" else 0)
+        elsewhere = np.concatenate(trained or [np.empty(0, np.uint64)])
+
+        def fixed(contents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            known = self._known(contents)
+            # What was trained on is not held out, though a run that divided by position held an equal row out.
+            kept = (known & TRAINING > 0) | np.isin(contents, elsewhere)
+            out = (known & bits > 0) & ~kept
+            return out, kept | ((known > 0) & ~out)
+
+        return fixed
+
+    def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
+        """The clients with the splits that their data bring, where a row that a run knows from another split than that
+        in which it now stands is back in that one.
+
+        A row that was on both sides, as the data had it twice, stays where it stands.
+        """
+        if self.known is None:
+            return clients
+        tested = not pooled and any(client.test for client in clients.values())
+        moved: Counter[tuple[str, str]] = Counter()
+        found = {name: self._back(client, self.known, tested, moved) for name, client in clients.items()}
+        for (here, there), count in moved.items():
+            log.warning(
+                "%d %s example%s of these data belong%s to the %s split, where the run has had %s",
+                count, here, *(("", "s", there, "it") if count == 1 else ("s", "", there, "them")),
+            )  # fmt: skip
+        return found
+
+    def _back(self, client: ClientData, known: Record, tested: bool, moved: Counter[tuple[str, str]]) -> ClientData:
+        """Args:
+        tested: whether the data bring a test split that stays one.
+        moved: counts the examples that go from one split to another.
+        """
+        # What is held out afterwards stays among the training examples until then; in a pool they may be test examples.
+        open_bits = TRAINING | (0 if client.validation else VALIDATION) | (0 if tested else TEST)
+        targets = {}
+        for split, bit in BITS.items():
+            was = known.splits_of(content.digests(getattr(client, split)))
+            fits = (open_bits if bit & open_bits else bit) | (SERVER if self.server and split == "test" else 0)
+            target = targets[split] = np.full(len(was), bit)
+            for other in ("validation", "test", "train"):  # the last counts most
+                goes = (was & BITS[other] > 0) & (was & fits == 0)
+                target[goes] = TRAINING if BITS[other] & open_bits else BITS[other]
+            for other in (other for other in BITS if other != split and (target == BITS[other]).any()):
+                moved[split, other] += int((target == BITS[other]).sum())
+        if all((target == BITS[split]).all() for split, target in targets.items()):
+            return client
+        return dataclasses.replace(client, **{
+            split: _joined([
+                select(getattr(client, source), np.flatnonzero(target == bit).tolist())
+                for source, target in sorted(targets.items(), key=lambda each: each[0] != split)
+            ])
+            for split, bit in BITS.items()
+        })  # fmt: skip
+
+
+def rule(
+    asked: Literal["auto", "hash", "position"], seed: int, here: Record, known: Record | None, server: bool
+) -> Rule:
+    """The rule that `task.held_out` asks for. By position only unchanged data can be divided again; where rows that a
+    run knows have changed, they keep their splits, and new ones go by content.
+
+    Args:
+        here: the rows of the data now.
+        known: by a run.
+        server: see `ByContent`.
+    """
+    if asked == "position" and (known is None or not (known.changes or here.since(known))):
+        return ByPosition(seed)
+    return ByContent(seed, known, server)
+
+
+# Of different contents, which a run knows as held out, and which as anything else: two arrays of bool.
+Fixed = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def held(rows: Sequence[np.ndarray], share: float, seed: int, fixed: Fixed) -> list[np.ndarray]:
+    """Which rows of each client are held out: bool (N,) for digests (N,).
+
+    A row is held out where its draw lies within the share. So equal rows are on one side everywhere, and other rows do
+    not matter, except where a client with two different rows or more would lack one of the sides. Then the one of its
+    rows that is nearest to the border changes its side, with all that are equal to it. It must not be the last training
+    row of another client, so a client may stay without held-out rows, where others hold all of its rows. Nobody is left
+    without a training row but clients whose rows are all `fixed`.
+    """
+    if not any(len(own) for own in rows):
+        return [np.empty(0, bool) for _ in rows]
+    sizes = [len(own) for own in rows]
+    contents, numbers = np.unique(np.concatenate(rows), return_inverse=True)
+    draws = content.drawn(contents, seed)
+    out, kept = fixed(contents)
+    chosen = out | (content.below(draws, share) & ~kept)
+    if share:
+        _both_sides(chosen, draws, ~(out | kept), np.repeat(np.arange(len(rows)), sizes), numbers)
+    return np.split(chosen[numbers], np.cumsum(sizes)[:-1])
+
+
+def _both_sides(
+    chosen: np.ndarray, draws: np.ndarray, free: np.ndarray, owners: np.ndarray, numbers: np.ndarray
+) -> None:
+    """Change `chosen` (C,) so that as many clients as possible have rows on both sides.
+
+    Args:
+        draws, free: (C,) of the different contents the draw, and whether its side may change.
+        owners, numbers: (N,) of the rows whose each is, and the number of its content.
+    """
+    pairs = np.unique(owners * len(chosen) + numbers)  # of each client the different contents
+    owner, number = np.divmod(pairs, len(chosen))
+    starts = np.searchsorted(owner, np.arange(owners.max() + 2))
+
+    def own(client: int) -> np.ndarray:
+        """The free contents of a client, by their draws."""
+        of_client = number[starts[client] : starts[client + 1]]
+        of_client = of_client[free[of_client]]
+        return of_client[np.argsort(draws[of_client])]
+
+    sizes = np.diff(starts)
+    counts = np.bincount(owner, chosen[number], len(sizes)).astype(int)  # held out
+    for client in np.flatnonzero((counts == sizes) & (sizes > 0)).tolist():
+        if chosen[number[starts[client] : starts[client + 1]]].all() and len(changeable := own(client)):
+            chosen[changeable[-1]] = False
+    counts = np.bincount(owner, chosen[number], len(sizes)).astype(int)
+    by_number = np.argsort(number, kind="stable")
+    holders_from = np.searchsorted(number[by_number], np.arange(len(chosen) + 1))
+    lacking = [(own(client), client) for client in np.flatnonzero((counts == 0) & (sizes > 1)).tolist()]
+    # In an order that does not depend on the clients' names.
+    for candidates, client in sorted(lacking, key=lambda each: draws[each[0][:1]].tolist()):
+        for candidate in candidates if counts[client] == 0 else ():
+            holders = owner[by_number[holders_from[candidate] : holders_from[candidate + 1]]]
+            if (sizes[holders] - counts[holders] > 1).all():
+                chosen[candidate] = True
+                counts[holders] += 1
+                break
+
+
+def _divided(client: ClientData, split: str, held: np.ndarray) -> ClientData:
+    """The client with those of its training examples as its `split`."""
+    train, out = (select(client.train, np.flatnonzero(places).tolist()) for places in (~held, held))
+    return dataclasses.replace(client, train=train, **{split: out})
+
+
+def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """These examples one after another, on the disk where all are there."""
+    parts = [part for part in parts if len(part)]
+    if len({type(part) for part in parts}) > 1:
+        return tuple(chain.from_iterable(parts))
+    return reduce(operator.add, parts) if parts else ()

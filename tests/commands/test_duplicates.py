@@ -1,0 +1,114 @@
+"""Test examples that are almost training examples: found where they are, and none where a template makes them alike."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from llm_fed.commands.duplicates import near_duplicates
+from llm_fed.tasks.common import ClientData, Example, TaskData
+
+WORDS = [
+    "fracture",
+    "wrist",
+    "burn",
+    "hand",
+    "chest",
+    "pain",
+    "fever",
+    "cough",
+    "nausea",
+    "ankle",
+    "knee",
+    "shoulder",
+    "rash",
+    "bleeding",
+    "allergy",
+    "swelling",
+]
+QUESTION = "Which ward takes a patient with a {} and a {} who also has a {} and {} since the {} of May?"
+
+
+def questions(count: int, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return [QUESTION.format(*draw.sample(WORDS, 4), draw.randint(1, 31)) for _ in range(count)]
+
+
+def found(train: list[str], test: list[str], answers: tuple[str, str] = ("Surgery.", "Surgery.")) -> int:
+    """How many of the test prompts are almost one of the training prompts, which another client has."""
+    data = TaskData("files", "rouge1", {
+        "north": ClientData("north", tuple(Example(text, (answers[0],)) for text in train)),
+        "south": ClientData("south", (), (), tuple(Example(text, (answers[1],)) for text in test)),
+    })  # fmt: skip
+    return near_duplicates(data).count
+
+
+@pytest.mark.parametrize("almost", [
+    "What do I do about a burnt hand on Sunday",
+    "Do: what, I do (about) a burnt hand -- on Sunday?!",
+    "What do I do about a burned hand on Sunday?",
+    "What do I do about my burnt hand on Sunday?",
+    "On Sunday, what do I do about a burnt hand?",
+])  # fmt: skip
+def test_a_prompt_that_is_almost_another(almost):
+    train = [*questions(60), "What do I do about a burnt hand on Sunday?"]
+    assert found(train, [almost]) == 1
+    assert found(train[:-1], [almost]) == 0
+    assert found(train, [almost], ("Surgery.", "The burns unit.")) == 0  # another answer was wanted
+
+
+def test_chinese_is_compared_by_its_characters():
+    train = [f"第{n}号病人应该去哪个科室看病呢" for n in "一二三四五六七八九"] + ["手被开水烫伤以后应该马上怎么办"]
+    assert found(train, ["手被开水烫伤了以后应该马上怎么办？"]) == 1
+    assert found(train[:-1], ["手被开水烫伤了以后应该马上怎么办？"]) == 0
+
+
+@pytest.mark.parametrize("template", [
+    "Which bay for crate {}?",
+    "Which bay for crate {} of customer{} in hall 3?",
+    "Classify the following review as positive or negative, and answer with a single word. Review number {}: fine {}",
+    "What is {} + {}?",
+    "第{}号箱子应该放在哪里{}",
+])  # fmt: skip
+def test_what_a_template_makes_alike_is_not(template):
+    def fill(numbers: range) -> list[str]:
+        return [template.format(n, 7 * n + 1000) for n in numbers]
+
+    assert found(fill(range(200)), fill(range(200, 260))) == 0
+
+
+def test_questions_about_one_text_are_not():
+    draw = random.Random(1)
+    texts = [
+        " ".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) + f" {' '.join(questions(3, n))}" for n in range(9)
+    ]
+    train = [f"{text} Who wrote part {n} and when was it?" for text in texts for n in range(4)]
+    test = [f"{text} Where does line {n} stand?" for text in texts for n in range(4, 7)]
+    assert found(train, test, ("the author", "on page two")) == 0
+
+
+def test_equal_prompts_are_counted_elsewhere_and_none_is_no_pair():
+    assert found(questions(30), questions(30)) == 0
+    assert near_duplicates(TaskData("files", "rouge1", {"a": ClientData("a", ())})).words() == ""
+
+
+def test_it_is_said_with_a_pair(small, llm_fed, tmp_path):
+    path = tmp_path / "c"
+    path.mkdir()
+    lines = [f'{{"prompt": "{text}", "answer": "Surgery."}}' for text in questions(40)]
+    (path / "north-train.jsonl").write_text("\n".join([*lines, lines[0].replace("patient with a", "patient, with a")]))
+    (path / "north-test.jsonl").write_text(
+        "\n".join([*(lines[n].replace("Which ward takes", "WHICH ward: takes") for n in range(3)), *lines[5:7]])
+    )
+    said = llm_fed("init", path, "--base", small.base, "--out", tmp_path / "c.yaml")
+    assert said.code == 0, said.err
+    (line,) = (line for line in said.out.splitlines() if line.startswith("alike "))
+    assert line.startswith("alike      3 of 5 test examples are almost a training example, such as '")
+    assert "' of north and '" in line and len(line) < 320
+    for file in path.iterdir():
+        file.unlink()
+    (path / "north.jsonl").write_text(
+        "\n".join(f'{{"prompt": "crate {n}", "answer": "bay {n % 4}"}}' for n in range(60))
+    )
+    assert "alike" not in llm_fed("init", path, "--base", small.base, "--out", tmp_path / "d.yaml").out

@@ -1,0 +1,247 @@
+"""Data that grow, shrink and are moved about while a run goes on: no row that was trained on may ever be held out.
+
+python tests/support/growing.py [--cases 2000] [--seed 0]
+python tests/support/growing.py --new-runs 20000    # how often an added row moves others, where no run remembers them
+
+A case is a federation in files, in a random layout, that is divided six times. In between, rows are added, copied,
+removed, shuffled, spelled otherwise and moved to another file, and files are renamed. What is divided is what a run
+divides, with what it remembers (`tasks.record`), which goes through JSON each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llm_fed import tasks
+from llm_fed.config import PartitionConfig, ServerConfig, TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.rng import derive
+from llm_fed.tasks import splits
+from llm_fed.tasks.common import TaskData
+from llm_fed.tasks.record import Record
+
+STAGES = 6
+WORDS = ["Fraktur", "wrist", "Zürich", "crate", "日本", "ward", "Surgery", "bay", "ÉTÉ", "7"]
+FEW = ("has no train example", "has no test example", "task.partition", "no training rows", "task.server")
+Row = dict[str, str]
+
+
+def key(*texts: str) -> tuple[str, ...]:
+    """What a row says, apart from how it is spelled; written anew here, as a mistake must not repeat itself."""
+    return tuple(" ".join(unicodedata.normalize("NFC", text).lower().split()) for text in texts)
+
+
+@dataclass
+class Federation:
+    """Files of rows, by client and split.
+
+    Attributes:
+        layout: a file per client, a folder per client, or one file with a client column.
+        tested: whether the data bring a test split.
+    """
+
+    draw: random.Random
+    layout: str
+    tested: bool
+    files: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
+    made: int = 0
+
+    def row(self) -> Row:
+        """A new row; now and then one with the same answer as many others."""
+        self.made += 1
+        words = " ".join(self.draw.choices(WORDS, k=4))
+        return {"prompt": f"{words} {self.made}", "answer": self.draw.choice([words, "yes", "no"])}
+
+    def fill(self) -> None:
+        for number in range(self.draw.randint(1, 5)):
+            sizes = {"train": self.draw.choice([2, 3, 5, 9, 20])} | ({"test": 4} if self.tested else {})
+            for split, size in sizes.items():
+                self.files[f"client{number}", split] = [self.row() for _ in range(size)]
+        for _ in range(self.draw.randint(0, 3)):  # the same row at several clients
+            self.copy()
+
+    def copy(self) -> None:
+        """A row of some file into another one, or once more into the same."""
+        row = dict(self.draw.choice(self.draw.choice(list(self.files.values()))))
+        rows = self.draw.choice(list(self.files.values()))
+        rows.insert(self.draw.randint(0, len(rows)), row)
+
+    def on_both_sides(self) -> set[tuple[str, ...]]:
+        """What the files of both splits say."""
+        sides = {split: {key(*row.values()) for (_, its), rows in self.files.items() if its == split for row in rows}
+                 for split in ("train", "test")}  # fmt: skip
+        return sides["train"] & sides["test"]
+
+    def change(self) -> None:
+        """Something that people do to data."""
+        file = self.draw.choice(list(self.files))
+        rows = self.files[file]
+        what = self.draw.choice(["add", "add", "copy", "remove", "shuffle", "spell", "move", "rename", "nothing"])
+        if what == "add":
+            for _ in range(self.draw.choice([1, 1, 3, 12])):
+                rows.insert(self.draw.randint(0, len(rows)), self.row())
+        elif what == "copy":
+            self.copy()
+        elif what == "remove" and len(rows) > 1:
+            del rows[self.draw.randrange(len(rows))]
+        elif what == "shuffle":
+            self.draw.shuffle(rows)
+        elif what == "spell":
+            place = self.draw.randrange(len(rows))
+            rows[place] = {column: self.spelled(text) for column, text in rows[place].items()}
+        elif what == "move" and len(rows) > 1:
+            self.files[self.draw.choice(list(self.files))].append(rows.pop(self.draw.randrange(len(rows))))
+        elif what == "rename":
+            name = f"renamed{self.made}"
+            self.files = {
+                (name if owner == file[0] else owner, split): own for (owner, split), own in self.files.items()
+            }
+
+    def spelled(self, text: str) -> str:
+        return self.draw.choice([
+            text.upper(), text.lower(), f" {text}\r\n", text.replace(" ", "  "), unicodedata.normalize("NFD", text),
+        ])  # fmt: skip
+
+    def write(self, folder: Path) -> Path:
+        """The path of the data."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        if self.layout == "column":
+            for split in ("train", "test") if self.tested else ("train",):
+                rows = [
+                    {**row, "client": owner} for (owner, its), own in self.files.items() if its == split for row in own
+                ]
+                write_rows(folder / f"{split}.jsonl", rows)
+            return folder if self.tested else folder / "train.jsonl"
+        for (owner, split), rows in self.files.items():
+            name = f"{owner}/{split}.jsonl" if self.layout == "folders" else f"{owner}-{split}.jsonl"
+            (folder / name).parent.mkdir(exist_ok=True)
+            write_rows(folder / name, rows)
+        return folder
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def settings(draw: random.Random, tested: bool) -> dict[str, Any]:
+    """Of the task: how it is divided."""
+    kind = draw.choice(["natural", "natural", "natural", "iid", "split", "test"])
+    partition = {
+        "natural": PartitionConfig(), "iid": PartitionConfig("iid", clients=2),
+        "split": PartitionConfig("split", clients=2), "test": PartitionConfig(test=0.3),
+    }[kind]  # fmt: skip
+    server = draw.choice([ServerConfig()] * 4 + [ServerConfig(examples=2), ServerConfig(examples=1, each=True)])
+    if kind != "test" and draw.random() < 0.1:
+        server = replace(server, test=True)
+    return {
+        "held_out": draw.choice(["hash", "hash", "auto", "position"]),
+        "validation": draw.choice([0.0, 0.1, 0.3]),
+        "partition": partition,
+        "server": server,
+    }
+
+
+@dataclass
+class Outcome:
+    """What came of a case: how often data were divided, why that was refused, and the rows that were trained on and are
+    held out."""
+
+    divided: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    leaked: list[tuple[str, ...]] = field(default_factory=list)
+
+
+def case(seed: int, folder: Path) -> Outcome:
+    """One federation through all its stages."""
+    draw = random.Random(seed)
+    federation = Federation(draw, draw.choice(["files", "folders", "column"]), draw.random() < 0.3)
+    federation.fill()
+    how, record = settings(draw, federation.tested), None
+    outcome, trained, seen = Outcome(), set[tuple[str, ...]](), set[tuple[str, ...]]()
+    twice: set[tuple[str, ...]] = set()  # what the data, or the old rule, had on both sides when it came
+    for stage in range(STAGES):
+        config = TaskConfig("files", str(federation.write(folder)), **how)
+        try:
+            data = tasks.load(config, seed % 5, known=record)
+        except UserError as error:
+            assert any(why in str(error) for why in FEW), error
+            outcome.refused[str(error)[:60]] += 1
+        else:
+            outcome.divided += 1
+            trained |= rows(data, "train")
+            held = rows(data, "validation") | rows(data, "test")
+            twice |= (federation.on_both_sides() if record or how["held_out"] != "position" else held & trained) - seen
+            seen |= trained | held
+            outcome.leaked += sorted((held & trained) - twice)
+            assert data.record is not None
+            now = data.record if record is None else data.record.after(record, stage)
+            record = Record.from_json(json.loads(json.dumps(now.as_json())))
+        for _ in range(draw.randint(1, 4)):
+            federation.change()
+    return outcome
+
+
+def rows(data: TaskData, split: str) -> set[tuple[str, ...]]:
+    """What the rows of a split say, of all clients and the server."""
+    parties = [*data.clients.values(), *([data.server] if data.server else [])]
+    return {key(str(example.prompt), *example.answers) for party in parties for example in getattr(party, split)}
+
+
+def moved(size: int, seed: int, share: float = tasks.TEST_SHARE) -> tuple[int, int, int]:
+    """A client of `size` rows that gets one more, divided anew: how many of its old rows go from training to test, and
+    from test to training; and how many were tested before."""
+    rows = np.random.default_rng(derive(seed, "rows", size)).integers(0, 2**64, size + 1, np.uint64)
+
+    def nothing(contents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(len(contents), bool), np.zeros(len(contents), bool)
+
+    (before,), (after,) = (splits.held([own], share, seed, nothing) for own in (rows[:-1], rows))
+    return int((~before & after[:-1]).sum()), int((before & ~after[:-1]).sum()), int(before.sum())
+
+
+def new_runs(cases: int) -> None:
+    """Print how often an added row moves others, by the size of the client."""
+    print("| rows | tested, % | additions that move a row to test | to training |\n|---:|---:|---:|---:|")
+    for size in (2, 3, 5, 10, 20, 50, 100):
+        found = np.array([moved(size, seed) for seed in range(cases)])
+        to_test, to_training = (100 * (found[:, column] > 0).mean() for column in (0, 1))
+        print(f"| {size} | {100 * found[:, 2].mean() / size:.1f} | {to_test:.2f} % | {to_training:.2f} % |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--new-runs", type=int, metavar="CASES", help="of each size of client, instead")
+    given = parser.parse_args()
+    if given.new_runs:
+        return new_runs(given.new_runs)
+    divided, refused, leaks = 0, Counter[str](), 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for seed in range(given.seed, given.seed + given.cases):
+            outcome = case(seed, Path(scratch) / "data")
+            divided += outcome.divided
+            refused += outcome.refused
+            if outcome.leaked:
+                leaks += 1
+                print(f"case {seed}: {outcome.leaked[0]} was trained on and is held out", flush=True)
+    print(f"{given.cases} cases, divided {divided} times, refused {refused.total()} times; {leaks} with a leak")
+    for why, count in refused.most_common(12):
+        print(f"{count:6} {why}")
+
+
+if __name__ == "__main__":
+    main()
