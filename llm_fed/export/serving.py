@@ -16,7 +16,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from llm_fed.errors import UserError, one_line
-from llm_fed.export.peft_folders import CONFIG, GATE, WEIGHTS
+from llm_fed.export.peft_folders import GATE, WEIGHTS
+from llm_fed.export.peft_settings import CONFIG
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM takes as --max-lora-rank
 _SERVERS = ("vLLM", "LoRAX")

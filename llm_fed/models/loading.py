@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
@@ -22,6 +24,7 @@ from llm_fed.config import BaseConfig, Dtype
 from llm_fed.errors import UserError, lookup
 from llm_fed.models import lora
 from llm_fed.models.frozen import freeze
+from llm_fed.models.origin import Origin
 from llm_fed.state import Layout, State
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ class Base:
     autocast: torch.dtype | None  # the autocast dtype of forward passes; None for float32
     # What an adapter's folder says of its prompts, in the place of `task.template` and of the base's own stop tokens.
     prompt: Prompt | None = None
+    origin: Origin | None = None  # None where it was made in memory
     head: ClassVar[str] = ""  # no module is trained whole beside adapters
 
     @property
@@ -129,7 +133,8 @@ def load_base(config: BaseConfig, device: str) -> Base:
     freeze(model)
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.name)
-    return Base(model, tokenizer, config.name, dtype, None if dtype == torch.float32 else dtype)
+    autocast = None if dtype == torch.float32 else dtype
+    return Base(model, tokenizer, config.name, dtype, autocast, origin=Origin.of(config))
 
 
 def _attention(dtype: torch.dtype, device: str) -> str | None:
@@ -155,6 +160,19 @@ def check_name(name: str, also: Iterable[str] = ()) -> str:
         known = "".join(f", {other}" for other in also)
         raise UserError(f"base.name={name!r} is not a folder; give one{known}, or a Hub id such as Qwen/Qwen3-0.6B")
     return name
+
+
+def is_language(config: BaseConfig) -> bool:
+    """Whether a base's config.json is that of a causal language model.
+
+    Raises:
+        UserError: it has none, or a damaged one.
+    """
+    try:
+        found = AutoConfig.from_pretrained(check_name(config.name), revision=config.revision, trust_remote_code=False)
+    except Exception as error:  # as in `load_base`
+        raise UserError(explain(config.name, error, "a causal LM")) from error
+    return type(found) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def explain(name: str, error: Exception, kind: str) -> str:
