@@ -11,11 +11,10 @@ from typing import Any
 
 import yaml
 
-from llm_fed import checksum
 from llm_fed.config import BaseConfig
 from llm_fed.errors import UserError, one_line
 from llm_fed.export.peft_settings import CONFIG, setting, trained_whole
-from llm_fed.export.prompt import FILE, ORIGIN
+from llm_fed.export.prompt import FILE, ORIGIN, read_prompt
 from llm_fed.models.images import ARCHITECTURES
 from llm_fed.models.loading import is_language
 from llm_fed.models.origin import Origin
@@ -29,12 +28,12 @@ def read_origin(folder: Path) -> Origin | None:
         UserError: a file is damaged.
     """
     path = folder / FILE
-    if path.exists():
+    if read_prompt(folder) is not None:  # which names what is damaged
         try:
-            values = checksum.checked(json.loads(path.read_text(encoding="utf-8")))
+            values = json.loads(path.read_text(encoding="utf-8"))
             if ORIGIN in values:
                 return Origin.from_json(values[ORIGIN])
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except ValueError as error:
             raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
     if not (folder / CONFIG).is_file():
         return None

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from llm_fed import files
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.errors import RunError, UserError
-from llm_fed.export import peft_folders
+from llm_fed.export import peft_folders, peft_settings
 from llm_fed.models.lora import Lora, layout
 from llm_fed.rng import generator
 from llm_fed.state import State
@@ -117,14 +117,33 @@ def test_dtypes(tmp_path, dtype):
         {"target_modules": r".*\.0\..*down_proj"},
         {"target_modules": "all-linear"},
         {"init_lora_weights": "gaussian", "lora_dropout": 0.3},
+        {"layers_to_transform": [1]},
+        {"layers_to_transform": 0, "layers_pattern": "layers"},
+        {"exclude_modules": ["v_proj"]},
+        {"target_modules": "all-linear", "exclude_modules": r".*\.1\..*"},
+        {"rank_pattern": {"q_proj": 2, "v_proj": 2}, "alpha_pattern": {".*_proj": 7}},
+        {"target_modules": ["q_proj", "lm_head"]},
     ],
-    ids=["plain", "rslora", "regex", "all-linear", "gaussian"],
+    ids=[
+        "plain",
+        "rslora",
+        "regex",
+        "all-linear",
+        "gaussian",
+        "layer",
+        "layer-pattern",
+        "exclude",
+        "exclude-regex",
+        "uniform-patterns",
+        "head",
+    ],
 )
 def test_what_stock_peft_saved_is_read(tmp_path, settings):
     base, _, _ = make()
     wrapped = stock_folder(tmp_path, base, **settings)
     state, structure = peft_folders.read(tmp_path, base)
-    assert structure.alpha == (5 * math.sqrt(3) if "use_rslora" in settings else 5)
+    alpha = 7 if "alpha_pattern" in settings else 5
+    assert structure.alpha == (alpha * math.sqrt(3) if "use_rslora" in settings else alpha)
     with torch.no_grad():
         expected = wrapped.eval()(**tiny.inputs("llama", 2)).logits
     torch.testing.assert_close(bank_logits(base, structure, state), expected, rtol=0, atol=1e-5)
@@ -138,7 +157,6 @@ def test_what_stock_peft_saved_is_read(tmp_path, settings):
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
-        ({"layers_to_transform": [1]}, "layers_to_transform"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
     ],
 )
@@ -160,7 +178,7 @@ def test_settings_of_later_peft_versions_are_refused_only_if_they_are_on(tmp_pat
     edited(tmp_path / "a", use_invented=False, invented_options=None)
     assert peft_folders.read(tmp_path / "a", base)[0].equal(state)
     edited(tmp_path / "a", use_invented=True)
-    with pytest.raises(UserError, match="use_invented=True is not supported"):
+    with pytest.raises(UserError, match="does not know its use_invented=True"):
         peft_folders.read(tmp_path / "a", base)
 
 
@@ -216,7 +234,7 @@ def with_nan(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / peft_folders.CONFIG).unlink(), "is not an adapter folder"),
+        (lambda folder: (folder / peft_settings.CONFIG).unlink(), "is not an adapter folder"),
         (lambda folder: (folder / peft_folders.WEIGHTS).unlink(), "only safetensors is read"),
         (pickled, "only safetensors is read"),
         (with_nan, "NaN"),
@@ -224,14 +242,14 @@ def with_nan(folder):
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: data[:5]), "damaged or cut short"),
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
         (
-            lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: data[:-7]),
+            lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: data[:-7]),
             "not the configuration of a LoRA",
         ),
-        (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "not the configuration of a LoRA"),
+        (lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: b"[1]"), "not the configuration of a LoRA"),
         (lambda folder: edited(folder, r="three"), "not the configuration of a LoRA"),
         (lambda folder: edited(folder, r=0), "not the configuration of a LoRA.*rank is 0"),
         (
-            lambda folder: edited(folder, target_modules=None),
+            lambda folder: edited(folder, target_modules=[]),
             r"target_modules is \(\); it must be at least one module name",
         ),
         (lambda folder: edited(folder, peft_type="IA3"), "type IA3; only LORA"),

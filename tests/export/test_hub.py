@@ -346,7 +346,7 @@ def test_the_card_of_experts_says_how_to_load_them():
         recipe={"fed": "/runs/fed"},
     )  # fmt: skip
     assert "load_client(\"path/to/this/folder\", 'a/b', dtype='float32')" in card and "PeftModel" not in card
-    assert "Personal LoRA experts, a folder each, with their gate, of `a/b`, trained by llm_fed" in card
+    assert "Personal LoRA experts, a folder each, with their gate, of `a/b` (float32), trained by llm_fed" in card
     assert "fed: fed\n" in card and "/runs" not in card
 
 
