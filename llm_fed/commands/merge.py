@@ -290,16 +290,12 @@ def _common_structure(sources: Mapping[str, Source], base: Base | ImageBase) -> 
     structures = {option: source.structure(base) for option, source in sources.items()}
     fed, local = structures.values()
     layers = {option: targets(base.model, structure) for option, structure in structures.items()}
-    if layers["--fed"].keys() != layers["--local"].keys():
-        alone = {
-            option: next((x for x in own if not all(x in y for y in layers.values())), None)
-            for option, own in layers.items()
-        }
-        option, layer = next((option, layer) for option, layer in alone.items() if layer)
-        raise UserError(
-            f"--fed and --local have different layers ({_named(fed)} and {_named(local)}; {layer} is one of {option} "
-            "alone): only adapters of equal structure can be merged"
-        )
+    for option, other in (OPTIONS, OPTIONS[::-1]):
+        if alone := [layer for layer in layers[option] if layer not in layers[other]]:
+            raise UserError(
+                f"--fed and --local have different layers ({_named(fed)} and {_named(local)}): {alone[0]} is one of "
+                f"{option} alone, and only adapters of equal structure can be merged"
+            )
     for what, one, other in (("rank", fed.rank, local.rank), ("scaling", fed.scaling, local.scaling)):
         if one != other:
             raise UserError(

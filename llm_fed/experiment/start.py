@@ -117,8 +117,8 @@ def _read(start: Path, structure: object, base: Base | ImageBase, method: str) -
             found[folder.name] = models.read(folder, structure, base)
         except UserError as error:
             raise UserError(
-                f"adapter.start: {error}. adapter.rank, adapter.alpha and adapter.target_modules must be those with "
-                "which it was trained"
+                f"adapter.start: {error}. adapter.rank, adapter.alpha, adapter.rslora and adapter.target_modules must "
+                "be those with which it was trained"
             ) from error
     return found
 

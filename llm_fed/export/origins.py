@@ -22,26 +22,31 @@ from llm_fed.models.origin import Origin
 
 def read_origin(folder: Path) -> Origin | None:
     """The base of an adapter as its prompt.json names it, else as its adapter_config.json and its card do; None where
-    nothing does.
+    nothing does. If its adapter_config.json was made to name another base since, it is that one.
 
     Raises:
         UserError: a file is damaged.
     """
-    path = folder / FILE
-    if read_prompt(folder) is not None:  # which names what is damaged
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if ORIGIN in values:
-                return Origin.from_json(values[ORIGIN])
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
+    said = _in_prompt(folder)
     if not (folder / CONFIG).is_file():
-        return None
+        return said
     name, revision = (setting(folder, key) for key in ("base_model_name_or_path", "revision"))
-    if not (name and isinstance(name, str)):
+    if not (name and isinstance(name, str)) or (said and said.name == name):
+        return said
+    how = {"quantization": said.quantization, "dtype": said.dtype} if said else _in_card(folder)
+    return Origin.from_json({**how, **({"revision": revision} if isinstance(revision, str) else {}), "name": name})
+
+
+def _in_prompt(folder: Path) -> Origin | None:
+    """What prompt.json says of the base; versions before 0.4.0 wrote nothing there."""
+    path = folder / FILE
+    if read_prompt(folder) is None:  # it names what is damaged
         return None
-    said = {"revision": revision} if isinstance(revision, str) else {}
-    return Origin.from_json({**_in_card(folder), **said, "name": name})
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Origin.from_json(values[ORIGIN]) if ORIGIN in values else None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
 
 
 def as_trained(
