@@ -63,3 +63,5 @@ def fold(model: PreTrainedModel, structure: Lora, state: State, adapter: Path) -
     if parted:
         for config in (model.config, model.config.get_text_config(decoder=True)):
             config.tie_word_embeddings = False
+        # Transformers saves names as it has read them, and it has read none of the head: let it look them up.
+        model._weight_conversions = None  # type: ignore[assignment]

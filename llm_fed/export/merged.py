@@ -129,7 +129,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> Plan:
             f"the adapter of {whose} changes the head, which in this base is the embedding, too: both are written "
             f"(tie_word_embeddings=false), which takes {_size(heads)} more"
         )
-    if needed := older.needed_version({**model_files.own_settings(base), "model_type": model.config.model_type}):
+    if needed := needed_version(base):
         notes.append(f"transformers 4.57 does not know {model.config.model_type}; to load it takes {needed} or newer")
     found = Plan(base, adapters, out, sizes, free, notes)
     if sum(sizes.values()) > free:
@@ -138,6 +138,11 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> Plan:
             "free; name fewer with --client, or give another folder"
         )
     return found
+
+
+def needed_version(base: BaseConfig) -> str:
+    """The version of transformers that loads a model made of this base, or nothing if 4.57 does."""
+    return older.needed_version(model_files.own_settings(base))
 
 
 def _check(config: Config, adapter: Path) -> None:

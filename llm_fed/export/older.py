@@ -5,6 +5,7 @@ Version 5 has one `rope_parameters` for what was in several keys before, and oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +22,15 @@ _RENAMED = {"qwen3_moe": {"num_local_experts": "num_experts"}}
 
 def needed_version(settings: Mapping[str, Any]) -> str:
     """The version of transformers that reads a model with this config.json, or nothing if 4.57 does."""
-    if settings["model_type"] in FAMILIES:
+    rope = settings.get("rope_parameters") or {}
+    unlike = _is_phi3(settings["model_type"]) and rope.get("rope_type") == "longrope" and "factor" in rope
+    if settings["model_type"] in FAMILIES and not unlike:
         return ""
+    return _first_version(settings)
+
+
+def _first_version(settings: Mapping[str, Any]) -> str:
+    """A version of transformers that knows a model: the one that has written its config.json, or else this one."""
     written = str(settings.get("transformers_version") or "")
     numbers = tuple(int(part) for part in written.split(".")[:2] if part.isdecimal())
     return written if numbers > (4, 57) else version("transformers")
@@ -55,6 +63,10 @@ def _rope(config: PreTrainedConfig) -> dict[str, Any]:
     if kind == "modernbert-decoder":
         return {"global_rope_theta": theta, "local_rope_theta": sliding["rope_theta"]}
     found = {"rope_theta": theta, "rope_scaling": _scaling(everywhere, kind)}
+    if everywhere.get("rope_type") == "longrope":
+        found["original_max_position_embeddings"] = everywhere["original_max_position_embeddings"]
+        if _is_phi3(kind) and "factor" in everywhere:  # version 4 cannot say it, and version 5 would not see it
+            del found["rope_scaling"]
     if share is not None:
         found["partial_rotary_factor"] = share
     if kind.startswith("gpt_neox"):
@@ -68,9 +80,19 @@ def _scaling(rope: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
     """`rope_scaling` of version 4."""
     if rope.get("rope_type", "default") == "default":
         return None
-    if kind.startswith("phi"):  # it takes these three alone
+    if _is_phi3(kind):  # it takes these three alone
         return {"type": rope["rope_type"], **{key: rope[key] for key in ("short_factor", "long_factor") if key in rope}}
-    return {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    found = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    if (
+        rope["rope_type"] == "longrope" and "factor" in rope
+    ):  # version 4 takes another factor than the one that it reads
+        factor, context = rope["factor"], rope["original_max_position_embeddings"]
+        found.setdefault("attention_factor", math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0)
+    return found
+
+
+def _is_phi3(kind: str) -> bool:
+    return kind in ("phi3", "phi4_multimodal")
 
 
 def tokenizer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def read_origin(folder: Path) -> Origin | None:
     if not (name and isinstance(name, str)) or (said and said.name == name):
         return said
     how = {"quantization": said.quantization, "dtype": said.dtype} if said else _in_card(folder)
-    return Origin.from_json({**how, **({"revision": revision} if isinstance(revision, str) else {}), "name": name})
+    config = BaseConfig(name=name, revision=revision if isinstance(revision, str) else how.get("revision"))
+    return replace(Origin.of(config), quantization=how.get("quantization"), dtype=how.get("dtype"))
 
 
 def _in_prompt(folder: Path) -> Origin | None:

@@ -18,7 +18,7 @@ from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError, one_line
 from llm_fed.models.lora import Lora, matching, names_of, targets
 from llm_fed.models.origin import Origin, origin_of
-from llm_fed.paths import public
+from llm_fed.paths import hub_place, is_local, public
 
 if TYPE_CHECKING:
     from llm_fed.models.images import ImageBase
@@ -94,7 +94,8 @@ class AdapterSettings:
         ranks, alphas = _own(self.ranks, names, "rank_pattern"), _own(self.alphas, names, "alpha_pattern")
         values = {(ranks.get(name, self.rank), alphas.get(name, self.alpha)) for name in names}
         if len(values) > 1:
-            key, given = ("rank_pattern", self.ranks) if self.ranks else ("alpha_pattern", self.alphas)
+            unequal = len({rank for rank, _ in values}) > 1
+            key, given = ("rank_pattern", self.ranks) if unequal else ("alpha_pattern", self.alphas)
             raise _unsupported(self.folder, key, dict(given))
         rank, alpha = values.pop() if values else (self.rank, self.alpha)
         try:
@@ -223,7 +224,10 @@ def public_config(path: Path) -> bytes:
     """
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-        settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
+        name = settings.get("base_model_name_or_path")
+        if isinstance(name, str) and is_local(name) and (place := hub_place(name)):  # of an export before 0.4.0
+            settings["revision"] = place[1]
+        settings["base_model_name_or_path"] = public(name)
         return json.dumps(settings, indent=2, sort_keys=True).encode()
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error

@@ -152,10 +152,10 @@ def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
         files: path, size and time of change of each.
     """
     tensors: dict[str, bytes] = {}
-    for path, _, _ in files:
+    for path, size, _ in files:
         with open(path, "rb") as file:
             start = int.from_bytes(file.read(8), "little")
-            header: Mapping[str, Any] = json.loads(file.read(start))
+            header: Mapping[str, Any] = json.loads(file.read(min(start, size)))
             for name, entry in header.items():
                 if name == "__metadata__":
                     continue
