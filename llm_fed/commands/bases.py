@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError
-from llm_fed.models.loading import check_name, explain
+from llm_fed.models.loading import check_name, end_tokens, explain
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.tasks.conversations import MARK
 
@@ -102,6 +102,6 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
 def _end(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     if tokenizer.eos_token is None and tokenizer.pad_token is None:
         raise UserError("the tokenizer has neither a pad nor an EOS token; set one in its tokenizer_config.json")
-    stops = model.generation_config.eos_token_id if model.generation_config else None
-    every = {tokenizer.eos_token_id, *([stops] if isinstance(stops, int) else stops or [])} - {None}
+    declared = model.generation_config.eos_token_id if model.generation_config else None
+    every = end_tokens(tokenizer, declared) - {None}
     return ", ".join(repr(tokenizer.decode([token])) for token in sorted(every))

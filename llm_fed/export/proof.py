@@ -22,7 +22,7 @@ from llm_fed.models.loading import Base, load_base
 from llm_fed.models.lora import Lora
 from llm_fed.rng import generator
 from llm_fed.state import State
-from llm_fed.tasks.common import encode_prompt
+from llm_fed.tasks.common import Template, encode_prompt
 
 # Questions of several scripts, with control tokens spelled out, and with spaces that a tokenizer may lose.
 TEXTS = (
@@ -33,6 +33,7 @@ TEXTS = (
 )
 _RANDOM = 48  # tokens of a text that is drawn from the whole vocabulary
 _ANSWER = 8  # tokens of each greedy answer
+_LONGEST = 4096  # tokens of a prompt
 # Of the logits, the largest distance relative to their length, by dtype. In half precision folding rounds each weight.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 
@@ -42,11 +43,15 @@ class Probe:
     """What a model does with one text.
 
     Attributes:
+        text: what was asked; None where token ids were given.
+        template: how it was asked; None: as it stands.
         prompt: its token ids.
         answer: those of the greedy answer, without the one that ends it.
         logits: (T, V), float32, of each token of the answer and of the one after it.
     """
 
+    text: str | None
+    template: Template | None
     prompt: list[int]
     answer: list[int]
     logits: Tensor
@@ -60,11 +65,18 @@ def probe(base: Base, structure: Lora, state: State, prompt: Prompt) -> list[Pro
     """
     bank = AdapterBank(base.model, structure, 1, state.row.dtype)
     bank.load(0, state)
+    size = min(len(base.tokenizer), base.model.get_input_embeddings().weight.shape[0])
+    drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
+    texts = [*TEXTS, str(base.tokenizer.decode(drawn))]
+    asked = [(text, template) for template in (prompt.template, None) for text in texts]
     found = []
-    for ids in _prompts(base, prompt):
+    for text, template in (*asked, (None, None)):
+        ids = drawn if text is None else _encoded(base, text, template)
+        if not (ids := _cut(base, ids)):
+            continue
         answer = list(generation.stream(base, bank, ids, max_new_tokens=_ANSWER))
         with bank.attached(torch.tensor([0])):
-            found.append(Probe(ids, answer, _logits(base, ids, answer)))
+            found.append(Probe(text, template, ids, answer, _logits(base, ids, answer)))
     return found
 
 
@@ -84,30 +96,29 @@ def check(folder: Path, probes: Sequence[Probe], base: BaseConfig) -> None:
         raise RunError(f"the merged model cannot be loaded: {error}") from error
     if prompt is None:
         raise RunError("the merged model's folder does not say how it is asked")
-    for ids, expected in zip(_prompts(whole, prompt), probes, strict=True):
-        if ids != expected.prompt:
+    tolerance = TOLERANCE[whole.dtype]
+    for each in probes:
+        if each.text is not None and _cut(whole, _encoded(whole, each.text, each.template)) != each.prompt:
             raise RunError("the merged model's tokenizer divides a text into other tokens than the base's")
-        row, other = expected.logits, _logits(whole, ids, expected.answer)
-        tolerance = TOLERANCE[whole.dtype]
+        row, other = each.logits, _logits(whole, each.prompt, each.answer)
         distance = ((other - row).norm(dim=-1) / row.norm(dim=-1).clamp(min=1e-6)).max().item()
         if not distance <= tolerance:
             raise RunError(
                 f"the merged model's logits are not those of base and adapter: they are {distance:.3g} apart, relative "
                 f"to their length, where {tolerance:g} is what {base.dtype} weights explain"
             )
-        if differs := _differs(row, _greedy(whole, ids), prompt.stop, tolerance):
+        if differs := _differs(row, _greedy(whole, each.prompt), prompt.stop, tolerance):
             raise RunError(f"the merged model's greedy answers are not those of base and adapter: {differs}")
 
 
-def _prompts(base: Base, prompt: Prompt) -> list[list[int]]:
-    """The token ids of all probes; they leave room for an answer in the base's context."""
-    context = getattr(base.model.config.get_text_config(), "max_position_embeddings", None) or 10**6
-    most = max(1, min(context - _ANSWER - 1, 10**4))
-    size = min(len(base.tokenizer), base.model.get_input_embeddings().weight.shape[0])
-    drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
-    texts = [encode_prompt(text, base.tokenizer, template=prompt.template) for text in TEXTS]
-    plain = [list(base.tokenizer(text).input_ids) for text in TEXTS]
-    return [ids[-most:] for ids in (*texts, *filter(None, plain), drawn)]
+def _encoded(base: Base, text: str, template: Template | None) -> list[int]:
+    return encode_prompt(text, base.tokenizer, template=template) if template else list(base.tokenizer(text).input_ids)
+
+
+def _cut(base: Base, ids: list[int]) -> list[int]:
+    """The last of these token ids that leave room for an answer in the base's context."""
+    context = getattr(base.model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
+    return ids[-max(1, min(context - _ANSWER - 1, _LONGEST)) :]
 
 
 @torch.inference_mode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -135,6 +135,17 @@ def load_base(config: BaseConfig, device: str) -> Base:
         _checkpoint_activations(model, config.name)
     autocast = None if dtype == torch.float32 else dtype
     return Base(model, tokenizer, config.name, dtype, autocast, origin=Origin.of(config))
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int] | None) -> set[int]:
+    """The tokens that end a base's answer: its tokenizer's EOS, and what its generation_config.json declares beside it.
+
+    Of what is declared only control tokens count. A token of text may be part of an answer, so to end there would be
+    one of the settings of decoding that are not to change a score.
+    """
+    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    named = [declared] if isinstance(declared, int) else declared or []
+    return {*(id for id in named if id in control), tokenizer.eos_token_id}
 
 
 def _attention(dtype: torch.dtype, device: str) -> str | None:

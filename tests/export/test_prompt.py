@@ -40,6 +40,7 @@ def base(tmp_path_factory) -> Path:
     folder = tiny_base.folder(tmp_path_factory.mktemp("prompt") / "base")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = CHAT
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w3"]})
     tokenizer.save_pretrained(folder)
     settings = GenerationConfig(
         eos_token_id=[1, 3], repetition_penalty=5.0, do_sample=True, temperature=2.0, max_length=5
