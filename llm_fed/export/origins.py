@@ -39,7 +39,7 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def _in_prompt(folder: Path) -> Origin | None:
-    """What prompt.json says of the base; versions before 0.4.0 wrote nothing there."""
+    """What prompt.json says of the base; up to 0.3.0 nothing stood there."""
     path = folder / FILE
     if read_prompt(folder) is None:  # it names what is damaged
         return None

@@ -225,7 +225,7 @@ def public_config(path: Path) -> bytes:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
         name = settings.get("base_model_name_or_path")
-        if isinstance(name, str) and is_local(name) and (place := hub_place(name)):  # of an export before 0.4.0
+        if isinstance(name, str) and is_local(name) and (place := hub_place(name)):  # of an export up to 0.3.0
             settings["revision"] = place[1]
         settings["base_model_name_or_path"] = public(name)
         return json.dumps(settings, indent=2, sort_keys=True).encode()

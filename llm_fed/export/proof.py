@@ -34,8 +34,9 @@ TEXTS = (
 _RANDOM = 48  # tokens of a text that is drawn from the whole vocabulary
 _ANSWER = 8  # tokens of each greedy answer
 _LONGEST = 4096  # tokens of a prompt
-# Of the logits, the largest distance relative to their length, by dtype. In half precision folding rounds each weight.
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+# Of the logits, the largest distance relative to their length, by dtype. In half precision folding rounds each weight:
+# on a model of 30 layers bfloat16 gave up to 0.054, and float32 less than 0.00001.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
 
 
 @dataclass(frozen=True)

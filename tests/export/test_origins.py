@@ -126,7 +126,7 @@ def test_adapters_on_the_base_and_on_its_folder_are_merged(run, hub, small, llm_
 
 
 def test_what_older_exports_say_of_their_base(run, small, tmp_path):
-    """Before 0.4.0 the base stood in adapter_config.json, and how it was loaded in the card alone."""
+    """Up to 0.3.0 the base stood in adapter_config.json, and how it was loaded in the card alone."""
     folder = tmp_path / "ada"
     shutil.copytree(run / "adapters/ada", folder)
     values = json.loads((folder / FILE).read_text())

@@ -1,10 +1,10 @@
 """Reads models and adapters with whatever versions of transformers and PEFT it finds, and compares what they compute.
 
-    PYTHONPATH=FOLDER python tests/support/reader.py LIST.json
+    PYTHONPATH=FOLDER python tests/support/reader.py LIST.json RESULT.jsonl
 
 LIST.json holds a list of objects: `folder` of a model, maybe `adapter` for a PEFT folder on it, and `expected`, a
 safetensors file with `ids` (N, T), `logits` (N, T, V), `prompt` (P,) and `answer` (A,), the greedy tokens after it. For
-each a line is printed: an object with `apart` and `answer`, or with `error`. No module of this project is imported.
+each RESULT.jsonl gets a line: an object with `apart` and `answer`, or with `error`. Nothing of this project is imported.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ def main() -> None:
     torch.set_num_threads(1)
     with open(sys.argv[1], encoding="utf-8") as file:
         items = json.load(file)
-    for item in items:
-        try:
-            said = read(item)
-        except Exception as error:  # whatever an older version raises at what it cannot read
-            said = {"error": f"{type(error).__name__}: {error}"[:300]}
-        print(json.dumps(said), flush=True)
+    with open(sys.argv[2], "w", encoding="utf-8") as results:
+        for item in items:
+            try:
+                said = read(item)
+            except Exception as error:  # whatever an older version raises at what it cannot read
+                said = {"error": f"{type(error).__name__}: {error}"[:300]}
+            print(json.dumps(said), file=results, flush=True)
 
 
 @torch.no_grad()
