@@ -2,16 +2,12 @@
 
     PYTHONPATH=tests/support python tests/support/merged_models.py [--only llama,qwen3] [--older FOLDER]
 
-Each is exported, which compares it with base and adapter, and then read by the transformers 4.57 in FOLDER, as it is
-made by `pip install --no-deps --target FOLDER transformers==4.57.3 tokenizers==0.22.1 huggingface_hub==0.36.0`.
+Each is exported, which compares it with base and adapter, and then read by the older libraries in FOLDER (`reader.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -22,6 +18,7 @@ from typing import Any
 
 import architectures
 import torch
+from reader import read_by
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -39,7 +36,6 @@ from llm_fed.state import State
 from llm_fed.tasks.common import Template
 from llm_fed.testing.tiny import SPECIAL, VOCABULARY, tokenizer
 
-READER = Path(__file__).with_name("reader.py")
 IDS = torch.randint(2, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(3))
 NEAR = 2e-4  # the largest distance of logits, relative to their length
 # Forms of rotary embeddings, beside the usual one.
@@ -132,19 +128,12 @@ def adapted(model: PreTrainedModel, head: bool) -> tuple[str, ...]:
 
 
 def read_elsewhere(outcomes: list[Outcome], older: Path, work: Path) -> None:
-    """Let transformers 4.57 read the models, and note where it reads others."""
+    """Let older libraries read the models, and note where they read others."""
     items = [{"folder": str(each.folder), "expected": str(each.folder.parents[1] / "expected.safetensors"),
               "text": "w5 w6 w7"} for each in outcomes]  # fmt: skip
-    listed, results = work / "list.json", work / "results.jsonl"
-    listed.write_text(json.dumps(items))
-    subprocess.run(
-        [sys.executable, READER, listed, results], env=os.environ | {"PYTHONPATH": str(older)}, check=True,
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    lines = [json.loads(line) for line in results.read_text().splitlines()]
-    for each, line in zip(outcomes, lines, strict=True):
-        if line.get("tokens") != [5, 6, 7] or not line["answer"] or not line["apart"] < NEAR:
-            each.flaw = f"transformers 4.57: {line}"
+    for each, said in zip(outcomes, read_by(older, items, work), strict=True):
+        if said.get("tokens") != [5, 6, 7] or not said["answer"] or not said["apart"] < NEAR:
+            each.flaw = f"transformers 4.57: {said}"
 
 
 def main() -> None:
@@ -177,10 +166,11 @@ def main() -> None:
         if given.older:
             read_elsewhere([each for each in outcomes if not (each.flaw or each.needs)], given.older, Path(folder))
         for each in outcomes:
-            counts["refused" if each.flaw else "new" if each.needs else "equal"] += 1
+            counts["wrong" if each.flaw else "for newer versions" if each.needs else "equal"] += 1
             if each.flaw:
                 print(f"{each.name}: {each.flaw}", flush=True)
     print(dict(counts))
+    sys.exit(bool(counts["wrong"]))
 
 
 if __name__ == "__main__":

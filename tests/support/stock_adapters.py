@@ -1,17 +1,22 @@
 """Random adapters of stock PEFT, read here, written here and read by stock PEFT, and folded into their bases.
 
-    PYTHONPATH=tests/support python tests/support/stock_adapters.py --cases 1000 [--seed 0]
+    PYTHONPATH=tests/support python tests/support/stock_adapters.py --cases 1000 [--seed 0] [--older FOLDER]
 
-Logits must be equal, or the adapter is refused by the name of a feature that it has.
+Logits must be equal, or the adapter is refused by the name of a feature that it has. What is written here is also read
+by the older libraries in FOLDER (`reader.py`), if that is given.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import random
 import shutil
+import sys
+import tempfile
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +24,11 @@ import architectures
 import peft
 import tiny_base
 import torch
+from reader import read_by
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.errors import UserError
@@ -65,6 +73,7 @@ class Adapters:
     def __init__(self, work: Path):
         self._work = work
         self._models: dict[tuple[str, bool], PreTrainedModel] = {}
+        self.written: list[dict[str, str]] = []  # what `reader.py` can read
 
     def base(self, draw: random.Random) -> Base:
         family, tied = draw.choice(BASES), draw.random() < 0.5
@@ -134,11 +143,21 @@ class Adapters:
             warnings.filterwarnings("error", "Found missing|Unexpected keyword")
             again = peft.PeftModel.from_pretrained(copy.deepcopy(base.model), self._work / "ours")
         distances["written"] = apart(expected, logits(again.eval()))
-        shutil.rmtree(self._work / "ours")
+        self._keep(base, expected)
         fold(base.model, structure, state, folder)  # type: ignore[arg-type]
         distances["folded"] = apart(expected, logits(base.model))
         assert max(distances.values()) < NEAR, f"{settings}: {distances}"
         return "equal"
+
+    def _keep(self, base: Base, expected: Tensor) -> None:
+        """Leave the adapter that was written, with its base and its logits, for others."""
+        number = len(self.written)
+        place = self._work / f"kept-{number}"
+        base.model.save_pretrained(place / "base")
+        shutil.move(self._work / "ours", place / "ours")
+        save_file({"ids": IDS, "logits": expected.contiguous()}, place / "expected.safetensors")
+        self.written.append({"folder": str(place / "base"), "adapter": str(place / "ours"),
+                             "expected": str(place / "expected.safetensors")})  # fmt: skip
 
 
 def peft_linear(module: Any) -> bool:
@@ -181,3 +200,36 @@ def _under_bank(base: Base, structure: Lora, state: State) -> Tensor:
     bank.load(0, state)
     with bank.attached(torch.tensor([0, 0])):
         return logits(base.model)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--older", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore")
+    counts = Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        adapters = Adapters(Path(folder))
+        for number in range(given.cases):
+            try:
+                counts[adapters.try_one(random.Random(f"{given.seed}-{number}"))] += 1
+            except AssertionError as error:
+                counts["wrong"] += 1
+                print(f"{number}: {error}", flush=True)
+        items = adapters.written[::10] if given.older else []
+        for item, said in zip(items, read_by(given.older, items, Path(folder)) if items else [], strict=True):
+            counts["read elsewhere"] += 1
+            if not said.get("apart", 1.0) < NEAR:
+                counts["wrong"] += 1
+                print(f"{item['adapter']}: {said}", flush=True)
+    print(dict(counts))
+    sys.exit(bool(counts["wrong"]))
+
+
+if __name__ == "__main__":
+    main()
