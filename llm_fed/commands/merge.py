@@ -296,12 +296,12 @@ def _common_structure(sources: Mapping[str, Source], base: Base | ImageBase) -> 
                 f"--fed and --local have different layers ({_named(fed)} and {_named(local)}): {alone[0]} is one of "
                 f"{option} alone, and only adapters of equal structure can be merged"
             )
-    for what, one, other in (("rank", fed.rank, local.rank), ("scaling", fed.scaling, local.scaling)):
-        if one != other:
-            raise UserError(
-                f"--fed and --local have different {what} ({one} and {other}): only adapters of equal structure can be "
-                "merged"
-            )
+    if not (fed.rank == local.rank and math.isclose(fed.scaling, local.scaling)):
+        what = "rank" if fed.rank != local.rank else "scaling"
+        raise UserError(
+            f"--fed and --local have different {what} ({getattr(fed, what)} and {getattr(local, what)}): only adapters "
+            "of equal structure can be merged"
+        )
     return fed
 
 

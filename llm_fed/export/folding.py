@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -51,7 +52,7 @@ def fold(model: PreTrainedModel, structure: Lora, state: State, adapter: Path) -
     parted = untied(model, structure, adapter)
     for name, layer in targets(model, structure).items():
         first, second = pair(name, "")
-        weight = layer.weight
+        weight = cast(Tensor, layer.weight)
         exact = torch.promote_types(weight.dtype, state.row.dtype)
         update = structure.scaling * (state[second].to(exact) @ state[first].to(exact))
         changed = (weight.to(exact) + (update.T if isinstance(layer, Conv1D) else update)).to(weight.dtype)

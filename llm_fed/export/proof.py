@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def probe(base: Base, structure: Lora, state: State, prompt: Prompt) -> list[Pro
     """
     bank = AdapterBank(base.model, structure, 1, state.row.dtype)
     bank.load(0, state)
-    size = min(len(base.tokenizer), base.model.get_input_embeddings().weight.shape[0])
+    size = min(len(base.tokenizer), len(cast(Tensor, base.model.get_input_embeddings().weight)))
     drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
     texts = [*TEXTS, str(base.tokenizer.decode(drawn))]
     asked = [(text, template) for template in (prompt.template, None) for text in texts]
@@ -139,7 +140,8 @@ def _greedy(base: Base, prompt: Sequence[int]) -> list[int]:
     """The answer of transformers' own `generate`, by the generation_config.json of the folder."""
     ids = torch.tensor([prompt], device=base.model.device)
     with _computing(base):
-        output = base.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=_ANSWER)
+        model: Any = base.model
+        output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=_ANSWER)
     return list(output[0, len(prompt) :].tolist())
 
 

@@ -103,7 +103,7 @@ class Origin:
         """
         if not isinstance(values, dict) or not isinstance(values.get("name"), str):
             raise ValueError("base is not an object with a name")
-        known = {key: values.get(key) for key in cls.__dataclass_fields__}
+        known: dict[str, Any] = {key: values.get(key) for key in cls.__dataclass_fields__}
         if wrong := [key for key, value in known.items() if not isinstance(value, str | None)]:
             raise ValueError(f"base.{wrong[0]} is not a text")
         return cls(**known)

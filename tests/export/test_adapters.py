@@ -297,3 +297,83 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path):
         with pytest.raises(UserError, match="is not replaced"):
             peft_folders.write(folder, state, structure, base, "")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def bare(folder, *keys):
+    """The settings as another program might write them: these keys alone."""
+    path = folder / peft_settings.CONFIG
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key in keys}))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_settings_that_are_left_out_have_pefts_defaults(tmp_path, kind):
+    """The modules too: q_proj and v_proj of a LLaMA, c_attn of a GPT-2."""
+    base = tiny_base.around(tiny.build(kind))
+    usual = ["q_proj", "v_proj"] if kind == "llama" else ["c_attn"]
+    wrapped = stock_folder(tmp_path, base, r=8, lora_alpha=8, target_modules=usual)
+    bare(tmp_path, "peft_type")
+    state, structure = peft_folders.read(tmp_path, base)
+    assert (structure.rank, structure.alpha, structure.dropout) == (8, 8, 0.0)
+    with torch.no_grad():
+        expected = wrapped.eval()(**tiny.inputs(kind, 2)).logits
+    torch.testing.assert_close(bank_logits(base, structure, state, kind), expected, rtol=0, atol=1e-5)
+
+
+def test_modules_of_an_architecture_that_peft_does_not_know_must_be_named(tmp_path):
+    base, structure, state = make()
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
+    bare(tmp_path / "a", "peft_type", "r", "lora_alpha")
+    base.model.config.model_type = "unheard-of"
+    with pytest.raises(UserError, match="names no target_modules, and PEFT has none for unheard-of; add the names"):
+        peft_folders.read(tmp_path / "a", base)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"peft_version": "99.1.0"}, r"was written by PEFT 99\.1\.0, newer than the installed .*does not know its "
+                                     r"gain=\[1\]; install that version"),
+        ({"peft_version": "0.2.0"}, r"was not written by the installed version of PEFT .*gain=\[1\]"),
+        ({"peft_version": None}, r"was not written by the installed version of PEFT .*gain=\[1\]"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_version_of_peft_is_named_with_it(tmp_path, settings, message):
+    base, structure, state = make()
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
+    edited(tmp_path / "a", gain=[1], **settings)
+    with pytest.raises(UserError, match=message):
+        peft_folders.read(tmp_path / "a", base)
+    edited(tmp_path / "a", gain=[], merge_weights=True, runtime_config={"a": 1}, qalora_group_size=8)
+    assert peft_folders.read(tmp_path / "a", base)[0].equal(state)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_copy_of_the_head_beside_an_adapter_of_it_must_be_the_bases(tmp_path, tied):
+    """Also where it was rounded; a head that was trained or resized is another model's."""
+    base = tiny_base.around(tiny.build("llama", tie_word_embeddings=tied))
+    stock_folder(tmp_path, base, target_modules=["lm_head"])
+    path, name = tmp_path / peft_folders.WEIGHTS, "base_model.model.lm_head.base_layer.weight"
+    tensors = load_file(path)
+    state, _ = peft_folders.read(tmp_path, base)
+    assert name in tensors and list(state) == ["lm_head.lora_A", "lm_head.lora_B"]
+    save_file({**tensors, name: tensors[name].bfloat16()}, path)
+    assert peft_folders.read(tmp_path, base)[0].equal(state)
+    for changed in (tensors[name] * 1.01, tensors[name][:-1].clone()):
+        save_file({**tensors, name: changed}, path)
+        with pytest.raises(UserError, match=r"weights for lm_head.weight that are not those of the base"):
+            peft_folders.read(tmp_path, base)
+
+
+def test_what_is_written_is_what_the_oldest_supported_peft_knows(tmp_path):
+    """The keys of LoraConfig in PEFT 0.18.0."""
+    base, structure, state = make()
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
+    known = {
+        "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+        "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out",
+        "bias", "use_rslora", "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern",
+        "rank_pattern", "alpha_pattern", "megatron_config", "megatron_core", "trainable_token_indices", "loftq_config",
+        "eva_config", "corda_config", "use_dora", "alora_invocation_tokens", "use_qalora", "qalora_group_size",
+        "layer_replication", "lora_bias", "target_parameters", "arrow_config", "ensure_weight_tying",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "a" / peft_settings.CONFIG).read_text()).keys() <= known
