@@ -50,8 +50,10 @@ def load_client(
     if isinstance(base, str):
         config = BaseConfig(name=base, dtype=dtype or "float32")
         check_fields(config, "")
-        keys = ["base.dtype"] if dtype else []
-        config = as_trained(config, read_origin(Path(folder)), keys, lambda line: warnings.warn(line, stacklevel=4))
+        notes: list[str] = []
+        config = as_trained(config, read_origin(Path(folder)), ["base.dtype"] if dtype else [], notes.append)
+        if notes and not config.quantization:  # it could not be what it was
+            warnings.warn(notes[0], peft_folders.AdapterWarning, stacklevel=2)
         base = load_images(config, tuple(map(str, range(labels))), device) if labels else load_base(config, device)
     state, structure = peft_folders.read(Path(folder), base)
     if isinstance(base, Base):
