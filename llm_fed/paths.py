@@ -13,6 +13,9 @@ from llm_fed.config import Config
 KEYS = ("base.name", "task.path", "task.server.path", "adapter.start")
 HUB = "hf://"  # what begins so is no path
 # A path of this machine in a text: in quotation marks, where it may hold spaces, or up to the next space.
+# A folder of the Hub's cache: which model it holds, and at which commit.
+_CACHED = re.compile(r"/models--([^/]+)/snapshots/([^/]+)/")
+_LINKS = 40  # as many symbolic links are followed at most, as Linux does
 _IN_TEXT = re.compile(r"""(?<=')~?/[^'\n]+(?=')|(?<![\w.:/'])~?/[^\s'",;:)]+""")
 
 
@@ -38,19 +41,36 @@ def same(key: str, one: Any, other: Any) -> bool:
 
 
 def public(value: Any) -> Any:
-    """The value, in dictionaries and lists too, where every path of this machine is cut to its last name."""
+    """The value, in dictionaries and lists too, where every path of this machine is cut to its last name, and that of a
+    model in the Hub's cache to its Hub id."""
     if isinstance(value, dict):
         return {key: public(item) for key, item in value.items()}
     if isinstance(value, list):
         return [public(item) for item in value]
     if isinstance(value, str) and is_local(value):
-        return os.path.basename(os.path.abspath(os.path.expanduser(value)))
+        known = hub_place(value)
+        return known[0] if known else os.path.basename(os.path.abspath(os.path.expanduser(value)))
     return value
 
 
 def public_text(text: str) -> str:
     """A sentence, a message or a `key=value` word, where every absolute path is cut to its last name."""
     return _IN_TEXT.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)
+
+
+def hub_place(folder: str) -> tuple[str, str] | None:
+    """The Hub id and the commit of a folder in the Hub's cache, or of one that leads there by links: its own, or that
+    of its config.json. None of any other folder."""
+    place = os.path.join(os.path.abspath(os.path.expanduser(folder)), "config.json")
+    for _ in range(_LINKS):
+        resolved = os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
+        for name in (place, resolved):
+            if found := _CACHED.search(name.replace(os.sep, "/")):
+                return found[1].replace("--", "/"), found[2]
+        if not os.path.islink(resolved):
+            return None
+        place = os.path.join(os.path.dirname(resolved), os.readlink(resolved))
+    return None
 
 
 def is_local(name: str) -> bool:

@@ -13,7 +13,8 @@ from yaml import YAMLError
 from llm_fed import checksum
 from llm_fed.config import EvalConfig
 from llm_fed.errors import UserError
-from llm_fed.paths import public
+from llm_fed.models.origin import Origin
+from llm_fed.paths import hub_place, public
 
 Line = dict[str, Any]
 
@@ -26,8 +27,10 @@ def read_config(path: Path) -> tuple[Line, str]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        config: Any = public(yaml.safe_load(text))
-        names = {section: config[section]["name"] for section in ("method", "base", "task")}
+        own: Any = yaml.safe_load(text)
+        config = public(own)
+        names = {section: config[section]["name"] for section in ("method", "task")}
+        names["base"] = base_in_words(own["base"], read_object(path.parent / "environment.json").get("base"))
         during = config.get("eval", {}).get("during", EvalConfig.during)
         clip = (config.get("privacy") or {}).get("clip")
         facts = names | {key: config[key] for key in ("seed", "rounds")} | {"during": during, "clip": clip}
@@ -37,6 +40,20 @@ def read_config(path: Path) -> tuple[Line, str]:
         raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
     except (YAMLError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not the configuration that `llm-fed run` saved with the run.") from error
+
+
+def base_in_words(settings: Mapping[str, Any], recorded: object) -> str:
+    """The base of a run with its revision, dtype and quantisation.
+
+    Args:
+        settings: the configuration's.
+        recorded: what environment.json says of it; earlier versions wrote nothing there.
+    """
+    if isinstance(recorded, dict):
+        return Origin.from_json(recorded).public().in_words
+    place = hub_place(settings["name"])
+    name, revision = place or (settings["name"], settings.get("revision"))
+    return Origin(name, revision, None, settings.get("quantization"), settings.get("dtype")).public().in_words
 
 
 def read_lines(path: Path) -> tuple[list[Line], bool]:

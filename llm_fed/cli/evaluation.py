@@ -37,7 +37,10 @@ def evaluate(
     template: Annotated[
         str | None, typer.Option(help=f"With --base: {TEMPLATE} (default: the one saved with the adapter).")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="With --base: its dtype: float32, bfloat16, float16 or auto.")] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="With --base: its float32, bfloat16, float16 or auto (default: as in training, or float32)."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Score at most this many examples per client.")] = None,
     cross: Annotated[
         bool, typer.Option("--cross", help="Score each client's adapter on every client's examples, for the report.")
@@ -113,7 +116,10 @@ def chat(
     template: Annotated[
         str | None, typer.Option(help=f"With --base: {TEMPLATE} (default: the one saved with the adapter).")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="With --base: its dtype: float32, bfloat16, float16 or auto.")] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="With --base: its float32, bfloat16, float16 or auto (default: as in training, or float32)."),
+    ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer, in tokens (default: the value saved with the adapter).")
     ] = None,

@@ -38,8 +38,9 @@ def merge(
         str | None, typer.Option(help=f"As for eval, {TEMPLATE} (default: the one saved with the adapters).")
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="For PEFT folders: the dtype of the base: float32, bfloat16, float16 or auto.")
-    ] = "float32",
+        str | None,
+        typer.Option(help="For PEFT folders: the base's float32, bfloat16, float16 or auto (default: as in training)."),
+    ] = None,
     space: Annotated[
         str | None, typer.Option(help="What is mixed: factors (A and B) or delta (the product B A; rank 2r).")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,9 @@ from llm_fed import tasks
 from llm_fed.configfile import from_dict, overlay
 from llm_fed.errors import UserError, require
 from llm_fed.export.load import load_client
+from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal, alone
-from llm_fed.export.prompt import Prompt, prompt_of
+from llm_fed.export.prompt import Prompt, prompt_of, read_prompt
 from llm_fed.models.loading import Base, load_base
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
@@ -32,7 +34,7 @@ class Chat:
     """Whose model answers, and what was said so far.
 
     Attributes:
-        base: without what any adapter's folder says.
+        base: without what any adapter's folder says; with what its own says, if an adapter was folded into it.
         adapters: by client the folder of its adapter; the first one begins.
         template: instead of those that the folders say.
         most: tokens of an answer, instead of what the folders say.
@@ -57,7 +59,11 @@ class Chat:
             UserError: there is no such client, or its adapter cannot be read.
         """
         if client is None:
-            self._prompt = self._prompt or self._of_template("chat" if self.base.tokenizer.chat_template else None)
+            self._prompt = (
+                self._prompt
+                or self.base.prompt
+                or self._of_template("chat" if self.base.tokenizer.chat_template else None)
+            )
             self._model = alone(replace(self.base, prompt=self._prompt))
         else:
             client = require("/client", client, self.adapters)
@@ -114,15 +120,22 @@ def of_run(folder: Path, client: str | None, most: int | None = None) -> Chat:
     return Chat(load_base(config.base, choose_device(config.device)), adapters, most=most, client=first)
 
 
-def of_base(name: str, adapter: Path | None, template: str | None, dtype: str, most: int | None = None) -> Chat:
-    """With a base, and an adapter's folder if there is one.
+def of_base(name: str, adapter: Path | None, template: str | None, dtype: str | None, most: int | None = None) -> Chat:
+    """With a base, and an adapter's folder if there is one; the base is loaded as when the adapter was trained.
+
+    Args:
+        dtype: of the base, instead of that of training.
 
     Raises:
         UserError: one of them cannot be loaded.
     """
-    config = from_dict({"base": {"name": name, "dtype": dtype}})
+    config = from_dict({"base": {"name": name, "dtype": dtype or "float32"}})
     config = overlay(config, [f"task.template={template}"] if template else [], "--base")
-    base = load_base(config.base, choose_device(config.device))
+    origin = adapter or Path(os.path.expanduser(name))  # or a base with an adapter folded in
+    keys = ["base.dtype"] if dtype else []
+    base = load_base(as_trained(config.base, read_origin(origin), keys, _note), choose_device(config.device))
+    if adapter is None and template is None:
+        base = replace(base, prompt=read_prompt(origin))
     folders = {adapter.resolve().name: adapter} if adapter else {}
     return Chat(base, folders, template and config.task.template, most, client=next(iter(folders), None))
 

@@ -19,8 +19,9 @@ from llm_fed.experiment import splits
 from llm_fed.experiment.bases import load
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.export import peft_folders
-from llm_fed.export.copies import handed_out
+from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.models import read as read_personal
+from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.personal import alone
 from llm_fed.export.prompt import as_said, read_prompt
 from llm_fed.models.loading import Base
@@ -171,7 +172,7 @@ class Data:
     task: str | None = None
     path: Path | None = None  # a file of examples, or the task's folder
     template: str | None = None  # of prompts; None: the one that the adapters' folders say
-    dtype: str = "float32"  # of the base
+    dtype: str | None = None  # of the base; None: the one that the adapters' folders say, or float32
 
 
 def evaluate_adapter(
@@ -187,6 +188,8 @@ def evaluate_adapter(
 ) -> Summary:
     """One PEFT adapter, or a language model without any, on every client of a task, or on the examples of one file.
 
+    The base is loaded as it was when the adapter was trained, but for what `settings` say of it.
+
     Args:
         data: without a template here or in the adapter's folder, alpaca-short is used, with a note.
         settings: `key=value` words laid over the configuration that the other arguments make, see `lay_over`.
@@ -196,21 +199,26 @@ def evaluate_adapter(
     """
     require("--split", split, SPLITS)
     words = [*([f"task.template={data.template}"] if data.template else []), *settings]
-    keys = keys_of(words, "--base")
+    keys = [*keys_of(words, "--base"), *(["base.dtype"] if data.dtype else [])]
     config = from_dict(
         {
-            "base": {"name": base_name, "dtype": data.dtype},
+            "base": {"name": base_name, "dtype": data.dtype or "float32"},
             "task": {"name": data.task or "files", "path": str(data.path) if data.path else None},
             "method": {"name": "local"},
             "eval": {"metric": metric, "limit": limit},
         }
     )
+    reporter, origin = (
+        reporter or Reporter(),
+        adapter or Path(base_name).expanduser(),
+    )  # or a base with an adapter folded in
     config = lay_over(config, words, "--base")
+    config = replace(config, base=as_trained(config.base, read_origin(origin), keys, reporter.note))
     named = data.task is not None or "task.name" in keys
     if not (named or config.task.path):
         raise UserError("--base needs examples to score; give --task NAME or --data FILE")
     if adapter and not named:
-        peft_folders.check_text(adapter)
+        check_text(adapter, config.base)
     known = splits.recall(adapter.resolve().parents[1]) if adapter else None  # where it lies in the folder of its run
     if named:
         loaded = tasks.load(config.task, config.federation_seed, config.evaluation_seed, known)
@@ -234,9 +242,9 @@ def evaluate_adapter(
         nothing = alone(base)
         state, structure = nothing.state, nothing.structure
     if isinstance(base, Base):
-        said = read_prompt(adapter) if adapter else None
+        said = read_prompt(origin)
         if said is None and "task.template" not in keys:
-            (reporter or Reporter()).note(
+            reporter.note(
                 f"{adapter or base_name} does not name its prompt template, so {config.task.template} is used; "
                 "--template chooses another"
             )
@@ -273,8 +281,9 @@ def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
         try:
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(found[client], partial)
-            for config in partial.rglob(peft_folders.CONFIG):
-                config.write_bytes(peft_folders.public_config(config))
+            for file in partial.rglob("*.json"):
+                if (content := public_content(file)) is not None:
+                    file.write_bytes(content)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
         except OSError as error:

@@ -94,7 +94,7 @@ def join(
         recipe["note"] = f"the noise of the run does not cover the examples of {client.client}"
     prompt = prompt_of(base, config)
     card = model_card(
-        models.described(config.base.name, structure, base, 0, prompt), client=client.client,
+        models.described(structure, base, 0, prompt), client=client.client,
         method=config.method["name"], paper=methods.build(config.method).paper, metrics={},
         config=yaml.safe_dump(as_dict(config), sort_keys=False), recipe=recipe,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 
 from llm_fed import methods, tasks
 from llm_fed.commands.evaluate import Data, examples_of, lay_over
-from llm_fed.config import AdapterConfig, Config, TaskConfig
+from llm_fed.config import AdapterConfig, BaseConfig, Config, TaskConfig
 from llm_fed.configfile import as_dict, from_dict, keys_of
 from llm_fed.errors import UserError, lookup, require
 from llm_fed.eval.merges import draw_curves
@@ -23,10 +24,13 @@ from llm_fed.experiment.needed import states_of_run
 from llm_fed.experiment.run import merge
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
+from llm_fed.export.origins import as_trained, check_text, read_origin
+from llm_fed.export.peft_settings import CONFIG
 from llm_fed.export.prompt import Prompt, as_said, prompt_of, read_prompt
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
-from llm_fed.models.lora import FACTORS, Lora, factor_of
+from llm_fed.models.lora import FACTORS, Lora, factor_of, targets
+from llm_fed.models.origin import Origin
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
@@ -58,18 +62,16 @@ class Source:
         path, round = (Path(folder), int(number)) if at and number.isdigit() else (Path(text), None)
         if (path / "checkpoints").is_dir():
             return cls(path, round, read_config(path))
-        if not (path / peft_folders.CONFIG).is_file():
-            raise UserError(f"{option} {path} is neither a run folder nor a PEFT folder ({peft_folders.CONFIG})")
+        if not (path / CONFIG).is_file():
+            raise UserError(f"{option} {path} is neither a run folder nor a PEFT folder ({CONFIG})")
         if round is not None:
             raise UserError(f"{option} {text}: a PEFT folder has no rounds; give {path}")
         return cls(path, None, None)
 
-    @property
-    def base(self) -> str:
-        """The name of the base that the adapter was made for."""
-        return (
-            self.config.base.name if self.config else peft_folders.setting(self.folder, "base_model_name_or_path") or ""
-        )
+    @cached_property
+    def origin(self) -> Origin | None:
+        """The base that the adapter was made for, and how it was loaded; None where the folder does not say it."""
+        return Origin.of(self.config.base) if self.config else read_origin(self.folder)
 
     def structure(self, base: Base | ImageBase) -> Lora:
         if self.config is None:
@@ -159,7 +161,7 @@ def merge_adapters(
     runs = [source.config for source in reversed(sources.values()) if source.config]
     data = data or Data()
     words = [*([f"task.template={data.template}"] if data.template else []), *words]
-    keys = set(keys_of(words, "the method"))
+    keys = {*keys_of(words, "the method"), *(["base.dtype"] if data.dtype else [])}
     for key, instead in (("base.name", "--base NAME"), ("method.name", "the method's name as the first word")):
         if key in keys:
             raise UserError(f"{key} cannot be set here; give {instead}")
@@ -167,12 +169,13 @@ def merge_adapters(
         raise UserError("--task and --data only work with two PEFT folders; leave them out, as a run brings its own")
     config = replace(runs[0], method=dict(settings)) if runs else _config(settings, name, data)
     config = lay_over(config, words, "the method", also=("method.",))
+    config = replace(config, base=_loaded_as(sources, replace(config.base, name=name), keys, reporter))
     if not runs:
         task_name = config.task.name if "task.name" in keys else data.task
         data = replace(data, task=task_name, path=Path(config.task.path) if config.task.path else None)
     if not runs and not data.task:
         for source in sources.values():
-            peft_folders.check_text(source.folder)
+            check_text(source.folder, config.base)
     if not runs and not methods.build(config.method).data_free and not (data.task or data.path):
         raise UserError("the mixing weight is computed from examples; give --data FILE, or --task NAME with --client")
     of_task = runs or data.task
@@ -180,7 +183,7 @@ def merge_adapters(
         task = tasks.load(config.task, config.federation_seed, config.evaluation_seed, _known(sources))
     else:
         task = _one_client(data.path, config.task)
-    loaded = load(replace(config, base=replace(config.base, name=name)), task, choose_device(config.device))
+    loaded = load(config, task, choose_device(config.device))
     said = _said(sources, loaded, keys, reporter) if isinstance(loaded, Base) else None
     if isinstance(loaded, Base):
         loaded, config = as_said(loaded, config, said, keys)
@@ -262,43 +265,69 @@ def _said(sources: Mapping[str, Source], base: Base, keys: Collection[str], repo
 def _base_name(sources: Mapping[str, Source], given: str | None) -> str:
     if given:
         return given
-    names = {option: source.base for option, source in sources.items() if source.base}
-    if not names:
+    origins = [source.origin for source in sources.values() if source.origin]
+    if not origins:
         raise UserError("neither adapter names its base; give --base NAME")
-    if len({Path(name).name for name in names.values()}) > 1:
+    if not origins[0].same_weights(origins[-1]):
+        fed, local = (origin.name for origin in origins)
         raise UserError(
-            f"--fed is an adapter of {names['--fed']!r} and --local one of {names['--local']!r}: only adapters of one "
-            "base can be merged; if both are the same model, give --base"
+            f"--fed is an adapter of {fed!r} and --local one of {local!r}: only adapters of one base can be merged; if "
+            "both are the same model, give --base"
         )
-    return next(iter(names.values()))
+    return origins[0].place
+
+
+def _loaded_as(
+    sources: Mapping[str, Source], base: BaseConfig, keys: Collection[str], reporter: Reporter
+) -> BaseConfig:
+    """The base as the adapters were trained on it, but for what was set explicitly; of two that differ as the run was,
+    or else as the federated one was."""
+    origins = {option: source.origin for option, source in sources.items() if source.origin}
+    if not any(source.config for source in sources.values()):
+        base = as_trained(base, next(iter(origins.values()), None), keys, reporter.note)
+    how = {option: origin.quantization or "full precision" for option, origin in origins.items() if origin.dtype}
+    if len(set(how.values())) > 1 and "base.quantization" not in keys:
+        reporter.note(
+            f"--fed was trained on the base in {how['--fed']}, and --local on it in {how['--local']}; here it is in "
+            f"{base.quantization or 'full precision'}, and base.quantization=... chooses"
+        )
+    return base
 
 
 def _common_structure(sources: Mapping[str, Source], base: Base | ImageBase) -> Lora:
-    """What both parents are, refusing those that do not fit each other."""
-    fed, local = (source.structure(base) for source in sources.values())
-    for what, one, other in (
-        ("layers", _layers(fed), _layers(local)),
-        ("rank", fed.rank, local.rank),
-        ("scaling", fed.scaling, local.scaling),
-    ):
-        if one != other:
+    """What both parents are, refusing those that do not fit each other. Two that name their layers in different ways
+    are alike if these are the same."""
+    structures = {option: source.structure(base) for option, source in sources.items()}
+    fed, local = structures.values()
+    layers = {option: targets(base.model, structure) for option, structure in structures.items()}
+    for option, other in (OPTIONS, OPTIONS[::-1]):
+        if alone := [layer for layer in layers[option] if layer not in layers[other]]:
             raise UserError(
-                f"--fed and --local have different {what} ({one} and {other}): only adapters of equal structure can be "
-                "merged"
+                f"--fed and --local have different layers ({_named(fed)} and {_named(local)}): {alone[0]} is one of "
+                f"{option} alone, and only adapters of equal structure can be merged"
             )
+    if not (fed.rank == local.rank and math.isclose(fed.scaling, local.scaling)):
+        what = "rank" if fed.rank != local.rank else "scaling"
+        raise UserError(
+            f"--fed and --local have different {what} ({getattr(fed, what)} and {getattr(local, what)}): only adapters "
+            "of equal structure can be merged"
+        )
     return fed
 
 
-def _layers(structure: Lora) -> str:
+def _named(structure: Lora) -> str:
+    """The target modules as they were given, or how many there are."""
     chosen = structure.target_modules
-    return chosen if isinstance(chosen, str) else ", ".join(sorted(chosen))
+    if isinstance(chosen, str):
+        return chosen
+    return ", ".join(sorted(chosen)) if len(chosen) < 10 else f"{len(chosen)} modules"
 
 
 def _config(settings: Mapping[str, Any], base: str, data: Data) -> Config:
     """The configuration of a merge of two PEFT folders, whose structure is still to be read."""
     return from_dict(
         {
-            "base": {"name": base, "dtype": data.dtype},
+            "base": {"name": base, "dtype": data.dtype or "float32"},
             "task": {"name": data.task or "files", "path": str(data.path) if data.path else None},
             "method": dict(settings),
             "eval": {"metric": None},
@@ -324,9 +353,7 @@ def _write(
     merged = []
     for id, site in experiment.clients.items():
         recipe = {**origins[id], **method.recipe(site)}
-        described = models.described(
-            experiment.base.name, site.structure, experiment.base, site.data.num_labels, prompt
-        )
+        described = models.described(site.structure, experiment.base, site.data.num_labels, prompt)
         card = model_card(
             described, client=id, method=config.method["name"], paper=method.paper, metrics={}, config=text,
             recipe=recipe,

@@ -140,8 +140,8 @@ class AdapterBank:
 
         Raises:
             RuntimeError: the bank is attached already.
-            ValueError: `mix` is given without such a gate, or the other way round, or (from the base's forward) a
-                layer's input has not N rows.
+            ValueError: `mix` is given without such a gate, or the other way round.
+            UserError: (from the base's forward) a layer's input has not N rows.
         """
         if self._attached:
             raise RuntimeError("this bank is attached already; leave the first `with` block before the next")
@@ -262,7 +262,10 @@ class _Whole:
 def _by_row(name: str, x: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, bool]:
     """A layer's inputs as (N, T, in), in `dtype` unless autocast chooses; and whether it does."""
     if x.shape[0] != num_rows:
-        raise ValueError(f"{name} was given {x.shape[0]} rows, but the adapter index has {num_rows}")
+        raise UserError(
+            f"{name} cannot have an adapter: it was given {x.shape[0]} rows for {num_rows}, as it reads all tokens of "
+            "a batch as one list and cannot tell whose they are; leave it out of adapter.target_modules"
+        )
     autocast = torch.is_autocast_enabled(x.device.type)
     x = x.reshape(num_rows, -1, x.shape[-1])
     return (x if autocast else x.to(dtype)), autocast

@@ -20,7 +20,7 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
 from llm_fed.errors import RunError, UserError
-from llm_fed.models.loading import Base
+from llm_fed.models.loading import Base, end_tokens
 from llm_fed.tasks.control import THINK, answer_of
 
 _NAN = -1  # stands for a token where the logits are no numbers
@@ -294,6 +294,4 @@ def stop_tokens(base: Base) -> set[int]:
     model has several)."""
     if base.prompt is not None:
         return set(base.prompt.stop)
-    stops = base.model.generation_config.eos_token_id
-    stops = [stops] if isinstance(stops, int) else stops or []
-    return {*stops, base.tokenizer.eos_token_id}
+    return end_tokens(base.tokenizer, base.model.generation_config.eos_token_id)

@@ -16,6 +16,7 @@ from llm_fed.engine.footprint import training_copies
 from llm_fed.engine.language import LanguageEngine
 from llm_fed.experiment.build import Experiment
 from llm_fed.models.lora import Lora
+from llm_fed.models.origin import origin_of
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 
@@ -26,9 +27,11 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     """Record it in environment.json; a continued run takes over what it can, and says what has changed.
 
     A run that begins on a GPU also measures how to pack micro-batches there, before anything is trained.
-    The environment with which it is continued is recorded as well, as an item of `continued`.
+    The environment with which it is continued is recorded as well, as an item of `continued`. Beside each lies which
+    base it is, as far as that can be known; a run that moves finds its base elsewhere, so this is not compared here.
     """
     now = environment(experiment.base.device, experiment.config.base.dtype, experiment.runtime.clients_per_pass)
+    now["base"] = origin_of(experiment.base).as_json()
     recorded = run.recall("environment.json")
     if recorded is None:
         if measured := packing(experiment):
@@ -40,7 +43,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     use_packing(experiment, recorded)
     experiment.runtime.clients_per_pass = now["clients_per_pass"] = recorded["clients_per_pass"]
     before = now | {"processes": 1} | recorded  # of a run begun before these were recorded
-    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
+    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key != "base" and before[key] != now[key]]
     if changed:
         reporter.note(
             f"this run began in another environment ({'; '.join(changed)}), so results may differ in the last bits"

@@ -156,7 +156,7 @@ def contents(
         id = site.id
         own = looks or bool(set(site.memory) - {NOISY_STEPS, OPTIMIZER})
         card = model_card(
-            models.described(config.base.name, site.structure, experiment.base, site.data.num_labels, prompt),
+            models.described(site.structure, experiment.base, site.data.num_labels, prompt),
             client=id, method=config.method["name"], paper=method.paper,
             metrics={experiment.metric: scores[id]} if id in scores else {}, config=config_text,
             recipe=method.recipe(site),

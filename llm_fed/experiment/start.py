@@ -10,12 +10,14 @@ from pathlib import Path
 from llm_fed.config import Config
 from llm_fed.errors import UserError
 from llm_fed.export import models, peft_folders
+from llm_fed.export.origins import read_origin
 from llm_fed.merge import mean
 from llm_fed.messages.wire import pack
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
+from llm_fed.models.origin import origin_of
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.site import Site
@@ -64,10 +66,23 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Base | Ima
         site.start = own.get(site.id, common)
     of = "1 adapter" if len(found) == 1 else f"{len(found)} adapters"
     if method.own_start and len(found) > 1:
-        return f"each client starts from its own of the {of} in {start}, others from their mean"
-    if alike:
-        return f"starting from the {of} in {start}" + ("" if len(found) == 1 else ", which are all equal")
-    return f"starting from the mean of the {of} in {start}" + (", weighed by numbers of examples" if known else "")
+        said = f"each client starts from its own of the {of} in {start}, others from their mean"
+    elif alike:
+        said = f"starting from the {of} in {start}" + ("" if len(found) == 1 else ", which are all equal")
+    else:
+        said = f"starting from the mean of the {of} in {start}" + (", weighed by numbers of examples" if known else "")
+    return said + _other_quantisation(Path(start), base)
+
+
+def _other_quantisation(start: Path, base: Base | ImageBase) -> str:
+    """In words that the first adapter was trained on a base that was quantised otherwise, or nothing."""
+    origin = read_origin(_folders(start)[0])
+    before, now = (each and each.quantization for each in (origin, origin_of(base)))
+    if origin is None or origin.dtype is None or before == now:
+        return ""
+    return (
+        f"; they were trained on the base in {before or 'full precision'}, and here it is in {now or 'full precision'}"
+    )
 
 
 def check(run: Run, sites: Sequence[Site], start: str) -> None:
@@ -103,9 +118,8 @@ def _read(start: Path, structure: object, base: Base | ImageBase, method: str) -
     """The adapters in a run folder, in a folder of adapters, or in the folder of one, by the name of their folder."""
     assert isinstance(structure, Lora)  # since the key is one of `adapter`
     structure = replace(structure, delta=False)  # an adapter of the rank that clients train
-    folders = [start] if _holds_adapter(start) else _exported(start)
     found = {}
-    for folder in folders:
+    for folder in _folders(start):
         experts = (folder / peft_folders.GATE).is_file()
         if experts == structure.plain:
             has, wants = ("several experts", "one adapter") if experts else ("one adapter", "several experts")
@@ -117,10 +131,14 @@ def _read(start: Path, structure: object, base: Base | ImageBase, method: str) -
             found[folder.name] = models.read(folder, structure, base)
         except UserError as error:
             raise UserError(
-                f"adapter.start: {error}. adapter.rank, adapter.alpha and adapter.target_modules must be those with "
-                "which it was trained"
+                f"adapter.start: {error}. adapter.rank, adapter.alpha, adapter.rslora and adapter.target_modules must "
+                "be those with which it was trained"
             ) from error
     return found
+
+
+def _folders(start: Path) -> list[Path]:
+    return [start] if _holds_adapter(start) else _exported(start)
 
 
 def _exported(start: Path) -> list[Path]:

@@ -134,6 +134,17 @@ class Model:
     parts: Sequence[str] = ()  # names of those it consists of, where the base alone does not say it
     prompt: Prompt | None = None  # of a language model, how it is put, and where an answer ends, if that is known
     dtype: str = "float32"  # of the base in the example
+    revision: str | None = None  # of the base on the Hub
+    quantization: str | None = None  # of the base
+
+    @property
+    def base_in_words(self) -> str:
+        """The base, or what else the model consists of, and how it was loaded."""
+        names = " and ".join(f"`{public(name)}`" for name in self.parts or (self.base,))
+        if "image" in self.kind:
+            return names
+        at = f"revision `{self.revision}`" if self.revision else None
+        return f"{names} ({', '.join(filter(None, (at, self.dtype, self.quantization)))})"
 
 
 def model_card(
@@ -160,7 +171,7 @@ def model_card(
     """
     shown = WORDINGS[model.kind]
     settings, settings_text = _public_settings(config)
-    task, shown_as = settings["task"], " and ".join(f"`{public(name)}`" for name in model.parts or (model.base,))
+    task = settings["task"]
     hub = datapath.hub_id("task.path", task["path"] or "")
     dataset = hub or task["name"]
     data = ModelCardData(
@@ -185,11 +196,11 @@ def model_card(
 
 # {"Adapter" if shown.library == "peft" else "Model"} of client {client}
 
-{shown.words} of {shown_as}, \
+{shown.words} of {model.base_in_words}, \
 trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}.
 
 ```python
-{_example(model, settings.get("base", {}))}
+{_example(model)}
 ```
 
 ## Scores of this client
@@ -250,18 +261,14 @@ def merged_card(card: str, model: Model) -> str:
     before, _, rest = adapter.text.partition("```python\n")
     _, _, after = rest.partition("\n```")
     before = before.replace("# Adapter of", "# Model of", 1).replace(WORDINGS["adapter"].words, shown.words, 1)
-    adapter.text = f"{before}```python\n{_example(model, {})}\n```{after}"
+    adapter.text = f"{before}```python\n{_example(model)}\n```{after}"
     data.library_name = shown.library
     data.tags = [tag for tag in data.tags or [] if tag != "lora"]
     return str(adapter)
 
 
-def _example(model: Model, settings: Mapping[str, Any]) -> str:
-    """A few lines of Python that use the model, with stock transformers and PEFT where these know it.
-
-    Args:
-        settings: the configuration's of the base.
-    """
+def _example(model: Model) -> str:
+    """A few lines of Python that use the model, with stock transformers and PEFT where these know it."""
     shown, prompt, dtype = WORDINGS[model.kind], model.prompt, model.dtype
     base = f"path/to/{public(model.base)}" if is_local(model.base) else model.base
     of_text = shown.loads in (_LOAD, _LOAD_MERGED)
@@ -270,7 +277,7 @@ def _example(model: Model, settings: Mapping[str, Any]) -> str:
     if prompt is None or not of_text:
         return shown.loads.format(base=base, labels=model.labels, dtype=dtype)
     chat = prompt.template.date is not None
-    kind, revision = settings.get("quantization"), settings.get("revision")
+    kind, revision = model.quantization, model.revision
     text = shown.loads.format(
         base=base, dtype=dtype, most=prompt.max_new_tokens, stop=list(prompt.stop), pad=prompt.stop[0],
         encode=_ENCODE_CHAT if chat else _ENCODE.format(text=prompt.template.text),

@@ -1,11 +1,16 @@
-"""Which adapters of a run may be copied for others."""
+"""Copies of a run's adapters for others: which may be copied, and what of them stays here."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_fed.errors import UserError
+from llm_fed import checksum
+from llm_fed.errors import UserError, one_line
+from llm_fed.export.peft_settings import CONFIG, public_config
+from llm_fed.export.prompt import FILE, ORIGIN
+from llm_fed.models.origin import Origin
 from llm_fed.runs.reading import exported
 
 
@@ -23,3 +28,22 @@ def handed_out(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
                 "file itself, or delete it"
             )
     return found
+
+
+def public_content(path: Path) -> bytes | None:
+    """What a file of an adapter says to others, where paths of this machine are cut; None of one that has no paths.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    if path.name == CONFIG:
+        return public_config(path)
+    if path.name != FILE:
+        return None
+    try:
+        values = checksum.checked(json.loads(path.read_text(encoding="utf-8")))
+        if ORIGIN in values:
+            values[ORIGIN] = Origin.from_json(values[ORIGIN]).public().as_json()
+        return json.dumps(checksum.added(values), indent=2, ensure_ascii=False).encode()
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error

@@ -27,7 +27,8 @@ from huggingface_hub.utils import logging, validate_repo_id
 from llm_fed.errors import RunError, UserError
 from llm_fed.export import peft_folders
 from llm_fed.export.card import repository_card
-from llm_fed.export.copies import handed_out
+from llm_fed.export.copies import handed_out, public_content
+from llm_fed.export.peft_settings import CONFIG, setting
 from llm_fed.plugins import short
 from llm_fed.runs.reading import adapter_folders, read_config
 
@@ -105,7 +106,7 @@ def push(
             files = [
                 file
                 for client, place in places.items()
-                for file in _files(found[client], str(cards[client]), is_local=not hub_id, under=place)
+                for file in _files(found[client], str(cards[client]), under=place)
             ]
             first = next(iter(places))
             what = f"Adapter of client {first}"
@@ -156,7 +157,7 @@ def _allowed(name: str) -> str:
 
 def _plain(folder: Path) -> bool:
     """Whether a folder holds one adapter of a language model."""
-    return (folder / peft_folders.CONFIG).is_file() and not peft_folders.setting(folder, "modules_to_save")
+    return (folder / CONFIG).is_file() and not setting(folder, "modules_to_save")
 
 
 def _card(folder: Path) -> ModelCard:
@@ -182,17 +183,16 @@ def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[st
     return terms, "the base's licence, by its model card"
 
 
-def _files(folder: Path, card: str, is_local: bool, under: str) -> list[CommitOperationAdd]:
-    """The files of an adapter as they are pushed: with this card, and without the path of a local base.
+def _files(folder: Path, card: str, under: str) -> list[CommitOperationAdd]:
+    """The files of an adapter as they are pushed: with this card, and without paths of this machine.
 
     Args:
         under: the folder in the repository, with a slash at its end; empty: the repository itself.
     """
-    content: dict[Path, Any] = {path: path for path in sorted(folder.rglob("*")) if path.is_file()}
+    content: dict[Path, Any] = {
+        path: public_content(path) or path for path in sorted(folder.rglob("*")) if path.is_file()
+    }
     content[folder / peft_folders.CARD] = card.encode()
-    for path in content:
-        if path.name == peft_folders.CONFIG and is_local:
-            content[path] = peft_folders.public_config(path)
     return [CommitOperationAdd(f"{under}{path.relative_to(folder).as_posix()}", data) for path, data in content.items()]
 
 

@@ -3,6 +3,7 @@ image model, alone or several side by side."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from llm_fed.config import BaseConfig, Dtype
 from llm_fed.errors import UserError, lookup, one_line
 from llm_fed.export import models, peft_folders
+from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal
 from llm_fed.export.prompt import read_prompt
 from llm_fed.models.images import ARCHITECTURES, ImageBase, head_of, load_images
@@ -28,20 +30,30 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, Ar
 
 
 def load_client(
-    folder: str | Path, base: Base | ImageBase | str, *, labels: int = 0, dtype: Dtype = "float32", device: str = "cpu"
+    folder: str | Path,
+    base: Base | ImageBase | str,
+    *,
+    labels: int = 0,
+    dtype: Dtype | None = None,
+    device: str = "cpu",
 ) -> Personal:
     """A client's personal model from `adapters/<client>` of a run, a copy of it, or any PEFT LoRA folder.
 
     Args:
-        base: the base model, or its Hub id or folder, which is then loaded in `dtype` on `device`.
+        base: the base model, or its Hub id or folder, which is then loaded on `device`, quantised as in training.
+        dtype: of a base that is loaded (default: that of training, or float32 where the folder does not say it).
         labels: the number of labels of an image model; 0: a language model.
 
     Raises:
         UserError: the base cannot be loaded, or the folder is damaged or does not hold an adapter of this base.
     """
     if isinstance(base, str):
-        config = BaseConfig(name=base, dtype=dtype)
+        config = BaseConfig(name=base, dtype=dtype or "float32")
         check_fields(config, "")
+        notes: list[str] = []
+        config = as_trained(config, read_origin(Path(folder)), ["base.dtype"] if dtype else [], notes.append)
+        if notes and not config.quantization:  # it could not be what it was
+            warnings.warn(notes[0], peft_folders.AdapterWarning, stacklevel=2)
         base = load_images(config, tuple(map(str, range(labels))), device) if labels else load_base(config, device)
     state, structure = peft_folders.read(Path(folder), base)
     if isinstance(base, Base):

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from llm_fed import signs
 from llm_fed.config import BaseConfig, Config
 from llm_fed.errors import RunError, UserError
-from llm_fed.export import peft_folders
+from llm_fed.export import model_files, older, peft_folders, peft_settings, proof
 from llm_fed.export.card import Model, merged_card
-from llm_fed.export.copies import handed_out
+from llm_fed.export.copies import handed_out, public_content
+from llm_fed.export.folding import fold, untied
 from llm_fed.export.prompt import FILE, read_prompt
-from llm_fed.models.loading import DTYPES, check_name, explain, load_base, settle_dtype
+from llm_fed.models.loading import DTYPES, Base, check_name, explain, load_base, settle_dtype
+from llm_fed.models.origin import origin_of
 from llm_fed.runs.reading import read_config
 
 
@@ -27,55 +31,74 @@ class Plan:
 
     Attributes:
         adapters: by client its adapter.
-        each: bytes of one model.
+        sizes: by client the bytes of its model.
         free: bytes that are free where the models go.
+        notes: what the user should know beforehand, a line each.
     """
 
     base: BaseConfig
     adapters: Mapping[str, Path]
     out: Path
-    each: int
+    sizes: Mapping[str, int]
     free: int
+    notes: Sequence[str] = ()
 
     @property
     def said(self) -> str:
-        """The room that it takes."""
-        count = len(self.adapters)
-        many = f"{count} models, {_size(self.each)} each" if count > 1 else f"a model of {_size(self.each)}"
-        return f"writing {many} ({self.base.dtype}); {_size(self.free)} are free"
+        """The room that it takes, and the notes."""
+        count, largest = len(self.adapters), max(self.sizes.values())
+        many = f"{count} models, {_size(largest)} each" if count > 1 else f"a model of {_size(largest)}"
+        return "\n".join((f"writing {many} ({self.base.dtype}); {_size(self.free)} are free", *self.notes))
 
     def write(self) -> Iterator[Path]:
-        """Write one model after another, and yield its folder. The base is loaded anew for each, since PEFT changes it.
+        """Write one model after another, and yield its folder. The base is loaded anew for each, since folding changes
+        it; and each folder is loaded anew, and must compute what base and adapter do.
 
         Raises:
             UserError: the base cannot be loaded, or an adapter is damaged or does not fit it.
-            RunError: the disk is full, or a folder cannot be written.
+            RunError: the disk is full, a folder cannot be written, or it would be another model.
         """
         for client, adapter in self.adapters.items():
-            base = load_base(self.base, "cpu")
-            model = peft_folders.folded(adapter, base)
-            assert isinstance(model, PreTrainedModel)
             target, partial = self.out / client, self.out / f".{client}.partial"
             try:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(mode=0o700, parents=True)
-                if (prompt := read_prompt(adapter)) is not None and model.generation_config is not None:
-                    model.generation_config.eos_token_id = list(prompt.stop)
-                model.save_pretrained(partial)
-                # Not the one that was loaded, which has got a pad token.
-                AutoTokenizer.from_pretrained(check_name(self.base.name), revision=self.base.revision).save_pretrained(
-                    partial
-                )
-                card = (adapter / peft_folders.CARD).read_text(encoding="utf-8")
-                described = Model(self.base.name, "merged", prompt=read_prompt(adapter), dtype=self.base.dtype)
-                (partial / peft_folders.CARD).write_text(merged_card(card, described), encoding="utf-8")
-                shutil.copyfile(adapter / FILE, partial / FILE)
+                self._write(client, adapter, partial)
                 partial.rename(target)
-            except (OSError, SafetensorError) as error:
+            except (OSError, SafetensorError, HfHubHTTPError) as error:
                 raise RunError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from error
+            except RunError as error:
+                raise RunError(f"{target} is not written: {error}") from error
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
             yield target
+
+    def _write(self, client: str, adapter: Path, folder: Path) -> None:
+        """Fold one adapter in, write the model to a folder, and check it."""
+        prompt = read_prompt(adapter)
+        assert prompt is not None  # `plan` has seen to it
+        base = load_base(self.base, "cpu")
+        state, structure = peft_folders.read(adapter, base)
+        base.prompt = prompt
+        try:
+            with signs.part(f"answers of {client}'s adapter, to compare"):
+                probes = proof.probe(base, structure, state, prompt)
+        except RunError:
+            fold(base.model, structure, state, adapter)  # weights that become infinite explain it better
+            raise
+        fold(base.model, structure, state, adapter)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
+        model_files.write_weights(folder, base, prompt)
+        model_files.write(folder, base, self.base, prompt)
+        card = (adapter / peft_folders.CARD).read_text(encoding="utf-8")
+        (folder / peft_folders.CARD).write_text(merged_card(card, self._described(base)), encoding="utf-8")
+        (folder / FILE).write_bytes(public_content(adapter / FILE) or b"")
+        del base  # before the other one is loaded
+        with signs.part(f"checking the model of {client}"):
+            proof.check(folder, probes, self.base)
+
+    def _described(self, base: Base) -> Model:
+        origin = origin_of(base)
+        return Model(origin.name, "merged", prompt=base.prompt, dtype=self.base.dtype, revision=origin.revision)
 
 
 def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> Plan:
@@ -83,7 +106,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> Plan:
 
     Raises:
         UserError: see `copies.handed_out`; or these are no single adapters of a language model in full precision, or
-            `out` holds such a folder already.
+            they change weights that several layers share, or `out` holds such a folder already.
         RunError: the disk has no room for them.
     """
     config, adapters = read_config(folder), handed_out(folder, clients)
@@ -93,13 +116,33 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> Plan:
             raise UserError(f"{out / client} already exists; delete it, or give another folder")
     place = next(path for path in (out, *out.absolute().parents) if path.is_dir())
     base, _ = settle_dtype(replace(config.base, device_map=None, activation_checkpointing=False), "cpu")
-    found = Plan(base, adapters, out, _bytes(base), shutil.disk_usage(place).free)
-    if len(adapters) * found.each > found.free:
+    model = _skeleton(base)
+    plain, heads = _bytes(model.parameters(), base), _bytes([_head(model)], base)
+    parted = [
+        client for client, path in adapters.items() if untied(model, peft_settings.read(path).structure(model), path)
+    ]
+    sizes = {client: plain + heads * (client in parted) for client in adapters}
+    free, notes = shutil.disk_usage(place).free, []
+    if parted:
+        whose = f"{', '.join(parted[:5])}{', ...' if parted[5:] else ''}"
+        notes.append(
+            f"the adapter of {whose} changes the head, which in this base is the embedding, too: both are written "
+            f"(tie_word_embeddings=false), which takes {_size(heads)} more"
+        )
+    if needed := needed_version(base):
+        notes.append(f"transformers 4.57 does not know {model.config.model_type}; to load it takes {needed} or newer")
+    found = Plan(base, adapters, out, sizes, free, notes)
+    if sum(sizes.values()) > free:
         raise RunError(
-            f"{len(adapters)} models of {_size(found.each)} do not fit into {place}, where {_size(found.free)} are "
+            f"{len(adapters)} models of {_size(max(sizes.values()))} do not fit into {place}, where {_size(free)} are "
             "free; name fewer with --client, or give another folder"
         )
     return found
+
+
+def needed_version(base: BaseConfig) -> str:
+    """The version of transformers that loads a model made of this base, or nothing if 4.57 does."""
+    return older.needed_version(model_files.own_settings(base))
 
 
 def _check(config: Config, adapter: Path) -> None:
@@ -118,16 +161,34 @@ def _check(config: Config, adapter: Path) -> None:
         )
 
 
-def _bytes(base: BaseConfig) -> int:
-    """What the base's weights take, known from its configuration alone."""
+def _skeleton(base: BaseConfig) -> PreTrainedModel:
+    """The base without weights, from its configuration alone.
+
+    Raises:
+        UserError: it cannot be made, or its weights are quantised.
+    """
     name = check_name(base.name)
     try:
         settings = AutoConfig.from_pretrained(name, revision=base.revision, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     except Exception as error:  # transformers has no class of its own for what is wrong with a configuration
         raise UserError(explain(base.name, error, "a causal LM")) from error
-    return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[base.dtype].itemsize
+    if getattr(settings, "quantization_config", None):
+        raise UserError(
+            f"the weights of base.name={base.name!r} are quantised, and an adapter cannot be merged into quantised "
+            "weights; leave out --merged, and load the adapters on the base"
+        )
+    return model
+
+
+def _head(model: PreTrainedModel) -> torch.Tensor:
+    return model.get_output_embeddings().weight
+
+
+def _bytes(parameters: Iterable[torch.Tensor], base: BaseConfig) -> int:
+    """What these weights take in the base's dtype."""
+    return sum(parameter.numel() for parameter in parameters) * DTYPES[base.dtype].itemsize
 
 
 def _size(count: int) -> str:

@@ -16,6 +16,7 @@ from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.files import write_folder
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
+from llm_fed.models.origin import origin_of
 from llm_fed.models.structure import Full, Structure
 from llm_fed.names import same_name
 from llm_fed.paths import public
@@ -63,16 +64,19 @@ def kind(structure: Structure, base: Base | ImageBase) -> str:
     return image + ("adapter" if structure.plain else "experts")
 
 
-def described(name: str, structure: Structure, base: Base | ImageBase, labels: int, prompt: Prompt | None) -> Model:
+def described(structure: Structure, base: Base | ImageBase, labels: int, prompt: Prompt | None) -> Model:
     """What a personal model's card says of it.
 
     Args:
-        name: of the base, as the card calls it.
         labels: how many an image model tells apart.
     """
     parts = structure.parts if isinstance(structure, Full) else (("", ""),)
     names = tuple(dict.fromkeys(architecture or base.name for _, architecture in parts))
-    return Model(name, kind(structure, base), labels, names, prompt, str(base.dtype).removeprefix("torch."))
+    origin, own = origin_of(base), names if names != (base.name,) else ()
+    return Model(
+        origin.name, kind(structure, base), labels, own, prompt, str(base.dtype).removeprefix("torch."),
+        origin.revision, origin.quantization,
+    )  # fmt: skip
 
 
 def write(
@@ -105,7 +109,7 @@ def contents(
     built here, and models side by side, one that `load.load_image_model` loads.
     """
     if not isinstance(structure, Full):
-        more = {FILE: prompt.as_json(base.tokenizer)} if prompt and isinstance(base, Base) else {}
+        more = {FILE: prompt.as_json(base.tokenizer, origin_of(base))} if prompt and isinstance(base, Base) else {}
         return peft_folders.contents(state, structure, base, card, more)
     assert isinstance(base, ImageBase)  # only image models train whole
     module = base.model_of(structure)

@@ -1,8 +1,7 @@
-"""Writes, reads and checks PEFT adapter folders; the only file that imports peft."""
+"""Writes, reads and checks PEFT adapter folders."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import warnings
@@ -10,39 +9,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from llm_fed.config import AdapterConfig
 from llm_fed.errors import UserError, one_line
+from llm_fed.export import peft_settings
+from llm_fed.export.origins import read_origin
+from llm_fed.export.peft_settings import CONFIG, AdapterSettings, trained_whole
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.files import write_folder
 from llm_fed.merge import delta
-from llm_fed.models.lora import Lora, extras_flaw, layout, targets
-from llm_fed.paths import public
+from llm_fed.models.lora import Lora, extras_flaw, layout
+from llm_fed.models.origin import origin_of
 from llm_fed.state import Layout, State
 
 if TYPE_CHECKING:
     from llm_fed.models.images import ImageBase
     from llm_fed.models.loading import Base
 
-CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
+WEIGHTS, CARD = "adapter_model.safetensors", "README.md"
 WHAT = "an adapter"  # what such a folder holds, for messages
 # Of several experts: routers, mixing rule, and modules trained whole; its metadata names the experts in order.
 GATE = "gate.safetensors"
-
-# The settings of an adapter that are understood here, and those that do not change what it computes. Whatever
-# else differs from PEFT's default is a feature that the bank does not have.
-_UNDERSTOOD = {
-    "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "fan_in_fan_out", "modules_to_save",
-}  # fmt: skip
-_INERT = {"peft_version", "task_type", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision"}
-# Initialisations that leave the base's weights alone; the others (PiSSA, OLoRA, LoftQ, ...) change them.
-_INITIALISATIONS = (True, False, "gaussian", "orthogonal")
-_MOST_ALPHA = 1e6  # times the rank; none that is trained comes near it, and beyond it float32 overflows
-_CONFIGS: WeakKeyDictionary[nn.Module, dict[tuple[Lora, str, str], bytes]] = WeakKeyDictionary()  # see `_config`
+_PREFIX = "base_model.model."  # of PEFT's names
 
 
 class AdapterWarning(UserWarning):
@@ -103,23 +93,18 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
         return delta.apart(state, found, layout(base.model, structure)), structure
     if (folder / GATE).is_file() or (structure and not structure.plain):
         return _read_experts(folder, base, structure)
-    found, name = _read_config(folder)
-    if found.whole not in ((), (base.head,)):
-        raise UserError(f"the adapter {folder} is not plain LoRA: modules_to_save={list(found.whole)} is not supported")
+    said = peft_settings.read(folder)
+    if said.whole not in ((), (base.head,)):
+        raise trained_whole(folder, said.whole, base.head)
+    found, other_base = said.structure(base.model), _other_base(folder, base)
     if structure and not (found.rank == structure.rank and math.isclose(found.scaling, structure.scaling)):
-        raise UserError(
-            f"the adapter {folder} has rank {found.rank} and alpha {found.alpha:g}, where adapter.rank="
-            f"{structure.rank} and adapter.alpha={structure.alpha:g} are expected"
-        )
-    # A base has one name on the Hub and others on disks, and what is handed on names a folder by its last part.
-    other = name and Path(name).name != Path(base.name).name
-    other_base = f"; it was made for {name!r}, the base here is {base.name!r}" if other else ""
+        raise _other_scaling(said, found, structure)
     try:
         expected = layout(base.model, structure or found)
     except UserError as error:
         raise UserError(f"the adapter {folder} does not fit the base: {error}{other_base}") from error
     tensors = _read_tensors(folder, found)
-    if difference := _difference(expected, tensors):
+    if difference := _difference(expected, tensors, base.model):
         raise UserError(f"the adapter {folder} does not fit the base: {difference}{other_base}")
     if other_base:
         warnings.warn(f"the adapter {folder} fits{other_base}", AdapterWarning, stacklevel=2)
@@ -127,61 +112,6 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
     if not state.is_finite():
         raise UserError(f"the adapter {folder} holds NaN or infinite numbers; export it again")
     return state, found
-
-
-def folded(folder: Path, base: Base) -> nn.Module:
-    """The base's model with an adapter folded into its weights, in their dtype; the base is used up.
-
-    Raises:
-        UserError: see `read`; or a weight becomes too large for the dtype.
-    """
-    import peft  # as in `_peft_settings`
-
-    read(folder, base)  # names what is wrong with it
-    try:
-        return peft.PeftModel.from_pretrained(base.model, folder).merge_and_unload(safe_merge=True)
-    except ValueError as error:
-        raise UserError(f"the adapter {folder} cannot be merged into {base.dtype} weights: {error}") from error
-
-
-def setting(folder: Path, key: str) -> Any:
-    """One value of a PEFT folder's configuration, None where it is not there.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-    try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get(key)
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"{folder / CONFIG} is damaged: {error}") from error
-
-
-def public_config(path: Path) -> bytes:
-    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name.
-
-    Raises:
-        UserError: the file is damaged.
-    """
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
-        return json.dumps(settings, indent=2, sort_keys=True).encode()
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
-
-
-def check_text(folder: Path) -> None:
-    """Refuse a PEFT folder with a head, where no task says that it is an image model's, and with which labels.
-
-    Raises:
-        UserError: it has one.
-    """
-    if (folder / CONFIG).is_file() and (head := setting(folder, "modules_to_save")):
-        named = ", ".join(map(str, head)) if isinstance(head, list) else str(head)
-        raise UserError(
-            f"the adapter {folder} has a classification head ({one_line(named)}), so it is for an image model; give "
-            "--task NAME for its labels, and --data PATH if the pictures are not on the Hub"
-        )
 
 
 def check_head(folder: Path, structure: Lora, base: Base | ImageBase) -> None:
@@ -202,31 +132,9 @@ def _files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, b
         return _expert_files(state, structure, base)
     tensors = {_peft_name(name): tensor for name, tensor in state.tensors().items()}
     return {
-        CONFIG: _config(structure, base),
+        CONFIG: peft_settings.written(structure, base),
         WEIGHTS: pack(tensors, {}, _decisive(structure)),
     }
-
-
-def _config(structure: Lora, base: Base | ImageBase) -> bytes:
-    """What adapter_config.json says; of all clients with one structure it is made once."""
-    known = _CONFIGS.setdefault(base.model, {})
-    if (structure, base.name, base.head) not in known:
-        modules, alpha = targets(base.model, structure).values(), structure.alpha
-        settings = _peft_settings(
-            task_type=None if base.head else "CAUSAL_LM",
-            base_model_name_or_path=base.name,
-            r=structure.rank,
-            lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
-            lora_dropout=structure.dropout,
-            target_modules=_chosen(base.model, structure),
-            fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules),
-            modules_to_save=list(structure.whole) or None,
-            inference_mode=True,
-        )
-        # Sets are sorted: their own order changes from process to process.
-        text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)
-        known[structure, base.name, base.head] = text.encode()
-    return known[structure, base.name, base.head]
 
 
 def _expert_files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, bytes]:
@@ -301,78 +209,31 @@ def _alone(structure: Lora) -> Lora:
     return replace(structure, experts=("",), gate="sum", whole=())
 
 
-def _chosen(model: nn.Module, structure: Lora) -> str | list[str]:
-    """How PEFT is told the target modules; its `all-linear` would include a head that is trained whole."""
-    chosen = structure.target_modules
-    if not isinstance(chosen, str):
-        return list(chosen)
-    return "|".join(map(re.escape, targets(model, structure))) if structure.whole else chosen
-
-
 def _peft_name(entry: str) -> str:
-    return f"base_model.model.{entry}.weight" if entry.endswith((".lora_A", ".lora_B")) else f"base_model.model.{entry}"
+    return f"{_PREFIX}{entry}.weight" if entry.endswith((".lora_A", ".lora_B")) else f"{_PREFIX}{entry}"
 
 
-def _peft_settings(**settings: Any) -> dict[str, Any]:
-    """A LoRA configuration as PEFT writes it, with PEFT's defaults for what is not given."""
-    import peft  # here, because the import takes seconds and most commands need no adapter folder
-
-    return peft.LoraConfig(**settings).to_dict()
-
-
-def _read_config(folder: Path) -> tuple[Lora, str]:
-    """The structure in an adapter's configuration, and the name of the base that it was made for (or "")."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise UserError(f"{folder} is not an adapter folder: it has no {CONFIG}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        kind = values["peft_type"]
-        unsupported = _unsupported(values)
-        chosen, name = values["target_modules"], values.get("base_model_name_or_path") or ""
-        whole = tuple(values.get("modules_to_save") or ())
-        if not isinstance(name, str) or not all(isinstance(each, str) for each in whole):
-            raise TypeError("base_model_name_or_path and each of modules_to_save are texts")
-        structure = Lora.from_config(
-            AdapterConfig(
-                rank=values["r"],
-                alpha=values["lora_alpha"] * (math.sqrt(values["r"]) if values.get("use_rslora") else 1),
-                dropout=values["lora_dropout"],
-                target_modules=chosen if isinstance(chosen, str) else tuple(chosen or ()),
-            ),
-            whole=whole,
-        )
-        if not math.isfinite(structure.alpha) or structure.alpha > _MOST_ALPHA * structure.rank:
-            raise ValueError(f"lora_alpha={values['lora_alpha']} is over {_MOST_ALPHA:g} times the rank")
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-        UserError,
-    ) as error:
-        raise UserError(f"{path} is not the configuration of a LoRA adapter: {one_line(repr(error))}") from error
-    if kind != "LORA":
-        raise UserError(f"the adapter {folder} is of type {kind}; only LORA is supported")
-    if unsupported:
-        raise UserError(f"the adapter {folder} is not plain LoRA: {unsupported} is not supported")
-    return structure, name
+def _other_base(folder: Path, base: Base | ImageBase) -> str:
+    """In words that an adapter was made for another base, or nothing."""
+    origin, here = read_origin(folder), origin_of(base)
+    if origin is None or origin.same_weights(here):
+        return ""
+    weights = ", which has other weights" if Path(origin.name).name == Path(here.name).name else ""
+    return f"; it was made for {origin.name!r}, the base here is {here.name!r}{weights}"
 
 
-def _unsupported(values: Mapping[str, Any]) -> str:
-    """The first setting that the bank does not have, or nothing; an empty value means that it is off."""
-    defaults = _peft_settings()
-    for name, value in values.items():
-        if name == "init_lora_weights":
-            known = value in _INITIALISATIONS
-        else:
-            known = name in _UNDERSTOOD | _INERT or not value or value == defaults.get(name)
-        if not known:
-            return f"{name}={value!r}"
-    return ""
+def _other_scaling(said: AdapterSettings, found: Lora, structure: Lora) -> UserError:
+    """The error of an adapter with another rank or scaling than is expected, and which settings are its own."""
+    alpha = found.alpha / math.sqrt(found.rank) if said.rslora else found.alpha
+    flag = ""
+    if said.rslora:
+        flag = ", scaled by alpha / sqrt(rank) (adapter.rslora=true)"
+    elif math.isclose(structure.alpha, found.alpha * math.sqrt(found.rank)):
+        flag = ", scaled by alpha / rank (adapter.rslora=false)"
+    return UserError(
+        f"the adapter {said.folder} has rank {found.rank} and alpha {alpha:g}{flag}, where adapter.rank="
+        f"{structure.rank} and adapter.alpha={structure.alpha:g} are expected"
+    )
 
 
 def _read_tensors(folder: Path, found: Lora) -> dict[str, Tensor]:
@@ -385,11 +246,26 @@ def _read_tensors(folder: Path, found: Lora) -> dict[str, Tensor]:
     return in_one_dtype(tensors, path)
 
 
-def _difference(expected: Layout, tensors: Mapping[str, Tensor]) -> str:
-    """What of the file is not as expected, or nothing."""
+def _difference(expected: Layout, tensors: Mapping[str, Tensor], model: nn.Module) -> str:
+    """What of the file is not as expected, or nothing. PEFT puts the base's own weights beside an adapter of its head;
+    these may be there."""
     wanted = {_peft_name(name): shape for name, shape in expected.shape_of.items()}
     for name in [*wanted, *tensors]:
         ours, theirs = wanted.get(name), tuple(tensors[name].shape) if name in tensors else None
-        if ours != theirs:
+        if ours == theirs:
+            continue
+        entry = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
+        own = None if ours else dict(model.named_parameters(remove_duplicate=False)).get(entry)
+        if own is None:
             return f"{name} is {theirs or 'absent'} in the file and {ours or 'absent'} in the base"
+        if not _same(tensors[name], own.detach().cpu()):
+            return f"the file has weights for {entry} that are not those of the base; it was trained or resized"
     return ""
+
+
+def _same(theirs: Tensor, own: Tensor) -> bool:
+    """Whether two tensors are equal where one of them was rounded to a shorter dtype."""
+    if theirs.shape != own.shape or not own.is_floating_point():
+        return False
+    shorter = [dtype for dtype in (torch.bfloat16, torch.float16) if torch.equal(theirs.to(dtype).to(theirs), theirs)]
+    return any(torch.equal(theirs.to(dtype), own.to(dtype)) for dtype in (own.dtype, *shorter))

@@ -17,10 +17,12 @@ from llm_fed.engine.generation import stop_tokens
 from llm_fed.errors import UserError
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
+from llm_fed.models.origin import Origin
 from llm_fed.tasks.common import Template
 from llm_fed.tasks.templates import filled, template_of
 
 FILE = "prompt.json"
+ORIGIN = "base"  # the key of the base in it, see `export.origins`
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,12 @@ class Prompt:
     stop: tuple[int, ...]  # ids of the tokens that end an answer
     max_new_tokens: int
 
-    def as_json(self, tokenizer: PreTrainedTokenizerBase) -> bytes:
-        """The file's content. `stop_tokens` is for people; `stop_token_ids` is what counts."""
+    def as_json(self, tokenizer: PreTrainedTokenizerBase, origin: Origin) -> bytes:
+        """The file's content. `stop_tokens` is for people; `stop_token_ids` is what counts.
+
+        Args:
+            origin: the base, which lies in it as well.
+        """
         template = self.template
         text: dict[str, Any] = {"text": template.text}
         if template.date is not None:
@@ -43,6 +49,7 @@ class Prompt:
             "stop_tokens": tokenizer.convert_ids_to_tokens(list(self.stop)),
             "stop_token_ids": list(self.stop),
             "max_new_tokens": self.max_new_tokens,
+            ORIGIN: origin.as_json(),
         }
         return json.dumps(checksum.added(values), indent=2, ensure_ascii=False).encode()
 

@@ -16,10 +16,17 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from llm_fed.errors import UserError, one_line
-from llm_fed.export.peft_folders import CONFIG, GATE, WEIGHTS
+from llm_fed.export.origins import read_origin
+from llm_fed.export.peft_folders import GATE, WEIGHTS
+from llm_fed.export.peft_settings import CONFIG
+from llm_fed.models.origin import Origin
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM takes as --max-lora-rank
 _SERVERS = ("vLLM", "LoRAX")
+_QUANTIZE = {
+    "vLLM": {"nf4": "--quantization bitsandbytes"},
+    "LoRAX": {"nf4": "--quantize bitsandbytes-nf4", "int8": "--quantize bitsandbytes"},
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,18 @@ class Servable:
     base: str  # the name by which the adapter calls its base
     rank: int
     refused: Mapping[str, str]  # by server why it cannot serve the folder; a server that can is not in it
+    loaded: Origin | None = None  # which base, and how it was loaded, if the folder says it
+
+    def options(self, server: str) -> str:
+        """What a server is to be given so that the base is the one that the adapter was trained on."""
+        if self.loaded is None:
+            return ""
+        dtype = self.loaded.dtype if server == "vLLM" or self.loaded.dtype != "float32" else None  # LoRAX has none such
+        found = (
+            self.loaded.revision and f"--revision {self.loaded.revision}", dtype and f"--dtype {dtype}",
+            _QUANTIZE[server].get(self.loaded.quantization or ""),
+        )  # fmt: skip
+        return "".join(f" {option}" for option in found if option)
 
 
 def servable(folder: Path) -> Servable:
@@ -55,9 +74,12 @@ def servable(folder: Path) -> Servable:
     refused = {}
     if rank > VLLM_RANKS[-1]:
         refused["vLLM"] = f"its rank is {rank}, but vLLM's --max-lora-rank is at most {VLLM_RANKS[-1]}"
+    loaded = read_origin(folder)
+    if loaded and loaded.quantization == "int8":
+        refused["vLLM"] = "its base was quantised to int8, which vLLM cannot do when it loads a base"
     if partial := _not_on_each_layer(names):
         refused["LoRAX"] = f"{partial} is adapted in some layers only, and LoRAX would then ignore it in all layers"
-    return Servable(base, rank, refused)
+    return Servable(base, rank, refused, loaded)
 
 
 def lines(found: Mapping[str, Servable]) -> list[str]:
@@ -68,17 +90,18 @@ def lines(found: Mapping[str, Servable]) -> list[str]:
         for client, item in found.items():
             by_reason.setdefault(item.refused.get(server, ""), []).append(client)
         for reason, clients in by_reason.items():
-            everybody = len(clients) == len(found) > 1
+            everybody, one = len(clients) == len(found) > 1, found[clients[0]]
             who = f"all {len(found)} adapters" if everybody else _named(clients)
             if reason:
                 none = f"can serve none of the {len(found)} adapters" if everybody else f"cannot serve {who}"
                 said.append(f"{server} {none}: {reason}")
             elif server == "vLLM":
                 most = min(rank for rank in VLLM_RANKS if rank >= max(found[client].rank for client in clients))
-                options = f"--enable-lora --max-lora-rank {most}"
-                said.append(f"vLLM can serve {who} on {found[clients[0]].base} with {options}; see docs/serving.md")
+                options = f"--enable-lora --max-lora-rank {most} --generation-config vllm{one.options(server)}"
+                said.append(f"vLLM can serve {who} on {one.base} with {options}; see docs/serving.md")
             else:
-                said.append(f"{server} can serve {who}")
+                options = one.options(server)
+                said.append(f"{server} can serve {who}" + (f" on {one.base} with{options}" if options else ""))
     return said
 
 

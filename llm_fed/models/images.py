@@ -20,6 +20,7 @@ from llm_fed.models.flat import FlatModel
 from llm_fed.models.joined import Joined
 from llm_fed.models.loading import DTYPES, check_name, explain, settle_dtype
 from llm_fed.models.lora import Lora
+from llm_fed.models.origin import Origin
 from llm_fed.models.resnet import RESNETS
 from llm_fed.models.structure import Full, Structure
 from llm_fed.state import Layout, State
@@ -43,6 +44,7 @@ class ImageBase:
     pretrained: bool  # whether its weights, but for the head, are a checkpoint's
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    origin: Origin | None = None  # None where it was made here
     _made: dict[str | Full, nn.Module] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -195,7 +197,8 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: 
     side = sizes.get("height") or sizes.get("shortest_edge") or getattr(model.config, "image_size", None) or 224
     return ImageBase(
         model.to(device).eval(), size=int(side), mean=tuple(settings.get("image_mean") or HALF),
-        std=tuple(settings.get("image_std") or HALF), head=head, pretrained=True, **common,
+        std=tuple(settings.get("image_std") or HALF), head=head, pretrained=True,
+        origin=Origin.of(config), **common,
     )  # fmt: skip
 
 

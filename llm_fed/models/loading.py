@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,6 +28,7 @@ from llm_fed.config import BaseConfig, Dtype
 from llm_fed.errors import UserError, lookup
 from llm_fed.models import forms, lora
 from llm_fed.models.frozen import freeze
+from llm_fed.models.origin import Origin
 from llm_fed.state import Layout, State
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Base:
     autocast: torch.dtype | None  # the autocast dtype of forward passes; None for float32
     # What an adapter's folder says of its prompts, in the place of `task.template` and of the base's own stop tokens.
     prompt: Prompt | None = None
+    origin: Origin | None = None  # None where it was made in memory
     head: ClassVar[str] = ""  # no module is trained whole beside adapters
 
     @property
@@ -140,7 +143,19 @@ def load_base(config: BaseConfig, device: str) -> Base:
     freeze(model)
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.name)
-    return Base(model, tokenizer, config.name, dtype, None if dtype == torch.float32 else dtype)
+    autocast = None if dtype == torch.float32 else dtype
+    return Base(model, tokenizer, config.name, dtype, autocast, origin=Origin.of(config))
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int] | None) -> set[int]:
+    """The tokens that end a base's answer: its tokenizer's EOS, and what its generation_config.json declares beside it.
+
+    Of what is declared only control tokens count. A token of text may be part of an answer, so to end there would be
+    one of the settings of decoding that are not to change a score.
+    """
+    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    named = [declared] if isinstance(declared, int) else declared or []
+    return {*(id for id in named if id in control), tokenizer.eos_token_id}
 
 
 def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int], int]:
@@ -159,8 +174,7 @@ def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int
             stops = GenerationConfig.from_model_config(settings).eos_token_id
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
-    every = {tokenizer.eos_token_id, *([stops] if isinstance(stops, int) else stops or [])} - {None}
-    return tokenizer, every, int(settings.get_text_config().vocab_size)
+    return tokenizer, end_tokens(tokenizer, stops) - {None}, int(settings.get_text_config().vocab_size)
 
 
 def _attention(dtype: torch.dtype, device: str) -> str | None:
@@ -224,6 +238,19 @@ def config_of(name: str, folder_or_id: str, revision: str | None = None) -> Pret
         raise UserError(explain(name, error, "a causal LM")) from error
     forms.check_quantization(name, found)
     return found
+
+
+def is_language(config: BaseConfig) -> bool:
+    """Whether a base's config.json is that of a causal language model.
+
+    Raises:
+        UserError: it has none, or a damaged one.
+    """
+    try:
+        found = AutoConfig.from_pretrained(check_name(config.name), revision=config.revision, trust_remote_code=False)
+    except Exception as error:  # as in `load_base`
+        raise UserError(explain(config.name, error, "a causal LM")) from error
+    return type(found) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def explain(name: str, error: Exception, kind: str) -> str:

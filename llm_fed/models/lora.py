@@ -88,30 +88,17 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     Raises:
         UserError: nothing matches, or something that matches is no linear layer.
     """
-    from transformers import PreTrainedModel  # takes seconds to import, and a wrong setting is to be named at once
-    from transformers.pytorch_utils import Conv1D
-
     chosen = structure.target_modules
     modules = {name: module for name, module in model.named_modules() if name}
-    linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
-    if isinstance(chosen, str) and chosen.lower() == "all-linear":
-        head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-        found = [name for name, module in linear.items() if module is not head and name not in structure.whole]
+    linear = _linear(modules)
+    found = names_of(model, chosen)
+    if _is_all_linear(chosen):
+        found = [name for name in found if name not in structure.whole]
         if mixture := next((name for name in modules if name.endswith(".experts")), None):
             raise UserError(
                 f"adapter.target_modules=all-linear would include the mixture of experts {mixture}, which is not "
                 "supported; name the attention layers, e.g. adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
             )
-    elif isinstance(chosen, str):
-        try:
-            found = _matching(chosen, modules)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise UserError(
-                f"adapter.target_modules={one_line(chosen)!r} is not a valid regular expression: {one_line(str(error))}"
-            ) from error
-    else:
-        endings = tuple("." + ending for ending in chosen)
-        found = [name for name in modules if name in chosen or name.endswith(endings)]
     if not found:
         raise UserError(
             f"adapter.target_modules={chosen!r} matches no layer of {type(model).__name__}; "
@@ -135,31 +122,68 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     return {name: linear[name] for name in found}
 
 
+def names_of(model: nn.Module, chosen: tuple[str, ...] | str) -> list[str]:
+    """The modules that target modules match as PEFT reads them, by name and in module order, whatever they are.
+
+    Raises:
+        UserError: it is no regular expression, or one that takes too long.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    if _is_all_linear(chosen):
+        from transformers import PreTrainedModel  # takes seconds to import, and a wrong setting is to be named at once
+
+        head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+        return [name for name, module in _linear(modules).items() if module is not head]
+    if isinstance(chosen, str):
+        return matching(chosen, modules)
+    endings = tuple("." + ending for ending in chosen)
+    return [name for name in modules if name in chosen or name.endswith(endings)]
+
+
+def _is_all_linear(chosen: tuple[str, ...] | str) -> bool:
+    return isinstance(chosen, str) and chosen.lower() == "all-linear"
+
+
+def _linear(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those that can be adapted."""
+    from transformers.pytorch_utils import Conv1D  # as in `names_of`
+
+    return {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
+
+
 def _parts(name: str) -> Iterator[str]:
     """The names of the modules that a module lies in, from the innermost."""
     while name := name.rpartition(".")[0]:
         yield name
 
 
-def _matching(pattern: str, names: Iterable[str]) -> list[str]:
+def matching(pattern: str, names: Iterable[str], key: str = "adapter.target_modules") -> list[str]:
     """The names that the whole of a regular expression matches, as `re.fullmatch` does.
 
+    Args:
+        key: where the expression stands, for messages.
+
     Raises:
-        UserError: it has not ended after _LONGEST seconds: whoever wrote the folder that holds it chose it.
-        re.error: it is none.
+        UserError: it is none, or it has not ended after _LONGEST seconds: whoever wrote the folder that holds it
+            chose it.
     """
-    compiled = re.compile(pattern)
-    until = time.monotonic() + _LONGEST
+    names, until = list(names), time.monotonic() + _LONGEST
     try:
-        bounded = regex.compile(pattern)
+        compiled = re.compile(pattern)
+        try:
+            bounded = regex.compile(pattern)
+        except regex.error:  # a few expressions mean nothing to it and something to `re`
+            return [name for name in names if compiled.fullmatch(name)]
         return [name for name in names if bounded.fullmatch(name, timeout=max(until - time.monotonic(), 1e-3))]
     except TimeoutError as error:
         raise UserError(
-            f"adapter.target_modules={one_line(pattern)!r} took longer than {_LONGEST:g} s to match the names "
+            f"{key}={one_line(pattern)!r} took longer than {_LONGEST:g} s to match the names "
             "of the model's layers; give a simpler regular expression, or a list of names"
         ) from error
-    except regex.error:  # a few expressions mean nothing to it and something to `re`
-        return [name for name in names if compiled.fullmatch(name)]
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UserError(
+            f"{key}={one_line(pattern)!r} is not a valid regular expression: {one_line(str(error))}"
+        ) from error
 
 
 def check_names(model: nn.Module, adapter: AdapterConfig | None) -> None:

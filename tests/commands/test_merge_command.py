@@ -250,3 +250,22 @@ def test_mistakes(runs, small, llm_fed, tmp_path):
     at_round = ("--fed", runs / "fedit", "--local", f"{runs / 'local' / 'adapters' / 'ada'}@3")
     llm_fed("merge", "potara", *at_round, *out).assert_refused("a PEFT folder has no rounds")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [r".*\.self_attn\.(q_proj|v_proj)", ["model.layers.0.self_attn.q_proj", "layers.1.self_attn.q_proj", "v_proj"]],
+)
+def test_layers_are_compared_and_not_how_they_are_named(runs, small, llm_fed, tmp_path, spelling):
+    """An adapter on the same layers, which names them by a regular expression or one by one, and a run."""
+    local = copy(runs, tmp_path, target_modules=spelling)
+    words = ("--fed", runs / "fedit" / "adapters" / "ada", "--local", local, *data(small))
+    assert llm_fed("merge", "mean", *words, "--out", tmp_path / "out", "--weight", 0.5).code == 0
+    other = ("--fed", runs / "fedit/adapters/ada", "--local", runs / "local/adapters/ada", *data(small))
+    assert llm_fed("merge", "mean", *other, "--out", tmp_path / "same", "--weight", 0.5).code == 0
+    found, expected = (tensors(next((tmp_path / name).glob("*/"))) for name in ("out", "same"))
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    said = llm_fed(
+        "merge", "mean", "--fed", runs / "fedit", "--local", local, "--out", tmp_path / "run", "--client", "ada"
+    )
+    assert said.code == 0, said.err

@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from llm_fed import configfile
+from llm_fed import configfile, load_client
 from llm_fed.config import BaseConfig
 from llm_fed.engine import fit
 from llm_fed.engine.bank import AdapterBank
@@ -103,6 +103,32 @@ def test_an_exported_adapter_on_the_same_4bit_base_in_stock_peft(train, llm_fed,
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert (found - plain).abs().max() > 1e-2
     assert (found - unquantized).abs().max() > 1e-2
+
+
+def test_an_adapter_is_used_on_the_base_as_it_was_quantised_in_training(train, wide, llm_fed, tmp_path):
+    """By `eval`, `merge` and `load_client`, unless it is set; and `export` tells servers."""
+    run = train("run", base=NF4, local={"steps": 8})
+    adapter, data = run / "adapters/bob", ("--data", wide.data / "bob/test.jsonl", "--json")
+    said = llm_fed("eval", "--base", wide.base, "--adapter", adapter, *data)
+    assert "the base is quantised to nf4, as when the adapter was trained" in said.err
+    explicit = {
+        name: llm_fed("eval", "--base", wide.base, "--adapter", adapter, *data, f"base.quantization={name}")
+        for name in ("nf4", "null")
+    }
+    assert json.loads(said.out) == json.loads(explicit["nf4"].out) != json.loads(explicit["null"].out)
+    assert "quantised" not in explicit["nf4"].err + explicit["null"].err
+    personal = load_client(adapter, str(wide.base))
+    assert isinstance(personal.base.model.model.layers[0].self_attn.q_proj, bnb.nn.Linear4bit)  # type: ignore[union-attr]
+
+    said = llm_fed("merge", "mean", "--fed", adapter, "--local", run / "adapters/ada", "--out", tmp_path / "merged")
+    assert said.code == 0 and "quantised to nf4" in said.err
+    assert json.loads((tmp_path / "merged/merged/prompt.json").read_text())["base"]["quantization"] == "nf4"
+    whole = train("whole")
+    said = llm_fed("merge", "mean", "--fed", run, "--local", whole, "--out", tmp_path / "mixed", "--client", "ada")
+    assert "--fed was trained on the base in nf4, and --local on it in full precision; here it is in full" in said.err
+    said = llm_fed("export", run, tmp_path / "out", "--client", "bob")
+    assert "--dtype float32 --quantization bitsandbytes; see" in said.err and "--quantize bitsandbytes-nf4" in said.err
+    assert "in nf4" not in llm_fed("eval", "--base", wide.base, "--adapter", whole / "adapters/bob", *data).err
 
 
 def test_activation_checkpointing_recomputes_and_changes_nothing(train, monkeypatch):

@@ -201,7 +201,7 @@ def test_nothing_is_left_on_the_base_also_after_an_exception():
         assert any(module._forward_hooks for module in model.modules())
         with pytest.raises(RuntimeError, match="attached already"), bank.attached(torch.tensor([1])):
             pass
-        with pytest.raises(ValueError, match="given 2 rows"):
+        with pytest.raises(UserError, match="given 2 rows"):
             model(**tiny.inputs("llama", 2))
     with pytest.raises(KeyboardInterrupt), bank.attached(torch.tensor([0])):
         raise KeyboardInterrupt

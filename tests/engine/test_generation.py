@@ -29,6 +29,8 @@ class Setting:
         model = tiny.build(kind, dtype, **changes)
         model.generation_config = GenerationConfig(eos_token_id=stops)
         self.base = tiny_base.around(model, autocast=autocast)
+        words = self.base.tokenizer.convert_ids_to_tokens(stops)
+        self.base.tokenizer.add_special_tokens({"additional_special_tokens": words})
         self.structure = Lora(3, 5, 0.0, tiny.TARGETS[kind])
         places, draws = layout(model, self.structure), generator(0, "states")
         rows = 0.3 * torch.randn(3, places.size, dtype=dtype, generator=draws)
@@ -104,6 +106,17 @@ def test_sampling_settings_of_the_base_do_not_leak(caplog):
         warnings.simplefilter("error")
         assert setting.generate() == expected
     assert not caplog.records
+
+
+def test_an_end_token_that_is_text_ends_nothing():
+    """What a base's generation_config.json declares counts among control tokens alone."""
+    setting = Setting(stops=[1])
+    expected = setting.generate()
+    setting.base.model.generation_config = GenerationConfig(eos_token_id=[1, *STOPS[2:]])
+    assert setting.generate() == expected and any(len(answer.split()) == 12 for answer in expected)
+    words = setting.base.tokenizer.convert_ids_to_tokens(STOPS[2:])
+    setting.base.tokenizer.add_special_tokens({"additional_special_tokens": words})
+    assert setting.generate() != expected
 
 
 def test_answers_end_where_the_context_is_full():

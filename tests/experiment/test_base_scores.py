@@ -50,9 +50,7 @@ def answers_of_the_base(small, split: str) -> dict[str, float]:
     """Each client's score under the model alone, by transformers' own generation."""
     tokenizer = AutoTokenizer.from_pretrained(small.base)
     model = AutoModelForCausalLM.from_pretrained(small.base).eval()
-    model.generation_config = GenerationConfig(
-        do_sample=False, max_new_tokens=3, eos_token_id=[1, model.config.eos_token_id], pad_token_id=0
-    )
+    model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=3, eos_token_id=1, pad_token_id=0)
     found = {}
     for folder in sorted(small.data.iterdir()):
         rows = [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
@@ -60,8 +58,7 @@ def answers_of_the_base(small, split: str) -> dict[str, float]:
         for row in rows:
             given = tokenizer(row["instruction"] + "\n", return_tensors="pt")["input_ids"]
             output = model.generate(input_ids=given)[0, given.shape[1] :].tolist()
-            stop = {1, model.config.eos_token_id}
-            texts.append(tokenizer.decode([token for token in output if token not in stop]).strip())
+            texts.append(tokenizer.decode([token for token in output if token != 1]).strip())
         found[folder.name] = score("rouge1", texts, [(row["output"],) for row in rows])
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import yaml
 from network import NetworkInProcess, tree
+from safetensors.torch import load_file, save_file
 
 from llm_fed import configfile
 from llm_fed.commands import evaluate
@@ -19,6 +21,7 @@ from llm_fed.errors import UserError
 from llm_fed.eval.report import run as report
 from llm_fed.experiment import build, needed
 from llm_fed.experiment import run as experiment
+from llm_fed.export import peft_folders
 from llm_fed.merge.delta import joined
 from llm_fed.methods import METHODS
 from llm_fed.models.loading import Base
@@ -177,6 +180,40 @@ def test_a_start_that_changed_is_refused_but_what_was_exported_is_still_scored(s
 def test_what_does_not_fit_is_refused(small, origins, changes, part):
     with pytest.raises(UserError, match=part):
         prepared(small, origins["fedit"], "fedit", **changes)
+
+
+@pytest.mark.parametrize(
+    ("flag", "setting", "remedy"),
+    [(True, {}, "has rank 2 and alpha 8, scaled by alpha / sqrt(rank) (adapter.rslora=true), where"),
+     (False, {"rslora": True}, "has rank 2 and alpha 8, scaled by alpha / rank (adapter.rslora=false), where")],
+)  # fmt: skip
+def test_the_setting_of_another_scaling_is_named(small, origins, tmp_path, flag, setting, remedy):
+    """An adapter of stock PEFT with rsLoRA, and one without for a run with it; with the setting each is a start."""
+    folder = stranger(origins["fedit"] / "adapters/ada", tmp_path / "ada", use_rslora=flag)
+    with pytest.raises(UserError, match=re.escape(remedy)):
+        prepared(small, folder, "fedit", adapter=setting)
+    made = prepared(small, folder, "fedit", adapter={"rslora": flag})
+    assert made.server.initial().equal(peft_folders.read(folder, made.base)[0])
+
+
+def test_a_start_from_a_base_in_another_precision_is_said(small, origins, tmp_path, capsys):
+    prepared(small, origins["fedit"] / "adapters/ada", "fedit")
+    assert "they were trained on" not in capsys.readouterr().err
+    folder = stranger(origins["fedit"] / "adapters/ada", tmp_path / "ada")
+    path = folder / "prompt.json"
+    values = {key: value for key, value in json.loads(path.read_text()).items() if key != "checksum"}
+    path.write_text(json.dumps(values | {"base": values["base"] | {"quantization": "nf4"}}))
+    prepared(small, folder, "fedit")
+    assert "they were trained on the base in nf4, and here it is in full precision" in capsys.readouterr().err
+
+
+def stranger(adapter: Path, target: Path, **settings: Any) -> Path:
+    """A copy of an adapter as another program has written it: without a checksum, and with other settings."""
+    shutil.copytree(adapter, target)
+    save_file(load_file(target / peft_folders.WEIGHTS), target / peft_folders.WEIGHTS)
+    path = target / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return target
 
 
 def test_an_unfinished_origin_and_the_run_itself_are_refused(small, origins, tmp_path, llm_fed):

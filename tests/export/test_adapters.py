@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from llm_fed import files
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.errors import RunError, UserError
-from llm_fed.export import peft_folders
+from llm_fed.export import peft_folders, peft_settings
 from llm_fed.models.lora import Lora, layout
 from llm_fed.rng import generator
 from llm_fed.state import State
@@ -117,14 +117,33 @@ def test_dtypes(tmp_path, dtype):
         {"target_modules": r".*\.0\..*down_proj"},
         {"target_modules": "all-linear"},
         {"init_lora_weights": "gaussian", "lora_dropout": 0.3},
+        {"layers_to_transform": [1]},
+        {"layers_to_transform": 0, "layers_pattern": "layers"},
+        {"exclude_modules": ["v_proj"]},
+        {"target_modules": "all-linear", "exclude_modules": r".*\.1\..*"},
+        {"rank_pattern": {"q_proj": 2, "v_proj": 2}, "alpha_pattern": {".*_proj": 7}},
+        {"target_modules": ["q_proj", "lm_head"]},
     ],
-    ids=["plain", "rslora", "regex", "all-linear", "gaussian"],
+    ids=[
+        "plain",
+        "rslora",
+        "regex",
+        "all-linear",
+        "gaussian",
+        "layer",
+        "layer-pattern",
+        "exclude",
+        "exclude-regex",
+        "uniform-patterns",
+        "head",
+    ],
 )
 def test_what_stock_peft_saved_is_read(tmp_path, settings):
     base, _, _ = make()
     wrapped = stock_folder(tmp_path, base, **settings)
     state, structure = peft_folders.read(tmp_path, base)
-    assert structure.alpha == (5 * math.sqrt(3) if "use_rslora" in settings else 5)
+    alpha = 7 if "alpha_pattern" in settings else 5
+    assert structure.alpha == (alpha * math.sqrt(3) if "use_rslora" in settings else alpha)
     with torch.no_grad():
         expected = wrapped.eval()(**tiny.inputs("llama", 2)).logits
     torch.testing.assert_close(bank_logits(base, structure, state), expected, rtol=0, atol=1e-5)
@@ -138,7 +157,6 @@ def test_what_stock_peft_saved_is_read(tmp_path, settings):
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
-        ({"layers_to_transform": [1]}, "layers_to_transform"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
     ],
 )
@@ -160,7 +178,7 @@ def test_settings_of_later_peft_versions_are_refused_only_if_they_are_on(tmp_pat
     edited(tmp_path / "a", use_invented=False, invented_options=None)
     assert peft_folders.read(tmp_path / "a", base)[0].equal(state)
     edited(tmp_path / "a", use_invented=True)
-    with pytest.raises(UserError, match="use_invented=True is not supported"):
+    with pytest.raises(UserError, match="does not know its use_invented=True"):
         peft_folders.read(tmp_path / "a", base)
 
 
@@ -216,7 +234,7 @@ def with_nan(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / peft_folders.CONFIG).unlink(), "is not an adapter folder"),
+        (lambda folder: (folder / peft_settings.CONFIG).unlink(), "is not an adapter folder"),
         (lambda folder: (folder / peft_folders.WEIGHTS).unlink(), "only safetensors is read"),
         (pickled, "only safetensors is read"),
         (with_nan, "NaN"),
@@ -224,14 +242,14 @@ def with_nan(folder):
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: data[:5]), "damaged or cut short"),
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
         (
-            lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: data[:-7]),
+            lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: data[:-7]),
             "not the configuration of a LoRA",
         ),
-        (lambda folder: rewrite(folder, peft_folders.CONFIG, lambda data: b"[1]"), "not the configuration of a LoRA"),
+        (lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: b"[1]"), "not the configuration of a LoRA"),
         (lambda folder: edited(folder, r="three"), "not the configuration of a LoRA"),
         (lambda folder: edited(folder, r=0), "not the configuration of a LoRA.*rank is 0"),
         (
-            lambda folder: edited(folder, target_modules=None),
+            lambda folder: edited(folder, target_modules=[]),
             r"target_modules is \(\); it must be at least one module name",
         ),
         (lambda folder: edited(folder, peft_type="IA3"), "type IA3; only LORA"),
@@ -279,3 +297,83 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path):
         with pytest.raises(UserError, match="is not replaced"):
             peft_folders.write(folder, state, structure, base, "")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def bare(folder, *keys):
+    """The settings as another program might write them: these keys alone."""
+    path = folder / peft_settings.CONFIG
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key in keys}))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_settings_that_are_left_out_have_pefts_defaults(tmp_path, kind):
+    """The modules too: q_proj and v_proj of a LLaMA, c_attn of a GPT-2."""
+    base = tiny_base.around(tiny.build(kind))
+    usual = ["q_proj", "v_proj"] if kind == "llama" else ["c_attn"]
+    wrapped = stock_folder(tmp_path, base, r=8, lora_alpha=8, target_modules=usual)
+    bare(tmp_path, "peft_type")
+    state, structure = peft_folders.read(tmp_path, base)
+    assert (structure.rank, structure.alpha, structure.dropout) == (8, 8, 0.0)
+    with torch.no_grad():
+        expected = wrapped.eval()(**tiny.inputs(kind, 2)).logits
+    torch.testing.assert_close(bank_logits(base, structure, state, kind), expected, rtol=0, atol=1e-5)
+
+
+def test_modules_of_an_architecture_that_peft_does_not_know_must_be_named(tmp_path):
+    base, structure, state = make()
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
+    bare(tmp_path / "a", "peft_type", "r", "lora_alpha")
+    base.model.config.model_type = "unheard-of"
+    with pytest.raises(UserError, match="names no target_modules, and PEFT has none for unheard-of; add the names"):
+        peft_folders.read(tmp_path / "a", base)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"peft_version": "99.1.0"}, r"was written by PEFT 99\.1\.0, newer than the installed .*does not know its "
+                                     r"gain=\[1\]; install that version"),
+        ({"peft_version": "0.2.0"}, r"was not written by the installed version of PEFT .*gain=\[1\]"),
+        ({"peft_version": None}, r"was not written by the installed version of PEFT .*gain=\[1\]"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_version_of_peft_is_named_with_it(tmp_path, settings, message):
+    base, structure, state = make()
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
+    edited(tmp_path / "a", gain=[1], **settings)
+    with pytest.raises(UserError, match=message):
+        peft_folders.read(tmp_path / "a", base)
+    edited(tmp_path / "a", gain=[], merge_weights=True, runtime_config={"a": 1}, qalora_group_size=8)
+    assert peft_folders.read(tmp_path / "a", base)[0].equal(state)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_copy_of_the_head_beside_an_adapter_of_it_must_be_the_bases(tmp_path, tied):
+    """Also where it was rounded; a head that was trained or resized is another model's."""
+    base = tiny_base.around(tiny.build("llama", tie_word_embeddings=tied))
+    stock_folder(tmp_path, base, target_modules=["lm_head"])
+    path, name = tmp_path / peft_folders.WEIGHTS, "base_model.model.lm_head.base_layer.weight"
+    tensors = load_file(path)
+    state, _ = peft_folders.read(tmp_path, base)
+    assert name in tensors and list(state) == ["lm_head.lora_A", "lm_head.lora_B"]
+    save_file({**tensors, name: tensors[name].bfloat16()}, path)
+    assert peft_folders.read(tmp_path, base)[0].equal(state)
+    for changed in (tensors[name] * 1.01, tensors[name][:-1].clone()):
+        save_file({**tensors, name: changed}, path)
+        with pytest.raises(UserError, match=r"weights for lm_head.weight that are not those of the base"):
+            peft_folders.read(tmp_path, base)
+
+
+def test_what_is_written_is_what_the_oldest_supported_peft_knows(tmp_path):
+    """The keys of LoraConfig in PEFT 0.18.0."""
+    base, structure, state = make()
+    peft_folders.write(tmp_path / "a", state, structure, base, "")
+    known = {
+        "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+        "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out",
+        "bias", "use_rslora", "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern",
+        "rank_pattern", "alpha_pattern", "megatron_config", "megatron_core", "trainable_token_indices", "loftq_config",
+        "eva_config", "corda_config", "use_dora", "alora_invocation_tokens", "use_qalora", "qalora_group_size",
+        "layer_replication", "lora_bias", "target_parameters", "arrow_config", "ensure_weight_tying",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "a" / peft_settings.CONFIG).read_text()).keys() <= known

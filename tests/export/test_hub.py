@@ -14,8 +14,8 @@ import pytest
 import tiny
 import torch
 import yaml
-from hub_server import TOKEN, Hub, Repository, serving
-from huggingface_hub import constants, hf_api, snapshot_download
+from hub_server import TOKEN, Hub, Repository, connected
+from huggingface_hub import constants, snapshot_download
 from transformers import AutoModelForCausalLM
 
 from llm_fed.errors import UserError
@@ -30,18 +30,7 @@ ADA, BOB, CYD = (f"ann/run-fedmerge-{client}" for client in ("ada", "bob", "cyd"
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A Hub that huggingface_hub in this process talks to, with a valid token and an empty cache."""
-    hub = Hub()
-    with serving(hub):
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(hf_api.api, "endpoint", hub.url)  # which PEFT asks whether a file exists
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with connected(monkeypatch, tmp_path) as hub:
         yield hub
 
 
@@ -346,7 +335,7 @@ def test_the_card_of_experts_says_how_to_load_them():
         recipe={"fed": "/runs/fed"},
     )  # fmt: skip
     assert "load_client(\"path/to/this/folder\", 'a/b', dtype='float32')" in card and "PeftModel" not in card
-    assert "Personal LoRA experts, a folder each, with their gate, of `a/b`, trained by llm_fed" in card
+    assert "Personal LoRA experts, a folder each, with their gate, of `a/b` (float32), trained by llm_fed" in card
     assert "fed: fed\n" in card and "/runs" not in card
 
 

@@ -46,7 +46,7 @@ def images() -> Tensor:
 def handed_out(base: ImageBase, structure: Structure, state: State, folder: Any) -> str:
     """The card of the exported model."""
     text = model_card(
-        models.described(base.name, structure, base, CLASSES, None), client="ada", method="m", paper="P", metrics={},
+        models.described(structure, base, CLASSES, None), client="ada", method="m", paper="P", metrics={},
         config="task: {name: images, path: null}",
     )  # fmt: skip
     models.write(folder, state, structure, base, text)

@@ -136,7 +136,7 @@ def test_a_damaged_adapter_and_one_that_is_too_large(run, llm_fed, tmp_path):
     """Clients before it are done; nothing is left of the one that fails."""
     weights = run / "adapters/cyd/adapter_model.safetensors"
     tensors = load_file(weights)
-    large = {name: tensor * (1e4 if "lora_B" in name else 1e4) for name, tensor in tensors.items()}
+    large = {name: tensor * 1e4 for name, tensor in tensors.items()}
     save_file(large, weights)
     based(run, dtype="float16")
     said = llm_fed("export", run, tmp_path / "out", "--merged")
@@ -159,9 +159,9 @@ def test_a_full_disk(run, llm_fed, tmp_path, monkeypatch):
 
 
 def test_the_base_is_that_of_the_run_s_revision(run, llm_fed, tmp_path, monkeypatch):
-    """Its configuration is read first, and its tokenizer once more after it was loaded."""
+    """Its configuration is read first."""
     asked = []
-    for kind in (merged.AutoConfig, merged.AutoTokenizer, AutoModelForCausalLM):
+    for kind in (merged.AutoConfig, AutoTokenizer, AutoModelForCausalLM):
 
         def noted(name, real=kind.from_pretrained, kind=kind, **settings):
             if str(name) == str(tmp_path / "base"):
@@ -172,4 +172,4 @@ def test_the_base_is_that_of_the_run_s_revision(run, llm_fed, tmp_path, monkeypa
     based(run, revision="abc123")
     assert llm_fed("export", run, tmp_path / "out", "--merged", "--client", "ada").code == 0
     assert asked[0] == ("AutoConfig", "abc123") and ("AutoModelForCausalLM", "abc123") in asked
-    assert sum(found == ("AutoTokenizer", "abc123") for found in asked) == 2
+    assert ("AutoTokenizer", "abc123") in asked

@@ -14,7 +14,6 @@ import peft
 import pytest
 import tiny_base
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 
 from llm_fed import checksum, load_client
@@ -27,6 +26,7 @@ from llm_fed.export import peft_folders
 from llm_fed.export.card import Model, model_card
 from llm_fed.export.prompt import FILE, Prompt, read_prompt
 from llm_fed.models.loading import _quantization
+from llm_fed.models.origin import weights_digest
 from llm_fed.runs.reading import read_config
 from llm_fed.tasks.common import TEMPLATES, Template
 from llm_fed.tasks.templates import encode_prompt
@@ -41,6 +41,7 @@ def base(tmp_path_factory) -> Path:
     folder = tiny_base.folder(tmp_path_factory.mktemp("prompt") / "base")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = CHAT
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w3"]})
     tokenizer.save_pretrained(folder)
     settings = GenerationConfig(
         eos_token_id=[1, 3], repetition_penalty=5.0, do_sample=True, temperature=2.0, max_length=5
@@ -105,12 +106,12 @@ def test_the_cards_snippet_answers_as_load_client_and_as_the_run_itself(runs, sm
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_a_quantised_base_is_quantised_in_the_snippet_as_in_the_run(quantization):
     """The call that the snippet makes gives the settings with which `load_base` loads."""
-    base = {"quantization": quantization, "revision": "v2"}
-    config = yaml.safe_dump({"base": base, "task": {"name": "x", "path": None}})
+    prompt = Prompt(Template("plain", "{prompt}\n"), (2,), 8)
     card = model_card(
-        Model("a/b", prompt=Prompt(Template("plain", "{prompt}\n"), (2,), 8), dtype="bfloat16"),
-        client="c", method="m", paper="-", metrics={}, config=config,
+        Model("a/b", prompt=prompt, dtype="bfloat16", revision="v2", quantization=quantization),
+        client="c", method="m", paper="-", metrics={}, config="task: {name: x, path: null}",
     )  # fmt: skip
+    assert f"of `a/b` (revision `v2`, bfloat16, {quantization}), trained" in card
     code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
     compile(code, "card", "exec")
     assert code.count("revision='v2'") == 2 and "dtype='bfloat16'" in code
@@ -119,7 +120,7 @@ def test_a_quantised_base_is_quantised_in_the_snippet_as_in_the_run(quantization
     assert expected and eval(call, {"BitsAndBytesConfig": BitsAndBytesConfig}).to_dict() == expected.to_dict()
 
 
-def test_what_the_folder_says(runs):
+def test_what_the_folder_says(runs, base):
     said = json.loads((runs["alpaca-short"] / "adapters/ada" / FILE).read_text())
     assert said.pop("checksum") == checksum.of(said)
     assert said == {
@@ -128,6 +129,7 @@ def test_what_the_folder_says(runs):
         "stop_tokens": ["</s>", "w3"],
         "stop_token_ids": [1, 3],
         "max_new_tokens": 5,
+        "base": {"name": str(base), "dtype": "float32", "weights": weights_digest(base)},
     }
     for name in ("chat", "fedem"):
         said = json.loads((runs[name] / "adapters/ada" / FILE).read_text())
@@ -169,8 +171,7 @@ def test_a_changed_chat_template_of_the_base_changes_nothing(runs, small, base, 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "other")
     tokenizer.chat_template = "w30 {{ messages[0].content }}"
     tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.warns(peft_folders.AdapterWarning, match="was made for"):
-        moved = load_client(folder, str(tmp_path / "other"))
+    moved = load_client(folder, str(tmp_path / "other"))  # of the same weights, so there is nothing to warn of
     expected = load_client(folder, str(base)).generate(asked)
     assert moved.generate(asked) == expected != moved.generate(asked, template="chat")
 

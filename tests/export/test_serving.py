@@ -18,6 +18,7 @@ from llm_fed.errors import UserError
 from llm_fed.export import peft_folders
 from llm_fed.export.serving import VLLM_RANKS, Servable, lines, servable
 from llm_fed.models.lora import Lora
+from llm_fed.models.origin import Origin
 from llm_fed.rng import generator
 
 DOCS = Path(__file__).parents[2] / "docs/serving.md"
@@ -32,7 +33,7 @@ def written(folder: Path, structure: Lora, kind: str = "llama") -> Servable:
 
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), "all-linear", r".*\.(k_proj|down_proj)"])
 def test_one_adapter_on_all_layers_is_for_both(tmp_path, targets):
-    assert written(tmp_path / "a", Lora(8, 16.0, 0.1, targets)) == Servable("tiny", 8, {})
+    assert written(tmp_path / "a", Lora(8, 16.0, 0.1, targets)) == Servable("tiny", 8, {}, Origin("tiny"))
 
 
 def test_layers_of_gpt2_have_numbers_too(tmp_path):
@@ -49,7 +50,8 @@ def test_some_layers_only_are_not_for_lorax(tmp_path):
 @pytest.mark.parametrize(("rank", "option"), [(1, 1), (2, 8), (8, 8), (9, 16), (257, 320), (512, 512)])
 def test_the_rank_that_vllm_is_to_be_given(tmp_path, rank, option):
     found = written(tmp_path / "a", Lora(rank, 16.0, 0.0, ("q_proj",)))
-    assert f" on tiny with --enable-lora --max-lora-rank {option}; " in lines({"ada": found})[0]
+    (said, _) = lines({"ada": found})
+    assert f" on tiny with --enable-lora --max-lora-rank {option} --generation-config vllm; " in said
     assert rank <= option and option in VLLM_RANKS
 
 
@@ -61,7 +63,7 @@ def test_a_rank_above_all_that_vllm_knows(tmp_path):
 def test_experts_are_for_nobody(tmp_path):
     found = written(tmp_path / "a", PLAIN.with_experts("global", "local", gate="router"))
     assert found.refused.keys() == {"vLLM", "LoRAX"} and "2 adapters and a gate" in found.refused["vLLM"]
-    assert servable(tmp_path / "a/global") == Servable("tiny", 8, {})  # each of them alone is one adapter
+    assert servable(tmp_path / "a/global") == Servable("tiny", 8, {}, Origin("tiny"))  # one adapter alone
 
 
 @pytest.mark.parametrize(
@@ -94,12 +96,13 @@ def test_damage_is_named(tmp_path, name):
 def test_clients_are_named_with_their_reasons():
     good, large = Servable("b/base", 8, {}), Servable("b/base", 600, {"vLLM": "too large"})
     assert lines({"ada": good, "bob": large, "cyd": good}) == [
-        "vLLM can serve ada, cyd on b/base with --enable-lora --max-lora-rank 8; see docs/serving.md",
+        "vLLM can serve ada, cyd on b/base with --enable-lora --max-lora-rank 8 --generation-config vllm; "
+        "see docs/serving.md",
         "vLLM cannot serve bob: too large",
         "LoRAX can serve all 3 adapters",
     ]
     unlike = lines({"ada": good, "bob": Servable("b/base", 9, {})})
-    assert unlike[0].startswith("vLLM can serve all 2 adapters on b/base with --enable-lora --max-lora-rank 16; see ")
+    assert unlike[0].startswith("vLLM can serve all 2 adapters on b/base with --enable-lora --max-lora-rank 16 --gen")
     assert lines({"ada": good})[1] == "LoRAX can serve ada"
     assert lines({"ada": large, "bob": large})[0] == "vLLM can serve none of the 2 adapters: too large"
     for count, who in ((8, "0, 1, 2, 3, 4 and 3 more"), (6, "0, 1, 2, 3, 4 and 1 more"), (5, "0, 1, 2, 3, 4")):
@@ -107,11 +110,29 @@ def test_clients_are_named_with_their_reasons():
         assert many[0] == f"vLLM cannot serve {who}: too large"
 
 
+@pytest.mark.parametrize(
+    ("origin", "vllm", "lorax"),
+    [
+        (Origin("b/base", "v1", dtype="float16"), " --revision v1 --dtype float16", " --revision v1 --dtype float16"),
+        (Origin("b/base", quantization="nf4"), " --quantization bitsandbytes", " --quantize bitsandbytes-nf4"),
+        (Origin("b/base", dtype="float32", quantization="int8"), " --dtype float32", " --quantize bitsandbytes"),
+        (None, "", ""),
+    ],
+)
+def test_the_base_is_to_be_loaded_as_in_training(origin, vllm, lorax):
+    found = Servable("b/base", 8, {}, origin)
+    assert (found.options("vLLM"), found.options("LoRAX")) == (vllm, lorax)
+    said = lines({"ada": found})
+    assert f"--generation-config vllm{vllm}; " in said[0]
+    assert said[1] == "LoRAX can serve ada" + (f" on b/base with{lorax}" if lorax else "")
+
+
 def test_export_says_it_beside_its_results(llm_fed, finished, tmp_path):
     said = llm_fed("export", finished, tmp_path / "out")
     assert said.out.split() == [str(tmp_path / "out" / client) for client in ("ada", "bob", "cyd")]
     assert said.err.splitlines() == [
-        "vLLM can serve all 3 adapters on base with --enable-lora --max-lora-rank 8; see docs/serving.md",
+        "vLLM can serve all 3 adapters on base with --enable-lora --max-lora-rank 8 --generation-config vllm "
+        "--dtype float32; see docs/serving.md",
         "LoRAX can serve all 3 adapters",
     ]
 

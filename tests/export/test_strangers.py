@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from llm_fed.config import BaseConfig
 from llm_fed.errors import UserError
-from llm_fed.export import peft_folders
+from llm_fed.export import peft_folders, peft_settings
+from llm_fed.export.origins import check_text
 from llm_fed.models import lora
 from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
@@ -43,7 +44,7 @@ def adapter(finished, tmp_path) -> Path:
 
 
 def settings(folder: Path, **changes: Any) -> None:
-    path = folder / peft_folders.CONFIG
+    path = folder / peft_settings.CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
@@ -76,7 +77,7 @@ def test_settings(adapter, base, changes, what, monkeypatch):
 
 @pytest.mark.parametrize("depth", [1_000, 100_000])
 def test_json_without_an_end(adapter, base, depth):
-    (adapter / peft_folders.CONFIG).write_text('{"peft_type": ' + "[" * depth + "]" * depth + "}")
+    (adapter / peft_settings.CONFIG).write_text('{"peft_type": ' + "[" * depth + "]" * depth + "}")
     assert "adapter_config.json" in refused(adapter, base)
 
 
@@ -162,12 +163,12 @@ def test_a_router_may_be_shorter_than_its_experts(experts, base):
     assert state.row.dtype == torch.float32
 
 
-@pytest.mark.parametrize("file", [peft_folders.WEIGHTS, peft_folders.CONFIG])
+@pytest.mark.parametrize("file", [peft_folders.WEIGHTS, peft_settings.CONFIG])
 def test_what_is_damaged_in_our_own_adapter_is_named(finished, base, tmp_path, file):
     """A changed weight, and a changed alpha, with which the same weights would be another model."""
     folder = tmp_path / "ada"
     shutil.copytree(finished / "adapters/ada", folder)
-    if file == peft_folders.CONFIG:
+    if file == peft_settings.CONFIG:
         settings(folder, lora_alpha=9)
     else:
         data = bytearray((folder / file).read_bytes())
@@ -209,22 +210,28 @@ def test_settings_of_another_kind(adapter, base, what):
     assert "adapter_config.json" in refused(adapter, base)
 
 
-def test_a_head_that_is_a_number_is_named(adapter):
-    settings(adapter, modules_to_save=5)
-    with pytest.raises(UserError, match=r"has a classification head \(5\)"):
-        peft_folders.check_text(adapter)
+@pytest.mark.parametrize("whole", [5, ["lm_head"], ["embed_tokens", "lm_head"], "lm_head"])
+def test_modules_trained_whole_are_named(adapter, base, whole):
+    """On an image model, and on a language model, where they are refused as what they are."""
+    settings(adapter, modules_to_save=whole)
+    named = ", ".join(whole) if isinstance(whole, list) else whole
+    with pytest.raises(UserError, match=rf"has a classification head \({named}\), so it is for an image model"):
+        check_text(adapter, BaseConfig(name="cnn"))
+    with pytest.raises(UserError, match=rf"modules_to_save=\[{named}\].*not supported for a language model") as caught:
+        check_text(adapter, BaseConfig(name=base.name))
+    assert "image" not in str(caught.value)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff", b"[]", b"7"])
 def test_what_is_copied_is_read_first(adapter, damage):
-    path = adapter / peft_folders.CONFIG
+    path = adapter / peft_settings.CONFIG
     path.write_bytes(damage)
     with pytest.raises(UserError, match="adapter_config.json is damaged"):
-        peft_folders.public_config(path)
+        peft_settings.public_config(path)
     path.unlink()
     path.mkdir()
     with pytest.raises(UserError, match="adapter_config.json is damaged"):
-        peft_folders.public_config(path)
+        peft_settings.public_config(path)
 
 
 @pytest.fixture(scope="module")

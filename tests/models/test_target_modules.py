@@ -17,7 +17,7 @@ from llm_fed.config import AdapterConfig
 from llm_fed.configfile import from_dict
 from llm_fed.errors import UserError
 from llm_fed.experiment import run
-from llm_fed.export import peft_folders
+from llm_fed.export import peft_folders, peft_settings
 from llm_fed.models.lora import Lora, check_names, layout, targets
 from llm_fed.runs.records import read_records
 from llm_fed.state import State
@@ -125,7 +125,7 @@ def test_a_strangers_folder_may_name_more(tmp_path):
     structure = Lora(2, 4, 0.0, ("q_proj", "v_proj"))
     places = layout(base.model, structure)
     peft_folders.write(tmp_path / "a", State(places, torch.ones(places.size)), structure, base, "card")
-    path = tmp_path / "a" / peft_folders.CONFIG
+    path = tmp_path / "a" / peft_settings.CONFIG
     settings = json.loads(path.read_text())
     path.write_text(json.dumps(settings | {"target_modules": ["q_proj", "v_proj", "query_key_value"]}))
     state, _ = peft_folders.read(tmp_path / "a", base)

@@ -49,6 +49,8 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.experiment.build import prepare
 from llm_fed.experiment.needed import check_rounds
 from llm_fed.export import peft_folders
+from llm_fed.export.copies import public_content
+from llm_fed.export.origins import check_text
 from llm_fed.export.prompt import read_prompt
 from llm_fed.federation import privacy
 from llm_fed.models import lora
@@ -179,10 +181,10 @@ class Folders(_Files):
         with suppress(UserError):
             read_prompt(folder)
         with suppress(UserError):
-            peft_folders.check_text(folder)
-        for path in folder.rglob(peft_folders.CONFIG):
+            check_text(folder, BaseConfig(name=self._base.name))
+        for path in folder.rglob("*.json"):
             with suppress(UserError):
-                peft_folders.public_config(path)
+                public_content(path)
         state, _ = peft_folders.read(folder, self._base)
         assert all(bool(torch.isfinite(tensor).all()) for tensor in (state.row, *state.extras.values()))
         if lora.ANCHORS in state.extras:

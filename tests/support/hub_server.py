@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from huggingface_hub import constants, hf_api
 
 TOKEN = "hf_loopback_token"
 LICENSES = {"apache-2.0", "mit", "llama3.2", "other"}
@@ -161,6 +164,21 @@ def oid(path: str, data: bytes) -> str:
         if is_large(path)
         else hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     )
+
+
+@contextmanager
+def connected(patch: pytest.MonkeyPatch, folder: Path) -> Iterator[Hub]:
+    """A Hub that huggingface_hub in this process talks to, with a valid token and an empty cache in a folder."""
+    hub = Hub()
+    with serving(hub):
+        patch.setattr(constants, "ENDPOINT", hub.url)
+        patch.setattr(hf_api.api, "endpoint", hub.url)  # which PEFT asks whether a file exists
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+        patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setenv("HF_TOKEN", TOKEN)
+        yield hub
 
 
 @contextmanager

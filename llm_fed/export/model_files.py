@@ -1,0 +1,131 @@
+"""The files of a whole model beside its weights: configuration, decoding, and what belongs to the tokenizer."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from llm_fed.config import BaseConfig
+from llm_fed.export import older
+from llm_fed.export.prompt import Prompt
+from llm_fed.models.loading import Base, check_name
+from llm_fed.models.origin import origin_of
+
+CONFIG = "config.json"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+# Files of tokenizers and processors, under the names that transformers and its models' authors give them, and the terms
+# of the base, which its weights bring along.
+_COPIED = (
+    "*token*.json", "*token*.model", "tokenizer*", "vocab*", "merges.txt", "*.tiktoken", "*.bpe", "*bpe*.codes",
+    "*spm*.model", "spiece.model", "sentencepiece*", "*.spm", "tekken.json", "*.jinja", "chat_template*",
+    "additional_chat_templates/*.jinja", "*processor_config.json", "normalizer.json", "LICENSE*", "NOTICE*",
+)  # fmt: skip
+
+
+# Of what a GenerationConfig has, what belongs to a model as well.
+_TOKENS = {
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "use_cache",
+    "transformers_version",
+}
+
+
+def write_weights(folder: Path, base: Base, prompt: Prompt) -> None:
+    """Write the weights of a base's model as safetensors.
+
+    Raises:
+        OSError, SafetensorError: they cannot be written.
+    """
+    model = base.model
+    model.generation_config = generation_of(base, prompt)  # transformers refuses to save some that it has read
+    for key in _decoding(model.config) & vars(model.config).keys():
+        delattr(model.config, key)
+    model.save_pretrained(folder)
+
+
+def write(folder: Path, base: Base, config: BaseConfig, prompt: Prompt) -> None:
+    """Write what lies beside the weights of a model that was made of a base.
+
+    The tokenizer's are copies of the base's: transformers would save another tokenizer than it has loaded.
+
+    Args:
+        config: how the base was loaded.
+        prompt: how the model is asked, and which tokens end its answers.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    settings = config_of(base.model, config)
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    generation_of(base, prompt).save_pretrained(folder)
+    place = base_folder(base, config)
+    for file in sorted({file for pattern in _COPIED for file in place.glob(pattern) if file.is_file()}):
+        target = folder / file.relative_to(place)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target)
+    path = folder / _TOKENIZER_CONFIG
+    if path.is_file():
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if (readable := older.tokenizer_settings(known)) != known:
+            path.write_text(json.dumps(readable, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def own_settings(base: BaseConfig) -> dict[str, Any]:
+    """The config.json of a base, as it stands in its folder or on the Hub."""
+    settings, _ = PreTrainedConfig.get_config_dict(check_name(base.name), revision=base.revision)
+    return settings
+
+
+def config_of(model: PreTrainedModel, base: BaseConfig) -> dict[str, Any]:
+    """The config.json of a model that was made of a base: the base's own with what has changed, and readable by
+    transformers 4.57, too."""
+    config, own = model.config, own_settings(base)
+    settings = own if own.get("model_type") == config.model_type else config.to_diff_dict()
+    dropped = {*_decoding(config), "auto_map", "task_specific_params"}
+    settings = {key: value for key, value in settings.items() if key not in dropped and not key.startswith("_")}
+    settings |= {
+        "architectures": [type(model).__name__],
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
+    }
+    text = config.get_text_config(decoder=True)
+    for key, value in settings.items():
+        if isinstance(value, dict) and getattr(config, key, None) is text:
+            settings[key] = value | {"tie_word_embeddings": bool(getattr(text, "tie_word_embeddings", False))}
+    return older.with_older_keys(settings, config)
+
+
+def _decoding(config: PreTrainedConfig) -> set[str]:
+    """Names of settings of decoding, which older models have in their config.json, and which are no model's own."""
+    declared = inspect.signature(type(config).__init__).parameters
+    return GenerationConfig().to_dict().keys() - _TOKENS - declared.keys()
+
+
+def generation_of(base: Base, prompt: Prompt) -> GenerationConfig:
+    """How the model was scored: greedily, without penalties, up to the tokens that end an answer. What the base's own
+    generation_config.json says beside that would change answers."""
+    known = base.model.generation_config
+    pad = base.tokenizer.pad_token_id if known is None or known.pad_token_id is None else known.pad_token_id
+    start = None if known is None else known.bos_token_id
+    return GenerationConfig(do_sample=False, eos_token_id=list(prompt.stop), pad_token_id=pad, bos_token_id=start)
+
+
+def base_folder(base: Base, config: BaseConfig) -> Path:
+    """Where the base's files lie; of a Hub model, those of its tokenizer are fetched as far as they are not here."""
+    folder = Path(config.name).expanduser()
+    if folder.is_dir():
+        return folder
+    return Path(
+        snapshot_download(
+            config.name, revision=origin_of(base).revision or config.revision, allow_patterns=list(_COPIED)
+        )
+    )

@@ -1,0 +1,105 @@
+"""What transformers 4.57 needs in a model's folder to read the same model as version 5 does: many servers have it.
+
+Version 5 has one `rope_parameters` for what was in several keys before, and other names for some classes of tokenizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+# The causal language models of transformers 4.57.3 (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES).
+_LIST = Path(__file__).parents[1] / "assets" / "transformers-4.57-families.txt"
+FAMILIES = frozenset(_LIST.read_text(encoding="utf-8").split())
+# What else of a configuration had another name: by family, the newer and the older one.
+_RENAMED = {"qwen3_moe": {"num_local_experts": "num_experts"}}
+
+
+def needed_version(settings: Mapping[str, Any]) -> str:
+    """The version of transformers that reads a model with this config.json, or nothing if 4.57 does."""
+    rope = settings.get("rope_parameters") or {}
+    unlike = _is_phi3(settings["model_type"]) and rope.get("rope_type") == "longrope" and "factor" in rope
+    if settings["model_type"] in FAMILIES and not unlike:
+        return ""
+    return _first_version(settings)
+
+
+def _first_version(settings: Mapping[str, Any]) -> str:
+    """A version of transformers that knows a model: the one that has written its config.json, or else this one."""
+    written = str(settings.get("transformers_version") or "")
+    numbers = tuple(int(part) for part in written.split(".")[:2] if part.isdecimal())
+    return written if numbers > (4, 57) else version("transformers")
+
+
+def with_older_keys(settings: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
+    """A config.json with what version 4 reads beside what version 5 does.
+
+    Args:
+        config: the same as an object of version 5. What it says is added where `settings` say nothing.
+    """
+    made = {**_rope(config), **settings}
+    for new, old in _RENAMED.get(config.model_type, {}).items():
+        made.setdefault(old, getattr(config, new))
+    if settings.get("dtype"):
+        made["torch_dtype"] = settings["dtype"]
+    for key, value in settings.items():
+        if isinstance(value, dict) and isinstance(inner := getattr(config, key, None), PreTrainedConfig):
+            made[key] = with_older_keys(value, inner)
+    return made
+
+
+def _rope(config: PreTrainedConfig) -> dict[str, Any]:
+    """The keys of version 4 for the rotary embeddings of a model, if it has some."""
+    rope, kind = getattr(config, "rope_parameters", None) or {}, config.model_type
+    everywhere, sliding = (rope.get(layers) or rope for layers in ("full_attention", "sliding_attention"))
+    theta, share = everywhere.get("rope_theta"), everywhere.get("partial_rotary_factor")
+    if theta is None:
+        return {}
+    if kind == "modernbert-decoder":
+        return {"global_rope_theta": theta, "local_rope_theta": sliding["rope_theta"]}
+    found = {"rope_theta": theta, "rope_scaling": _scaling(everywhere, kind)}
+    if everywhere.get("rope_type") == "longrope":
+        found["original_max_position_embeddings"] = everywhere["original_max_position_embeddings"]
+        if _is_phi3(kind) and "factor" in everywhere:  # version 4 cannot say it, and version 5 would not see it
+            del found["rope_scaling"]
+    if share is not None:
+        found["partial_rotary_factor"] = share
+    if kind.startswith("gpt_neox"):
+        found |= {"rotary_emb_base": theta, "rotary_pct": 1.0 if share is None else share}
+    if sliding is not everywhere:
+        found["rope_local_base_freq"] = sliding["rope_theta"]
+    return found
+
+
+def _scaling(rope: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    """`rope_scaling` of version 4."""
+    if rope.get("rope_type", "default") == "default":
+        return None
+    if _is_phi3(kind):  # it takes these three alone
+        return {"type": rope["rope_type"], **{key: rope[key] for key in ("short_factor", "long_factor") if key in rope}}
+    found = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    if (
+        rope["rope_type"] == "longrope" and "factor" in rope
+    ):  # version 4 takes another factor than the one that it reads
+        factor, context = rope["factor"], rope["original_max_position_embeddings"]
+        found.setdefault("attention_factor", math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0)
+    return found
+
+
+def _is_phi3(kind: str) -> bool:
+    return kind in ("phi3", "phi4_multimodal")
+
+
+def tokenizer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A tokenizer_config.json that both versions read; the same where it was written by version 4."""
+    made = dict(settings)
+    if made.get("tokenizer_class") == "TokenizersBackend":
+        made["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(made.get("extra_special_tokens"), list):
+        made["additional_special_tokens"] = made.pop("extra_special_tokens")
+    return made

@@ -1,0 +1,109 @@
+"""What an adapter's folder says of the base that it was trained on, and the base as it was then."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_fed.config import BaseConfig
+from llm_fed.errors import UserError, one_line
+from llm_fed.export.peft_settings import CONFIG, setting, trained_whole
+from llm_fed.export.prompt import FILE, ORIGIN, read_prompt
+from llm_fed.models.images import ARCHITECTURES
+from llm_fed.models.loading import is_language
+from llm_fed.models.origin import Origin
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """The base of an adapter as its prompt.json names it, else as its adapter_config.json and its card do; None where
+    nothing does. If its adapter_config.json was made to name another base since, it is that one.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    said = _in_prompt(folder)
+    if not (folder / CONFIG).is_file():
+        return said
+    name, revision = (setting(folder, key) for key in ("base_model_name_or_path", "revision"))
+    if not (name and isinstance(name, str)) or (said and said.name == name):
+        return said
+    how = {"quantization": said.quantization, "dtype": said.dtype} if said else _in_card(folder)
+    config = BaseConfig(name=name, revision=revision if isinstance(revision, str) else how.get("revision"))
+    return replace(Origin.of(config), quantization=how.get("quantization"), dtype=how.get("dtype"))
+
+
+def _in_prompt(folder: Path) -> Origin | None:
+    """What prompt.json says of the base; up to 0.3.0 nothing stood there."""
+    path = folder / FILE
+    if read_prompt(folder) is None:  # it names what is damaged
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Origin.from_json(values[ORIGIN]) if ORIGIN in values else None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
+
+
+def as_trained(
+    config: BaseConfig, origin: Origin | None, keys: Collection[str], note: Callable[[str], None]
+) -> BaseConfig:
+    """A base as an adapter was trained on it: with its quantisation, its dtype and, under its name, its revision.
+
+    Args:
+        origin: what the adapter's folder says.
+        keys: the settings that were given explicitly, which stay.
+        note: takes a line for the user, where the base is quantised, or should be and cannot.
+    """
+    if origin is None:
+        return config
+    if origin.dtype not in (None, "auto") and "base.dtype" not in keys:
+        config = replace(config, dtype=origin.dtype)  # type: ignore[arg-type]  # checked when the base is loaded
+    if origin.revision and origin.name == config.name and "base.revision" not in keys:
+        config = replace(config, revision=origin.revision)
+    if origin.quantization is None or "base.quantization" in keys:
+        return config
+    if importlib.util.find_spec("bitsandbytes") is None:
+        note(
+            f"the adapter was trained on the base in {origin.quantization}, but bitsandbytes is not installed, so the "
+            f"base is in {config.dtype} here; scores and answers may differ"
+        )
+        return config
+    note(f"the base is quantised to {origin.quantization}, as when the adapter was trained")
+    return replace(config, quantization=origin.quantization)  # type: ignore[arg-type]  # as above
+
+
+def check_text(folder: Path, base: BaseConfig) -> None:
+    """Refuse a PEFT folder with modules that are trained whole, where no task says that it is an image model's, and
+    with which labels.
+
+    Raises:
+        UserError: it has some; or the base cannot be found.
+    """
+    modules = setting(folder, "modules_to_save") if (folder / CONFIG).is_file() else None
+    if not modules:
+        return
+    named = list(modules) if isinstance(modules, list) else [modules]
+    if base.name not in ARCHITECTURES and is_language(base):
+        raise trained_whole(folder, named, "")
+    head = one_line(", ".join(map(str, named)))
+    raise UserError(
+        f"the adapter {folder} has a classification head ({head}), so it is for an image model; give "
+        "--task NAME for its labels, and --data PATH if the pictures are not on the Hub"
+    )
+
+
+def _in_card(folder: Path) -> dict[str, Any]:
+    """What the card of an export of 0.3.0 or before says of the base, in the configuration of its run."""
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        _, _, settings = text.partition("## Configuration of the run")[2].partition("```yaml\n")
+        base = yaml.safe_load(settings.partition("\n```")[0])["base"]
+        return {key: base[key] for key in ("quantization", "dtype", "revision") if isinstance(base.get(key), str)}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        return {}

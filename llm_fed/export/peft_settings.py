@@ -1,0 +1,331 @@
+"""Reads and writes adapter_config.json as PEFT understands it; the only file that imports peft."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from llm_fed.config import AdapterConfig
+from llm_fed.errors import UserError, one_line
+from llm_fed.models.lora import Lora, matching, names_of, targets
+from llm_fed.models.origin import Origin, origin_of
+from llm_fed.paths import hub_place, is_local, public
+
+if TYPE_CHECKING:
+    from llm_fed.models.images import ImageBase
+    from llm_fed.models.loading import Base
+
+CONFIG = "adapter_config.json"
+
+# Settings that are understood here, and those that do not change what an adapter computes, of older versions of PEFT
+# too. Whatever else differs from PEFT's default is a feature that the bank does not have.
+_UNDERSTOOD = {
+    "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "fan_in_fan_out", "modules_to_save",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
+}  # fmt: skip
+_INERT = {
+    "peft_version", "task_type", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision",
+    "merge_weights", "runtime_config",
+}  # fmt: skip
+# Settings that PEFT reads only beside another one, which is refused where it is set.
+_BESIDE = {"megatron_core": "megatron_config", "qalora_group_size": "use_qalora"}
+# Initialisations that leave the base's weights alone; the others (PiSSA, OLoRA, LoftQ, ...) change them.
+_INITIALISATIONS = (True, False, "gaussian", "orthogonal")
+_MOST_ALPHA = 1e6  # times the rank; none that is trained comes near it, and beyond it float32 overflows
+# What is written is what every supported version of PEFT knows: an older one warns of other keys.
+_WRITTEN = (
+    "peft_type", "task_type", "base_model_name_or_path", "revision", "inference_mode", "r", "lora_alpha",
+    "lora_dropout", "target_modules", "fan_in_fan_out", "modules_to_save", "bias", "use_rslora", "use_dora",
+    "init_lora_weights", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
+)  # fmt: skip
+_TEXTS: WeakKeyDictionary[nn.Module, dict[tuple[Lora, Origin, str], bytes]] = WeakKeyDictionary()  # see `written`
+_DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """What an adapter_config.json says, with PEFT's defaults for what it leaves out.
+
+    Attributes:
+        base, revision: the base that it was trained on; "" and None where it does not say so.
+        target_modules: as in `Lora`; None: those that PEFT has for the base's architecture.
+        whole: modules that are trained whole.
+        exclude: modules that are left alone, as in `target_modules`.
+        layers: the numbers of the layers that are adapted, which the modules named `layer_lists` hold ((): whichever
+            module has numbers in it); None: all layers.
+        ranks, alphas: by a regular expression for the end of a name, a rank or alpha of its own.
+    """
+
+    folder: Path
+    base: str
+    revision: str | None
+    rank: int
+    alpha: float
+    dropout: float
+    rslora: bool
+    target_modules: str | tuple[str, ...] | None
+    whole: tuple[str, ...]
+    exclude: str | tuple[str, ...]
+    layers: tuple[int, ...] | None
+    layer_lists: tuple[str, ...]
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+
+    def structure(self, model: nn.Module) -> Lora:
+        """The structure of the adapter on a model. That of an rsLoRA adapter is the plain LoRA that computes the same.
+
+        Raises:
+            UserError: it adapts no layer of the model, or its layers differ in rank or alpha.
+        """
+        chosen = _usual(model, self.folder) if self.target_modules is None else self.target_modules
+        matched = names_of(model, chosen)
+        names = self._kept(matched, chosen)
+        if matched and not names:
+            raise UserError(f"the adapter {self.folder} adapts no layer of {type(model).__name__}")
+        ranks, alphas = _own(self.ranks, names, "rank_pattern"), _own(self.alphas, names, "alpha_pattern")
+        values = {(ranks.get(name, self.rank), alphas.get(name, self.alpha)) for name in names}
+        if len(values) > 1:
+            unequal = len({rank for rank, _ in values}) > 1
+            key, given = ("rank_pattern", self.ranks) if unequal else ("alpha_pattern", self.alphas)
+            raise _unsupported(self.folder, key, dict(given))
+        rank, alpha = values.pop() if values else (self.rank, self.alpha)
+        try:
+            made = Lora.from_config(
+                AdapterConfig(
+                    rank=rank, alpha=alpha, rslora=self.rslora, dropout=self.dropout,
+                    target_modules=chosen if names == matched else tuple(names),
+                ),
+                whole=self.whole,
+            )  # fmt: skip
+            if not math.isfinite(made.alpha) or made.alpha > _MOST_ALPHA * made.rank:
+                raise ValueError(f"lora_alpha={alpha} is over {_MOST_ALPHA:g} times the rank")
+        except (*_DAMAGED, UserError) as error:
+            raise _not_lora(self.folder, error) from error
+        return made
+
+    def _kept(self, names: list[str], chosen: str | tuple[str, ...]) -> list[str]:
+        """Those of the matched modules that PEFT adapts."""
+        if isinstance(self.exclude, str):
+            left_out = set(matching(self.exclude, names, "exclude_modules")) if self.exclude else set()
+        else:
+            left_out = {name for name in names if any(f".{name}".endswith(f".{part}") for part in self.exclude)}
+        left_out |= {name for name in names if any(f".{part}." in f".{name}." for part in self.whole)}
+        if self.layers is not None and not isinstance(chosen, str):
+            left_out |= {name for name in names if name not in chosen and self._layer(name) not in self.layers}
+        return [name for name in names if name not in left_out]
+
+    def _layer(self, name: str) -> int | None:
+        """The number of the layer that a module lies in."""
+        parts = name.split(".")
+        for place in range(1, len(parts) - 1):
+            before = "." + ".".join(parts[:place])
+            listed = (
+                place > 1 if not self.layer_lists else any(before.endswith(f".{each}") for each in self.layer_lists)
+            )
+            if parts[place].isdigit() and listed:
+                return int(parts[place])
+        return None
+
+
+def read(folder: Path) -> AdapterSettings:
+    """What an adapter's folder says of its settings.
+
+    Raises:
+        UserError: there is no such file, it is damaged or not of a LoRA adapter, or it has a setting that the bank does
+            not have or the installed PEFT does not know.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UserError(f"{folder} is not an adapter folder: it has no {CONFIG}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        kind = values["peft_type"]
+        flaw = _flaw(folder, values)
+        known = {**_defaults(), **values}
+        chosen, layers = known["target_modules"], known["layers_to_transform"]
+        made = AdapterSettings(
+            folder, known["base_model_name_or_path"] or "", known["revision"], known["r"], known["lora_alpha"],
+            known["lora_dropout"], bool(known["use_rslora"]), chosen if chosen is None else _names(chosen),
+            tuple(known["modules_to_save"] or ()), _names(known["exclude_modules"] or ()),
+            None if layers in (None, []) else tuple([layers] if isinstance(layers, int) else layers),
+            tuple(_listed(known["layers_pattern"])), dict(known["rank_pattern"] or {}),
+            dict(known["alpha_pattern"] or {}),
+        )  # fmt: skip
+        texts = (
+            made.base,
+            made.revision or "",
+            *made.whole,
+            *made.exclude,
+            *made.layer_lists,
+            *made.ranks,
+            *made.alphas,
+        )
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("names of modules and bases are texts")
+    except _DAMAGED as error:
+        raise _not_lora(folder, error) from error
+    if kind != "LORA":
+        raise UserError(f"the adapter {folder} is of type {one_line(str(kind))}; only LORA is supported")
+    if flaw:
+        raise flaw
+    return made
+
+
+def written(structure: Lora, base: Base | ImageBase) -> bytes:
+    """What adapter_config.json says; of all clients with one structure it is made once."""
+    origin = origin_of(base)
+    known = _TEXTS.setdefault(base.model, {})
+    if (structure, origin, base.head) not in known:
+        modules, alpha = targets(base.model, structure).values(), structure.alpha
+        settings = _defaults(
+            task_type=None if base.head else "CAUSAL_LM",
+            base_model_name_or_path=origin.name,
+            revision=origin.revision,
+            r=structure.rank,
+            lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
+            lora_dropout=structure.dropout,
+            target_modules=_chosen(base.model, structure),
+            fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules),
+            modules_to_save=list(structure.whole) or None,
+            inference_mode=True,
+        )
+        # Sets are sorted: their own order changes from process to process.
+        text = json.dumps({key: settings[key] for key in _WRITTEN}, indent=2, sort_keys=True, default=sorted)
+        known[structure, origin, base.head] = text.encode()
+    return known[structure, origin, base.head]
+
+
+def setting(folder: Path, key: str) -> Any:
+    """One value of a PEFT folder's configuration, None where it is not there.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get(key)
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f"{folder / CONFIG} is damaged: {error}") from error
+
+
+def public_config(path: Path) -> bytes:
+    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        name = settings.get("base_model_name_or_path")
+        if isinstance(name, str) and is_local(name) and (place := hub_place(name)):  # of an export up to 0.3.0
+            settings["revision"] = place[1]
+        settings["base_model_name_or_path"] = public(name)
+        return json.dumps(settings, indent=2, sort_keys=True).encode()
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
+
+
+def trained_whole(folder: Path, modules: Sequence[str], head: str) -> UserError:
+    """The error of an adapter with modules that are trained whole, other than the `head` of an image model."""
+    given = one_line(", ".join(map(str, modules)))
+    why = f"only the head ({head}) of an image model can be" if head else "that is not supported for a language model"
+    return UserError(
+        f"the adapter {folder} is not plain LoRA: it has modules_to_save=[{given}], but {why}; merge it into its base "
+        "with PEFT, and give the merged model as the base"
+    )
+
+
+def _defaults(**settings: Any) -> dict[str, Any]:
+    """A LoRA configuration as PEFT writes it, with PEFT's defaults for what is not given."""
+    import peft  # here, because the import takes seconds and most commands need no adapter folder
+
+    return peft.LoraConfig(**settings).to_dict()
+
+
+def _usual(model: nn.Module, folder: Path) -> str | tuple[str, ...]:
+    """The modules that PEFT adapts where a configuration names none."""
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as known  # as in `_defaults`
+
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    if kind not in known:
+        raise UserError(
+            f"{folder / CONFIG} names no target_modules, and PEFT has none for {kind or type(model).__name__}; add the "
+            "names of the modules that were adapted"
+        )
+    return _names(known[kind])
+
+
+def _flaw(folder: Path, values: Mapping[str, Any]) -> UserError | None:
+    """Why an adapter with these settings cannot be read; an empty value means that a setting is off."""
+    defaults = _defaults()
+    for key, value in values.items():
+        if key == "init_lora_weights":
+            harmless = value in _INITIALISATIONS
+        else:
+            harmless = key in _UNDERSTOOD | _INERT or not value or value == defaults.get(key)
+        if harmless or (key in _BESIDE and not values.get(_BESIDE[key])):
+            continue
+        return _unsupported(folder, key, value) if key in defaults else _unknown(folder, key, values)
+    return None
+
+
+def _unknown(folder: Path, key: str, values: Mapping[str, Any]) -> UserError:
+    """The error of a setting that the installed PEFT does not have, and that might change what the adapter computes."""
+    import peft  # as in `_defaults`
+
+    by, here = values.get("peft_version"), peft.__version__
+    if isinstance(by, str) and _numbers(by) > _numbers(here):
+        whose = f"was written by PEFT {one_line(by, 40)}, newer than the installed {here}, which does not know its"
+        advice = "install that version (pip install -U peft)"
+    else:
+        whose = f"was not written by the installed version of PEFT ({here}), which does not know its"
+        advice = "find out what wrote it"
+    return UserError(
+        f"the adapter {folder} {whose} {one_line(key, 60)}={one_line(repr(values[key]), 100)}; {advice}, or delete the "
+        f"setting from {CONFIG} if it does not change what the adapter computes"
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", version)[:3])
+
+
+def _unsupported(folder: Path, key: str, value: Any) -> UserError:
+    return UserError(f"the adapter {folder} is not plain LoRA: {key}={one_line(repr(value))} is not supported")
+
+
+def _not_lora(folder: Path, error: Exception) -> UserError:
+    return UserError(f"{folder / CONFIG} is not the configuration of a LoRA adapter: {one_line(repr(error))}")
+
+
+def _names(given: Any) -> str | tuple[str, ...]:
+    return given if isinstance(given, str) else tuple(given)
+
+
+def _listed(given: Any) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) and given else tuple(given or ())
+
+
+def _own(patterns: Mapping[str, Any], names: list[str], key: str) -> dict[str, Any]:
+    """By name the value of the first pattern that matches its end."""
+    found: dict[str, Any] = {}
+    for pattern, value in patterns.items():
+        for name in matching(rf"(.*\.)?({pattern})", names, key):
+            found.setdefault(name, value)
+    return found
+
+
+def _chosen(model: nn.Module, structure: Lora) -> str | list[str]:
+    """How PEFT is told the target modules; its `all-linear` would include a head that is trained whole."""
+    chosen = structure.target_modules
+    if not isinstance(chosen, str):
+        return list(chosen)
+    return "|".join(map(re.escape, targets(model, structure))) if structure.whole else chosen

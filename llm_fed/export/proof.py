@@ -1,0 +1,164 @@
+"""Checks that a folder holds the model that was scored: it is loaded anew and must compute what base and adapter do.
+
+Shape letters: T positions whose logits are compared, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from llm_fed.config import BaseConfig
+from llm_fed.engine import generation
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.errors import RunError, UserError
+from llm_fed.export.prompt import Prompt, read_prompt
+from llm_fed.models.loading import Base, load_base
+from llm_fed.models.lora import Lora
+from llm_fed.rng import generator
+from llm_fed.state import State
+from llm_fed.tasks.common import Template, encode_prompt
+
+# Questions of several scripts, with control tokens spelled out, and with spaces that a tokenizer may lose.
+TEXTS = (
+    "Which bay?",
+    "Répondez: what is 12 + 30, <s>x</s> or <|im_end|>?",
+    "  two  spaces,\n\na line\tand a tab ",
+    "北京在哪里？ 🙂 Где?",
+)
+_RANDOM = 48  # tokens of a text that is drawn from the whole vocabulary
+_ANSWER = 8  # tokens of each greedy answer
+_LONGEST = 4096  # tokens of a prompt
+# Of the logits, the largest distance relative to their length, by dtype. In half precision folding rounds each weight:
+# on a model of 30 layers bfloat16 gave up to 0.054, and float32 less than 0.00001.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a model does with one text.
+
+    Attributes:
+        text: what was asked; None where token ids were given.
+        template: how it was asked; None: as it stands.
+        prompt: its token ids.
+        answer: those of the greedy answer, without the one that ends it.
+        logits: (T, V), float32, of each token of the answer and of the one after it.
+    """
+
+    text: str | None
+    template: Template | None
+    prompt: list[int]
+    answer: list[int]
+    logits: Tensor
+
+
+def probe(base: Base, structure: Lora, state: State, prompt: Prompt) -> list[Probe]:
+    """What a base with an adapter does, as it is scored.
+
+    Raises:
+        RunError: it computes NaN.
+    """
+    bank = AdapterBank(base.model, structure, 1, state.row.dtype)
+    bank.load(0, state)
+    size = min(len(base.tokenizer), len(cast(Tensor, base.model.get_input_embeddings().weight)))
+    drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
+    texts = [*TEXTS, str(base.tokenizer.decode(drawn))]
+    asked = [(text, template) for template in (prompt.template, None) for text in texts]
+    found = []
+    for text, template in (*asked, (None, None)):
+        ids = drawn if text is None else _encoded(base, text, template)
+        if not (ids := _cut(base, ids)):
+            continue
+        answer = list(generation.stream(base, bank, ids, max_new_tokens=_ANSWER))
+        with bank.attached(torch.tensor([0])):
+            found.append(Probe(text, template, ids, answer, _logits(base, ids, answer)))
+    return found
+
+
+def check(folder: Path, probes: Sequence[Probe], base: BaseConfig) -> None:
+    """Refuse a folder that holds another model than the one that was probed.
+
+    Args:
+        base: how the base was loaded that was probed.
+
+    Raises:
+        RunError: what differs.
+    """
+    try:
+        whole = load_base(BaseConfig(name=str(folder), dtype=base.dtype), "cpu")
+        prompt = read_prompt(folder)
+    except UserError as error:
+        raise RunError(f"the merged model cannot be loaded: {error}") from error
+    if prompt is None:
+        raise RunError("the merged model's folder does not say how it is asked")
+    tolerance = TOLERANCE[whole.dtype]
+    for each in probes:
+        if each.text is not None and _cut(whole, _encoded(whole, each.text, each.template)) != each.prompt:
+            raise RunError("the merged model's tokenizer divides a text into other tokens than the base's")
+        row, other = each.logits, _logits(whole, each.prompt, each.answer)
+        distance = ((other - row).norm(dim=-1) / row.norm(dim=-1).clamp(min=1e-6)).max().item()
+        if not distance <= tolerance:
+            raise RunError(
+                f"the merged model's logits are not those of base and adapter: they are {distance:.3g} apart, relative "
+                f"to their length, where {tolerance:g} is what {base.dtype} weights explain"
+            )
+        if differs := _differs(row, _greedy(whole, each.prompt), prompt.stop, tolerance):
+            raise RunError(f"the merged model's greedy answers are not those of base and adapter: {differs}")
+
+
+def _encoded(base: Base, text: str, template: Template | None) -> list[int]:
+    return encode_prompt(text, base.tokenizer, template=template) if template else list(base.tokenizer(text).input_ids)
+
+
+def _cut(base: Base, ids: list[int]) -> list[int]:
+    """The last of these token ids that leave room for an answer in the base's context."""
+    context = getattr(base.model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
+    return ids[-max(1, min(context - _ANSWER - 1, _LONGEST)) :]
+
+
+@torch.inference_mode()
+def _logits(base: Base, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+    """Centred, as a constant added to all logits changes nothing: (T, V)."""
+    ids = torch.tensor([[*prompt, *answer]], device=base.model.device)
+    with _computing(base):
+        logits = base.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+    kept = logits[-len(answer) - 1 :].float().cpu()
+    if not kept.isfinite().all():
+        raise RunError(f"{base.name!r} computes NaN or infinite logits in {base.dtype}, so it cannot be compared")
+    return kept - kept.mean(-1, keepdim=True)
+
+
+@torch.inference_mode()
+def _greedy(base: Base, prompt: Sequence[int]) -> list[int]:
+    """The answer of transformers' own `generate`, by the generation_config.json of the folder."""
+    ids = torch.tensor([prompt], device=base.model.device)
+    with _computing(base):
+        model: Any = base.model
+        output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=_ANSWER)
+    return list(output[0, len(prompt) :].tolist())
+
+
+def _computing(base: Base) -> AbstractContextManager[None]:
+    return torch.autocast(base.device.type, base.autocast, enabled=base.autocast is not None)
+
+
+def _differs(logits: Tensor, answer: Sequence[int], stop: Sequence[int], tolerance: float) -> str:
+    """Where an answer is not the greedy one of these logits (T, V), and not because two tokens are as likely; or
+    nothing."""
+    for place, row in enumerate(logits[:_ANSWER]):
+        best = int(row.argmax())
+        if place >= len(answer):
+            return f"it ends before token {place + 1}"
+        if answer[place] != best:
+            alike = (row[best] - row[answer[place]]).item() <= tolerance * row.abs().max().item()
+            return "" if alike else f"token {place + 1} is {answer[place]} instead of {best}"
+        if best in stop:
+            return ""
+    return ""

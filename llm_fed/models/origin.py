@@ -1,0 +1,169 @@
+"""Origin: which base something was trained on, written so that another machine finds the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+from llm_fed.config import BaseConfig
+from llm_fed.paths import hub_place, is_local, public
+
+if TYPE_CHECKING:
+    from llm_fed.models.images import ImageBase
+    from llm_fed.models.loading import Base
+
+_SAMPLES, _SAMPLE = 4, 256  # parts of each tensor in a digest, and bytes of a part
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A base, and how it was loaded.
+
+    Attributes:
+        name: the Hub id, or the path of a folder that does not come from the Hub's cache.
+        revision: of a Hub id the commit, where it is known, or the revision that was asked for.
+        path: where it lay on the machine that trained, if it was given as a folder of the Hub's cache: a second place
+            to look.
+        quantization, dtype: as in `BaseConfig`; an unknown dtype is None.
+        weights: a digest of its weights, see `weights_digest`; None where they are no files here.
+    """
+
+    name: str
+    revision: str | None = None
+    path: str | None = None
+    quantization: str | None = None
+    dtype: str | None = None
+    weights: str | None = None
+
+    @classmethod
+    def of(cls, config: BaseConfig) -> Origin:
+        """Of a base that has been loaded as `config` says."""
+        folder = Path(config.name).expanduser()
+        local = folder.is_dir()
+        place = folder if local else _snapshot(config.name, config.revision)
+        known = hub_place(str(place)) if place else None
+        loaded = cls(config.name, config.revision, None, config.quantization, config.dtype)
+        if place:
+            loaded = replace(loaded, weights=weights_digest(place))
+        if known is None:
+            return replace(loaded, revision=None) if local else loaded
+        return replace(loaded, name=known[0], revision=known[1], path=os.path.abspath(folder) if local else None)
+
+    @property
+    def from_hub(self) -> bool:
+        """Whether the name is one on the Hub."""
+        return not is_local(self.name)
+
+    @property
+    def place(self) -> str:
+        """What loads it here: its path, where the same weights still lie there, or else its name."""
+        if self.path and os.path.isdir(self.path):
+            same = None in (self.weights, found := weights_digest(Path(self.path))) or self.weights == found
+            return self.path if same else self.name
+        return self.name
+
+    @property
+    def in_words(self) -> str:
+        """Name, revision, dtype and quantisation, for people."""
+        at = f" at revision {self.revision}" if self.revision else ""
+        how = ", ".join(filter(None, (self.dtype, self.quantization)))
+        return f"{self.name}{at}" + (f" ({how})" if how else "")
+
+    def same_weights(self, other: Origin) -> bool:
+        """Whether two origins are the same model as far as is known: by their weights, else by what they are called.
+
+        A base has one name on the Hub and others on disks, so of names only the last part counts.
+        """
+        if self.weights and other.weights:
+            return self.weights == other.weights
+        return Path(self.name).name == Path(other.name).name
+
+    def public(self) -> Origin:
+        """The same without paths of this machine."""
+        return replace(self, name=public(self.name), path=None)
+
+    def as_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Origin:
+        """What `as_json` has made.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if not isinstance(values, dict) or not isinstance(values.get("name"), str):
+            raise ValueError("base is not an object with a name")
+        known: dict[str, Any] = {key: values.get(key) for key in cls.__dataclass_fields__}
+        if wrong := [key for key, value in known.items() if not isinstance(value, str | None)]:
+            raise ValueError(f"base.{wrong[0]} is not a text")
+        return cls(**known)
+
+
+def origin_of(base: Base | ImageBase) -> Origin:
+    """Where a base is from; of one that was made in memory only what it is called."""
+    return base.origin or Origin(base.name, dtype=str(base.dtype).removeprefix("torch."))
+
+
+def _snapshot(name: str, revision: str | None) -> Path | None:
+    """Where a Hub model that has been loaded lies in the cache."""
+    try:
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def weights_digest(folder: Path) -> str | None:
+    """A digest of the weights in a folder's safetensors files, equal for copies of one model under any path and however
+    they are divided into files; None where there are none, or they are damaged.
+
+    Of each tensor it covers name, dtype and shape, and _SAMPLES parts of _SAMPLE bytes. So it takes milliseconds, and
+    tells two models apart unless they differ in few rows alone.
+    """
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            files = sorted(
+                {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+            )
+        else:
+            files = [folder / "model.safetensors"]
+        stamps = tuple((str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files)
+        return _digest(stamps)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+@cache
+def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
+    """Of these files, which are read once as long as they do not change.
+
+    Args:
+        files: path, size and time of change of each.
+    """
+    tensors: dict[str, bytes] = {}
+    for path, size, _ in files:
+        with open(path, "rb") as file:
+            start = int.from_bytes(file.read(8), "little")
+            header: Mapping[str, Any] = json.loads(file.read(min(start, size)))
+            for name, entry in header.items():
+                if name == "__metadata__":
+                    continue
+                first, last = entry["data_offsets"]
+                seen = [json.dumps([name, entry["dtype"], entry["shape"]]).encode()]
+                for part in range(_SAMPLES):
+                    file.seek(8 + start + first + max(0, last - first - _SAMPLE) * part // (_SAMPLES - 1))
+                    seen.append(file.read(min(_SAMPLE, last - first)))
+                tensors[name] = hashlib.blake2b(b"".join(seen), digest_size=16).digest()
+    digest = hashlib.blake2b(b"".join(tensors[name] for name in sorted(tensors)), digest_size=16)
+    return digest.hexdigest()

@@ -1,0 +1,274 @@
+"""A merged export is the model that was scored: with a head of its own, the base's tokenizer, greedy decoding, for
+transformers 4.57 as well; and what is another model is not written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+import tiny_base
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from llm_fed import configfile, load_client
+from llm_fed.errors import UserError
+from llm_fed.experiment import run as experiment
+from llm_fed.export import folding, merged, model_files, older
+from llm_fed.models.lora import Lora
+
+TOKENIZER = {  # files that a tokenizer might have, and that transformers would write in another way or not at all
+    "special_tokens_map.json": '{"eos_token":   "</s>"}', "added_tokens.json": "{ }", "vocab.json": '{"a":0}',
+    "merges.txt": "#version", "tokenizer.model": "\x00\x01", "chat_template.jinja": "{{ messages[0].content }}\n",
+    "preprocessor_config.json": "{ }", "LICENSE": "Llama 2", "additional_chat_templates/tools.jinja": "{{ 1 }}",
+}  # fmt: skip
+OTHER = ("optimizer.pt", "training_args.bin", "pytorch_model.bin", "model.safetensors.index.json.old", ".gitattributes")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A tied base in a folder with much beside it, whose authors recommend to sample with a penalty."""
+    folder = tiny_base.folder(tmp_path_factory.mktemp("base") / "base")
+    for name, text in TOKENIZER.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    for name in OTHER:
+        (folder / name).write_text("x")
+    settings = {"repetition_penalty": 50.0, "no_repeat_ngram_size": 1, "suppress_tokens": [4, 7, 10], "do_sample": True,
+                "temperature": 3.0, "top_k": 3, "eos_token_id": [1, 5, 8, 11], "max_length": 12, "min_new_tokens": 6,
+                "forced_eos_token_id": 9, "bad_words_ids": [[5]], "pad_token_id": 0}  # fmt: skip
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(base, small, tmp_path_factory) -> Path:
+    """A run of which the head is adapted, too."""
+    folder = tmp_path_factory.mktemp("run")
+    config = small.config(
+        folder / "c.yaml", base={"name": str(base), "dtype": "float32"}, method={"name": "local"}, rounds=1,
+        local={"steps": 20}, adapter={"rank": 4, "target_modules": ["q_proj", "v_proj", "lm_head"], "dropout": 0},
+    )  # fmt: skip
+    experiment.train(configfile.load(config), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def whole(run) -> Path:
+    """The model of one client."""
+    plan = merged.plan(run, run.parent / "out", ["ada"])
+    (folder,) = plan.write()
+    return folder
+
+
+def test_a_tied_head_becomes_one_of_its_own(run, base, whole):
+    tensors = load_file(whole / "model.safetensors")
+    assert not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+    assert torch.equal(
+        tensors["model.embed_tokens.weight"], load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    )
+    assert AutoConfig.from_pretrained(whole).tie_word_embeddings is False
+    asked = [f"w{n} w{n + 1}" for n in range(20, 26)]
+    expected = load_client(run / "adapters/ada", str(base)).generate(asked)
+    assert any(expected) and load_client(run / "adapters/ada", str(base)).generate(asked) == expected
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(whole), AutoTokenizer.from_pretrained(whole)
+    answers = [
+        model.generate(torch.tensor([tokenizer(f"{text}\n").input_ids]), max_new_tokens=3)[0, 2:] for text in asked
+    ]
+    assert [tokenizer.decode(answer, skip_special_tokens=True).strip() for answer in answers] == expected
+
+
+def test_the_room_counts_the_second_head(run, tmp_path):
+    plan = merged.plan(run, tmp_path / "out")
+    size = sum(tensor.nbytes for tensor in load_file(run.parent / "out/ada/model.safetensors").values())
+    assert set(plan.sizes.values()) == {size}
+    assert "change the head, which in this base is the embedding, too: both are written" in plan.said.replace(
+        "changes", "change"
+    )
+
+
+def test_files_of_the_tokenizer_are_copies(base, whole):
+    for name in (*TOKENIZER, "tokenizer.json"):
+        assert (whole / name).read_bytes() == (base / name).read_bytes(), name
+    assert not {path.name for path in whole.rglob("*")} & {*OTHER}
+
+
+def test_a_model_decodes_as_it_was_scored_and_not_as_its_base_recommends(run, base, small, whole, llm_fed):
+    said = json.loads((whole / "generation_config.json").read_text())
+    said.pop("transformers_version")
+    assert said == {"do_sample": False, "eos_token_id": [1], "pad_token_id": 0}
+    plain, data = run.parent / "plain", ("--data", small.data / "ada/test.jsonl")
+    shutil.copytree(base, plain)
+    GenerationConfig(eos_token_id=1).save_pretrained(plain)
+    scores = [
+        json.loads(llm_fed("eval", "--base", each, "--adapter", run / "adapters/ada", *data, "--json").out)
+        for each in (base, plain)
+    ]
+    assert scores[0] == scores[1] and scores[0]["mean"] > 0
+    of_merged = llm_fed("eval", "--base", whole, *data, "--json")
+    assert json.loads(of_merged.out)["mean"] == scores[0]["mean"] and of_merged.err == ""
+
+
+def test_a_merged_folder_chats_as_its_prompt_says(whole, llm_fed, monkeypatch, run, base):
+    (expected,) = load_client(run / "adapters/ada", str(base)).generate(["w20 w21"])
+    answers = iter(["w20 w21"])
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers, None) or (_ for _ in ()).throw(EOFError))
+    assert llm_fed("chat", "--base", whole).out.split("\n")[0] == expected
+
+
+def test_weights_that_other_layers_share_are_refused():
+    model = tiny.build("llama", tie_word_embeddings=False)
+    layers = model.model.layers
+    layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
+    for names, refused in ((("q_proj",), True), (("v_proj", "lm_head"), False)):
+        structure = Lora(2, 4.0, 0.0, names)
+        if refused:
+            with pytest.raises(
+                UserError, match=r"a adapts model.layers.0.self_attn.q_proj, whose weights are those of"
+            ):
+                folding.untied(model, structure, Path("a"))
+        else:
+            assert folding.untied(model, structure, Path("a")) is False
+    tied = tiny.build("llama", tie_word_embeddings=True)
+    assert folding.untied(tied, Lora(2, 4.0, 0.0, ("lm_head",)), Path("a")) is True
+    assert folding.untied(tied, Lora(2, 4.0, 0.0, ("q_proj",)), Path("a")) is False
+
+
+FAULTS = {
+    "nothing is folded in": ("fold", lambda *_: None, "logits are not those of base and adapter"),
+    "another tokenizer": ("tokenizer", None, "divides a text into other tokens"),
+    "another way to decode": ("decoding", None, "greedy answers are not those of base and adapter"),
+    "another configuration": ("configuration", None, "logits are not those of base and adapter"),
+    "half of the weights": ("weights", None, "the merged model cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_another_model_is_not_written(run, llm_fed, tmp_path, monkeypatch, fault):
+    what, fold, said = FAULTS[fault]
+    real = model_files.write
+
+    def write(folder: Path, *args: object) -> None:
+        real(folder, *args)  # type: ignore[arg-type]
+        if what == "tokenizer":
+            path = folder / "tokenizer.json"
+            path.write_text(
+                path.read_text().replace('"w20"', '"x20"').replace('"w21"', '"w20"').replace('"x20"', '"w21"')
+            )
+        if what == "decoding":
+            GenerationConfig(repetition_penalty=50.0, eos_token_id=1, pad_token_id=0).save_pretrained(folder)
+        if what == "configuration":
+            settings = json.loads((folder / "config.json").read_text())
+            settings["rope_parameters"]["rope_theta"] = settings["rope_theta"] = 3.0
+            (folder / "config.json").write_text(json.dumps(settings))
+        if what == "weights":
+            (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-99])
+
+    monkeypatch.setattr(model_files, "write", write)
+    if fold:
+        monkeypatch.setattr(merged, "fold", fold)
+    failed = llm_fed("export", run, tmp_path / "out", "--merged", "--client", "ada")
+    assert failed.code == 1 and f"{tmp_path / 'out/ada'} is not written: the merged model" in failed.err
+    assert said in failed.err and list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_base_that_is_quantised_on_disk_is_refused(run, llm_fed, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    shutil.copytree(config["base"]["name"], tmp_path / "base")
+    settings = json.loads((tmp_path / "base/config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "base/config.json").write_text(json.dumps(settings))
+    config["base"]["name"] = str(tmp_path / "base")
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    refused = llm_fed("export", tmp_path / "run", tmp_path / "out", "--merged")
+    refused.assert_refused("are quantised, and an adapter cannot be merged", "leave out --merged")
+
+
+OLD = {  # by family what version 4 reads of what version 5 writes
+    "llama": ({"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_scaling": None}),
+    "qwen3": (
+        {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+        {"rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ),
+    "gpt_neox": (
+        {"rope_theta": 99.0, "partial_rotary_factor": 0.5},
+        {"rotary_emb_base": 99.0, "rotary_pct": 0.5, "partial_rotary_factor": 0.5},
+    ),
+    "gemma3_text": (
+        {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", OLD)
+def test_what_version_4_reads_lies_beside_what_version_5_does(family):
+    rope, expected = OLD[family]
+    config = AutoConfig.for_model(family, rope_parameters=rope)
+    made = older.with_older_keys(config.to_diff_dict() | {"dtype": "bfloat16"}, config)
+    assert {key: made[key] for key in expected} == expected and made["torch_dtype"] == made["dtype"] == "bfloat16"
+    again = AutoConfig.for_model(**made)
+    assert again.rope_parameters == config.rope_parameters
+
+
+def test_what_a_base_says_for_version_4_stays(tmp_path):
+    """Its own words are not replaced by ours."""
+    config = AutoConfig.for_model("llama", rope_parameters={"rope_type": "default", "rope_theta": 77.0})
+    made = older.with_older_keys(
+        {"rope_theta": 77, "rope_scaling": {"type": "default"}, "torch_dtype": "float16"}, config
+    )
+    assert made["rope_scaling"] == {"type": "default"} and made["rope_theta"] == 77
+
+
+@pytest.mark.parametrize(
+    ("settings", "version"),
+    [
+        ({"model_type": "llama", "transformers_version": "5.20.0"}, ""),
+        ({"model_type": "qwen3_5_text", "transformers_version": "5.2.0"}, "5.2.0"),
+        ({"model_type": "new", "transformers_version": "4.58.0.dev0"}, "4.58.0.dev0"),
+        ({"model_type": "new", "transformers_version": "4.40.0"}, None),  # moved here by hand: the version that runs
+        ({"model_type": "new"}, None),
+    ],
+)
+def test_families_that_version_4_lacks_are_named(settings, version):
+    import transformers
+
+    assert older.needed_version(settings) == (transformers.__version__ if version is None else version)
+
+
+def test_a_tokenizer_of_version_5_is_written_for_both():
+    known = {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<a>"], "pad_token": "<pad>"}
+    assert older.tokenizer_settings(known) == {
+        "tokenizer_class": "PreTrainedTokenizerFast", "additional_special_tokens": ["<a>"], "pad_token": "<pad>",
+    }  # fmt: skip
+    of_version_4 = {"tokenizer_class": "LlamaTokenizer", "extra_special_tokens": {"image_token": "<i>"}}
+    assert older.tokenizer_settings(of_version_4) == of_version_4
+
+
+def test_settings_of_decoding_in_config_json_do_not_stay(run, tmp_path, llm_fed):
+    """As older models have them; transformers 5 would refuse to save them."""
+    shutil.copytree(run, tmp_path / "run")
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    shutil.copytree(config["base"]["name"], tmp_path / "base")
+    settings = json.loads((tmp_path / "base/config.json").read_text())
+    more = {
+        "max_length": 4096,
+        "repetition_penalty": 1.3,
+        "task_specific_params": {"text-generation": {"do_sample": True}},
+    }
+    (tmp_path / "base/config.json").write_text(
+        json.dumps(settings | more | {"_name_or_path": "/home/me", "auto_map": {"AutoConfig": "a.B"}})
+    )
+    config["base"]["name"] = str(tmp_path / "base")
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    assert llm_fed("export", tmp_path / "run", tmp_path / "out", "--merged", "--client", "ada").code == 0
+    written = json.loads((tmp_path / "out/ada/config.json").read_text())
+    assert not {*more, "_name_or_path", "auto_map"} & written.keys()

@@ -1,0 +1,177 @@
+"""Every family of causal language models, tiny, with an adapter folded in by `export --merged`, read by others.
+
+    PYTHONPATH=tests/support python tests/support/merged_models.py [--only llama,qwen3] [--older FOLDER]
+
+Each is exported, which compares it with base and adapter, and then read by the older libraries in FOLDER (`reader.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import architectures
+import torch
+from reader import read_by
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from llm_fed.config import BaseConfig
+from llm_fed.errors import RunError, UserError
+from llm_fed.export import merged
+from llm_fed.export.card import Model, model_card
+from llm_fed.export.models import write
+from llm_fed.export.prompt import Prompt
+from llm_fed.models.loading import load_base
+from llm_fed.models.lora import Lora
+from llm_fed.rng import generator
+from llm_fed.state import State
+from llm_fed.tasks.common import Template
+from llm_fed.testing.tiny import SPECIAL, VOCABULARY, tokenizer
+
+IDS = torch.randint(2, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(3))
+NEAR = 2e-4  # the largest distance of logits, relative to their length
+# Forms of rotary embeddings, beside the usual one.
+ROPE: dict[str, dict[str, Any]] = {
+    "theta": {"rope_theta": 500.0},
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 32},
+    "longrope-factor": {"rope_type": "longrope", "factor": 3.0, "original_max_position_embeddings": 32},
+}  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What became of one model: `flaw` is empty if it is the one that was scored, wherever it was read."""
+
+    name: str
+    folder: Path
+    flaw: str = ""
+    needs: str = ""  # the version of transformers that the export names
+
+
+def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By name changes of a family's configuration: its head tied to its embedding, and forms of rotary embeddings."""
+    yield family, {}
+    yield f"{family}-tied", {"tie_word_embeddings": True}
+    config = architectures.configured(family)
+    rope = getattr(config, "rope_parameters", None) or {}
+    everywhere = rope.get("full_attention", rope)
+    for name, settings in ROPE.items() if everywhere.get("rope_theta") else ():
+        changed = {**everywhere, **settings}
+        if name.startswith("longrope"):
+            size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            half = int(size * everywhere.get("partial_rotary_factor", 1.0)) // 2
+            changed |= {"short_factor": [1.1] * half, "long_factor": [2.0] * half}
+        whole = {**rope, "full_attention": changed} if "full_attention" in rope else changed
+        yield f"{family}-{name}", {"rope_parameters": whole, "original_max_position_embeddings": 32}
+
+
+def export(name: str, family: str, changes: dict[str, Any], work: Path) -> Outcome:
+    """Fold a random adapter into a model and export it, which compares it; and note what it computes.
+
+    Raises:
+        Exception: of any kind, where no such model can be made.
+    """
+    model = architectures.made(family, **changes)
+    with torch.no_grad():
+        model(input_ids=IDS)
+    place = work / name
+    model.save_pretrained(place / "base")
+    tokenizer(**SPECIAL).save_pretrained(place / "base")
+    config, outcome = BaseConfig(name=str(place / "base"), dtype="float32"), Outcome(name, place / "out/ada")
+    try:
+        base = load_base(config, "cpu")
+        structure = Lora(3, 6.0, 0.0, adapted(base.model, head="tied" in name))
+        state = base.draw(structure, generator(1, name))
+        state = State(state.layout, 0.3 * torch.randn(state.row.shape, generator=generator(2, name)))
+        prompt = Prompt(Template("plain", "{prompt}"), (1,), 8)
+        card = model_card(Model("base", prompt=prompt), client="ada", method="local", paper="", metrics={},
+                          config="task: {name: files, path: null}")  # fmt: skip
+        write(place / "ada", state, structure, base, card, prompt)
+        list(merged.Plan(config, {"ada": place / "ada"}, place / "out", {"ada": 0}, 0).write())
+        outcome.needs = merged.needed_version(config)
+    except (UserError, RunError) as error:
+        outcome.flaw = str(error)
+        return outcome
+    whole = AutoModelForCausalLM.from_pretrained(outcome.folder).eval()
+    start = IDS[:1, :9]
+    with torch.no_grad():
+        output = whole.generate(input_ids=start, attention_mask=torch.ones_like(start), max_new_tokens=8)
+        logits = whole(input_ids=IDS).logits.float().contiguous()
+    found = {"ids": IDS, "logits": logits, "prompt": start[0].clone(), "answer": output[0, 9:].clone()}
+    save_file(found, place / "expected.safetensors")
+    return outcome
+
+
+def adapted(model: PreTrainedModel, head: bool) -> tuple[str, ...]:
+    """The last names of up to four kinds of linear layers that can have adapters, and of the head if it is wanted."""
+    output = model.get_output_embeddings()
+    names = [name for name, module in model.named_modules() if type(module).__name__ in ("Linear", "Conv1D")
+             and module is not output and "expert" not in name and "vision" not in name]  # fmt: skip
+    found = list(dict.fromkeys(name.rpartition(".")[2] for name in names))[:4]
+    if head:
+        found.append(next(name for name, module in model.named_modules() if module is output))
+    return tuple(found)
+
+
+def read_elsewhere(outcomes: list[Outcome], older: Path, work: Path) -> None:
+    """Let older libraries read the models, and note where they read others."""
+    items = [{"folder": str(each.folder), "expected": str(each.folder.parents[1] / "expected.safetensors"),
+              "text": "w5 w6 w7"} for each in outcomes]  # fmt: skip
+    for each, said in zip(outcomes, read_by(older, items, work), strict=True):
+        if said.get("tokens") != [5, 6, 7] or not said["answer"] or not said["apart"] < NEAR:
+            each.flaw = f"transformers 4.57: {said}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=list(dict.fromkeys(architectures.families()))
+    )
+    parser.add_argument("--older", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    counts, outcomes = Counter[str](), []
+    with tempfile.TemporaryDirectory() as folder:
+        for family in given.only:
+            try:
+                forms = list(variants(family))
+            except Exception as error:
+                counts["not made"] += 1
+                print(f"{family} is not made: {type(error).__name__}: {' '.join(str(error).split())[:120]}", flush=True)
+                continue
+            for name, changes in forms:
+                try:
+                    outcomes.append(export(name, family, changes, Path(folder)))
+                except Exception as error:
+                    counts["not made"] += 1
+                    print(
+                        f"{name} is not made: {type(error).__name__}: {' '.join(str(error).split())[:120]}", flush=True
+                    )
+        if given.older:
+            read_elsewhere([each for each in outcomes if not (each.flaw or each.needs)], given.older, Path(folder))
+        for each in outcomes:
+            counts["wrong" if each.flaw else "for newer versions" if each.needs else "equal"] += 1
+            if each.flaw:
+                print(f"{each.name}: {each.flaw}", flush=True)
+    print(dict(counts))
+    sys.exit(bool(counts["wrong"]))
+
+
+if __name__ == "__main__":
+    main()
