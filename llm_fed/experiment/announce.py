@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llm_fed.engine import formula
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
-from llm_fed.engine.memory import free_memory
+from llm_fed.engine.memory import free_memory, memory_limit
 from llm_fed.eval.costs import after_a_step
 from llm_fed.experiment.costs import Costs, Counts
 from llm_fed.federation.clients import broadcast
@@ -251,7 +251,7 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         up_run=sum(moved_up) + sum(price.up_run for price in prices),
         base=weights(models), training=training, client=training // at_once,
         activations=found.largest, smallest=found.smallest, token=found.token, cache=_cache(base),
-        memory_free=free_memory(base.device), smaller=_smaller(built, at_once),
+        memory_free=free_memory(base.device), memory_limit=memory_limit(base.device), smaller=_smaller(built, at_once),
         state=len(pack(state)), kept=remembered + (
             _kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
             if sites and state is not None else 0

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from llm_fed import checksum, datapath, paths
+from llm_fed import cgroups, checksum, datapath, paths
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
 from llm_fed.errors import RunError, UserError
@@ -128,7 +128,7 @@ class Run:
             self._delete(_WRITTEN)
         elif self._reopened:
             self._delete(_RESULTS)
-        limit = self.config.checkpoint.memory_limit * 2**30
+        limit = min(self.config.checkpoint.memory_limit * 2**30, cgroups.free_memory()[0] // 2)  # else the kernel kills
         try:
             self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
         except OSError as error:
