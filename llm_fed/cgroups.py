@@ -65,7 +65,7 @@ def group_limits(root: Path = Path("/")) -> list[Limit]:
         sizes = {file: _number(folder / file) for file in files}
         sizes["hierarchical_memory_limit"] = statistics.get(
             "hierarchical_memory_limit"
-        )  # of groups that one cannot see
+        )  # also of groups out of sight
         for file, size in sizes.items():
             if size is not None and size < _UNLIMITED:
                 found.append(Limit(f"{file} of the control group {name}", size, max(0, size - used)))

@@ -1,4 +1,4 @@
-"""Made-up trees of control groups: /proc and /sys as a kernel would show them to one process, and what is free there."""
+"""Made-up trees of control groups: /proc and /sys as a kernel shows them to one process, and what is free there."""
 
 from __future__ import annotations
 
