@@ -63,9 +63,7 @@ def group_limits(root: Path = Path("/")) -> list[Limit]:
         statistics = _table(folder / "memory.stat")
         used = max(0, (_number(folder / usage_file) or 0) - statistics.get(cache, 0))
         sizes = {file: _number(folder / file) for file in files}
-        sizes["hierarchical_memory_limit"] = statistics.get(
-            "hierarchical_memory_limit"
-        )  # also of groups out of sight
+        sizes["hierarchical_memory_limit"] = statistics.get("hierarchical_memory_limit")  # also of groups out of sight
         for file, size in sizes.items():
             if size is not None and size < _UNLIMITED:
                 found.append(Limit(f"{file} of the control group {name}", size, max(0, size - used)))

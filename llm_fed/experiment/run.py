@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from llm_fed import methods, signs
+from llm_fed import methods, signs, turns
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.errors import ClientError, RunError, UserError
@@ -67,7 +67,7 @@ def train(
             f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
             "leave it out"
         )
-    with reporter.working(), Run(folder, config, fresh, reporter.record) as run:
+    with reporter.working(), Run(folder, config, fresh, reporter.record) as run, turns.taken(reporter.note):
         done = run.summary()
         if done is not None and not lacks_exports(run):
             reporter.note(f"{folder} is complete: {config.rounds} rounds; --fresh starts again")
@@ -98,11 +98,11 @@ def train(
             start.remember(run, sites, origin)
         if done is not None:
             reporter.note(f"{folder} is complete; export.clients has changed, so its end is done again")
-            (folder / "summary.json").unlink()
+            run.forget("summary.json")
         same_environment(run, experiment, reporter)
         if experiment.method.needs:
             return _merge(experiment, run, needed or {}, reporter)
-        with reporter.tracking(config, folder, announce.ahead(experiment)):
+        with reporter.tracking(config, run.folder, announce.ahead(experiment)):
             clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
             federation = Federation(experiment.method, clients, experiment.server, experiment.runtime)
             base_scores = experiment.score_base if config.eval.base else None
@@ -125,7 +125,7 @@ def dry_run(
         UserError, RunError: as `train` before its first round.
     """
     reporter = reporter or Reporter()
-    with reporter.working():
+    with reporter.working(), turns.taken(reporter.note):
         reached, complete = look(folder, config, fresh)
         if fresh or not holds_results(folder):
             unused.check(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from llm_fed import turns
 from llm_fed.config import BaseConfig, Dtype
 from llm_fed.errors import UserError, lookup
 from llm_fed.models import lora
@@ -75,6 +76,7 @@ def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
     return replace(config, dtype=dtype), f"computing in {dtype}, because {why}; base.dtype{other} overrides"
 
 
+@turns.taken()
 def load_base(config: BaseConfig, device: str) -> Base:
     """The base of a run on `device` ("cpu", "cuda:1"). Only safetensors is read; no repository's code is run.
 
@@ -113,8 +115,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
     model, report = loaded
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
+    if missing := missing_weights(model, report["missing_keys"]):
         raise UserError(
             f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
             f"e.g. {missing[0]}; give a complete causal language model"
@@ -130,6 +131,23 @@ def load_base(config: BaseConfig, device: str) -> Base:
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.name)
     return Base(model, tokenizer, config.name, dtype, None if dtype == torch.float32 else dtype)
+
+
+def missing_weights(model: PreTrainedModel, reported: Collection[str]) -> list[str]:
+    """The names of parameters for which a folder has no weights, of those that transformers has reported.
+
+    A weight that is tied to another needs none of its own. It is reported all the same, and left as it was drawn, where
+    another thread of this process has loaded a model at the same time, as transformers suspends tying in all threads
+    then. Here it is tied after all.
+    """
+    missing = set(reported)
+    for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items() if missing else ():
+        for target, source in ((one, other), (other, one)):
+            if target in missing and source not in missing:
+                owner, _, name = target.rpartition(".")
+                setattr(model.get_submodule(owner), name, model.get_parameter(source))
+                missing.discard(target)
+    return sorted(missing)
 
 
 def _attention(dtype: torch.dtype, device: str) -> str | None:

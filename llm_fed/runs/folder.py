@@ -72,6 +72,7 @@ class Run:
         fresh: bool = False,
         listen: Callable[[Mapping[str, Any]], None] = lambda record: None,
     ):
+        folder = folder.absolute()  # another thread may go to another folder meanwhile
         self.folder, self.config, self._listen = folder, paths.absolute(config), listen
         self._fresh = fresh
         try:

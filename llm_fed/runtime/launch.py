@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -85,7 +86,8 @@ class Ranks:
         self._busy: set[int] = set()
 
     def __enter__(self) -> Ranks:
-        signal.signal(signal.SIGTERM, _terminated)
+        if threading.current_thread() is threading.main_thread():  # no other may have handlers of signals
+            signal.signal(signal.SIGTERM, _terminated)
         return self
 
     def __exit__(self, *exception: object) -> None:
