@@ -1,4 +1,4 @@
-"""Threads of one process: turns at models, runs side by side, and what a thread or the program around may not change."""
+"""Threads of one process: turns at models, runs side by side, and what the program around may not change."""
 
 from __future__ import annotations
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import inspect
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
 from llm_fed.errors import RunError, UserError, printable
+from llm_fed.runtime import launchers
 
 
 class _Commands(TyperGroup):
@@ -61,13 +61,16 @@ def main(arguments: list[str] | None = None) -> None:
 @contextmanager
 def _other_ranks() -> Iterator[None]:
     """At rank 0 of a launch: the others, until it is done. At the others: all that they do, and the end."""
-    if "LOCAL_RANK" not in os.environ:  # no launcher; what follows takes seconds to import
+    if not _in_launch():
         yield
         return
     from llm_fed.experiment.run import serve
     from llm_fed.runtime.launch import connect, other_ranks
 
-    channel = connect()
+    try:
+        channel = connect()
+    except UserError as error:  # each rank says it, as rank 0 may be ended before it could
+        _stop(error, 2)
     if channel and channel.rank:
         try:
             serve()
@@ -76,6 +79,17 @@ def _other_ranks() -> Iterator[None]:
         raise SystemExit(0)
     with other_ranks() or nullcontext():
         yield
+
+
+def _in_launch() -> bool:
+    """Whether this is one of several processes; what they need takes seconds to import."""
+    try:
+        if launchers.place() is None:
+            return False
+        launchers.check()
+        return True
+    except UserError as error:
+        _stop(error, 2)
 
 
 def _command(arguments: list[str] | None) -> None:
@@ -101,7 +115,7 @@ def _command(arguments: list[str] | None) -> None:
     raise SystemExit(code or 0)
 
 
-def _stop(message: object, code: int) -> None:
+def _stop(message: object, code: int) -> NoReturn:
     print(f"llm-fed: {printable(str(message))}", file=sys.stderr)
     raise SystemExit(code)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import PartialState
 from torch import Tensor
 
 from llm_fed.engine import formula
@@ -24,6 +23,7 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
 from llm_fed.runs.pace import Ahead
+from llm_fed.runtime.launch import processes
 from llm_fed.site import Site
 from llm_fed.state import State
 
@@ -144,8 +144,8 @@ class RunPlan:
 
     def _base(self) -> str:
         weights = f"{self.dtype}, {self.quantization}" if self.quantization else self.dtype
-        several = f" in {self.processes} processes" if self.processes > 1 else ""
-        return f"{self.base}, {self.base_parameters:,} parameters, {weights}, on {self.device}{several}"
+        where = f"on {self.device} in {_count(self.processes, 'process', 'processes')}"
+        return f"{self.base}, {self.base_parameters:,} parameters, {weights}, {where}"
 
     def _training(self) -> str:
         sent = ""
@@ -197,7 +197,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         examples=_examples(sites), left_out=_sum(site.data.left_out for site in [*sites, server]),
         server_examples={"training": len(server.train), **{s: len(q) for s, q in server.data.queries.items()}},
         base=config.base.name if not config.base.clients else f"{config.base.name} (shared)",
-        base_parameters=parameters_of(base), device=where, processes=PartialState().num_processes,
+        base_parameters=parameters_of(base), device=where, processes=processes(),
         dtype=_dtype(base), quantization=config.base.quantization,
         structure=describe([s.structure for s in sites] or [*server.structures.values()] or [server.structure]),
         parameters=Counts.of(trained),
@@ -392,5 +392,5 @@ def _kept(message: Message, layouts: Mapping[Structure, Any], trained: str) -> i
     )  # fmt: skip
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
+def _count(number: int, what: str, several: str = "") -> str:
+    return f"{number:,} {what if number == 1 else several or f'{what}s'}"

@@ -32,6 +32,7 @@ from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure, structure_of
 from llm_fed.rng import generator
 from llm_fed.runs.tracking import Reporter, check_trackers
+from llm_fed.runtime import launchers
 from llm_fed.runtime.accelerate import Shared, Spread
 from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
@@ -143,6 +144,7 @@ def prepare(
     if said:
         config = replace(config, base=settled)
         reporter.note(said)
+    launchers.check_precision(config.base.dtype)
     with signs.part(f"loading the base {config.base.name}"):
         base = base or bases.load(config, task, device)
     schedule = schedule_of(config, tuple(task.clients))

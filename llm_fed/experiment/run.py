@@ -34,6 +34,7 @@ from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, look
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter, time_of_day
+from llm_fed.runtime import launchers
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks
 
@@ -93,6 +94,8 @@ def train(
             for note in extend.notes(run.before, config, folder, experiment.method):
                 reporter.note(note)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
+        for note in launchers.notes():
+            reporter.note_once(note)
         run.begin()
         if origin:
             start.remember(run, sites, origin)
