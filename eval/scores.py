@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
@@ -147,8 +147,11 @@ def _module(metric: str) -> str:
 
 @cache
 def _load(module: str) -> Any:
-    """One instance for all clients. Its `compute` would write the texts of each into an Arrow table, read them back and
-    make a hash of both, which takes far longer than to compare them; `_compute` takes the lists as they are."""
+    """The class of a metric, which computes without an instance. `evaluate.load` would make one, and for it folders below
+    the user's home, which not everybody can write; and its `compute` would write all texts into an Arrow table, read
+    them back and make a hash of both, which takes far longer than to compare them."""
     import evaluate  # here, because the import takes seconds and most commands score nothing
 
-    return evaluate.load(str(Path(__file__).parent / "metrics" / module), keep_in_memory=True)
+    found = importlib.import_module(f"llm_fed.eval.metrics.{module}.{module}")
+    kinds = (kind for kind in vars(found).values() if isinstance(kind, type) and issubclass(kind, evaluate.Metric))
+    return next(kinds)

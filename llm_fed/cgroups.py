@@ -9,13 +9,14 @@ Every function takes the root of the file system, so that tests can lay out /pro
 
 from __future__ import annotations
 
-import re
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from llm_fed.mounts import mounts
 
 # By version of control groups: the files with a limit, the usage, the line of memory.stat with the page cache that the
 # kernel can take back at once, and the file that counts how many processes were killed.
@@ -104,11 +105,11 @@ def groups(root: Path = Path("/")) -> Iterator[tuple[int, str, Path]]:
     """
     seen: set[Path] = set()
     for version, path in _paths(root):
-        for mount, part in [*_mounts(root, version), *((usual, "/") for usual in _USUAL[version])]:
+        for place, part in [*_places(root, version), *((usual, "/") for usual in _USUAL[version])]:
             within = Path(path).is_relative_to(part)
             own = Path(path).relative_to(part if within else "/")
             for group in [own, *own.parents]:
-                folder = root / mount.strip("/") / group
+                folder = root / place.strip("/") / group
                 if folder not in seen and any((folder / name).exists() for name in _FILES[version][0]):
                     seen.add(folder)
                     yield version, f"/{group}" if group.parts else "/", folder
@@ -126,20 +127,11 @@ def _paths(root: Path) -> Iterator[tuple[int, str]]:
             yield version, path if path.startswith("/") and ".." not in path.split("/") else "/"
 
 
-def _mounts(root: Path, version: int) -> Iterator[tuple[str, str]]:
-    """(where a hierarchy of control groups is mounted, which part of it), by the end of /proc/self/mountinfo."""
-    for line in _text(root / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kinds = before.split(" "), after.split(" ")
-        if len(fields) < 5 or len(kinds) < 3:
-            continue
-        if kinds[0] == "cgroup2" and version == 2 or kinds[0] == "cgroup" and version == 1 and "memory" in kinds[2]:
-            yield _unescaped(fields[4]), _unescaped(fields[3])
-
-
-def _unescaped(path: str) -> str:
-    """A path of mountinfo, where blanks are written \\040."""
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
+def _places(root: Path, version: int) -> Iterator[tuple[str, str]]:
+    """Where a hierarchy of control groups is mounted, and which part of it."""
+    for mount in mounts(root):
+        if mount.kind == ("cgroup2" if version == 2 else "cgroup") and (version == 2 or "memory" in mount.options):
+            yield mount.place, mount.part
 
 
 def _number(path: Path) -> int | None:

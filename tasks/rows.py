@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import pyarrow
 import pyarrow.parquet
 
+from llm_fed import waits
 from llm_fed.config import ColumnsConfig
 from llm_fed.errors import UserError, did_you_mean, one_line
 from llm_fed.tasks import formats
@@ -109,9 +110,9 @@ def _by_split(what: str, source: str, **options: Any) -> dict[str, Dataset]:
 
     try:
         data = datasets.load_dataset(source, **options)
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise UserError(f"{what} cannot be read: {first_line}") from error
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # also NotImplementedError
+        reason = waits.no_locks(error) or str(error).partition("\n")[0]
+        raise UserError(f"{what} cannot be read: {reason}") from error
     splits = data if isinstance(data, datasets.DatasetDict) else {"train": data}
     return {str(split): cast("Dataset", part) for split, part in splits.items()}
 

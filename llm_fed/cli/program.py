@@ -14,8 +14,8 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from llm_fed import launchers, waits
 from llm_fed.errors import RunError, UserError, printable
-from llm_fed.runtime import launchers
 
 
 class _Commands(TyperGroup):
@@ -54,6 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     Of several processes under `accelerate launch`, rank 0 runs it; the others work for it and say nothing.
     """
+    waits.name_them()
     with _other_ranks():
         _command(arguments)
 

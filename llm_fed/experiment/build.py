@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from llm_fed import methods, signs, tasks
+from llm_fed import launchers, methods, signs, tasks
 from llm_fed.config import Config
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
@@ -32,7 +32,6 @@ from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure, structure_of
 from llm_fed.rng import generator
 from llm_fed.runs.tracking import Reporter, check_trackers
-from llm_fed.runtime import launchers
 from llm_fed.runtime.accelerate import Shared, Spread
 from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass

@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from llm_fed import methods, signs, turns
+from llm_fed import launchers, methods, signs, turns, waits
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
+from llm_fed.contents import Contents
 from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.experiment import announce, start, unused
 from llm_fed.experiment.bases import Bases
@@ -34,7 +35,6 @@ from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, look
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter, time_of_day
-from llm_fed.runtime import launchers
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks
 
@@ -47,6 +47,7 @@ def train(
     reporter: Reporter | None = None,
     needed: Mapping[str, Path] | None = None,
     base: Base | ImageBase | None = None,
+    contents: Contents | None = None,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end: adapters, test scores and report lie in `folder` afterwards.
 
@@ -54,6 +55,7 @@ def train(
         needed: by name of a method that this one needs, the folder of that run, which is begun or continued as
             necessary (default: `folder/needs/<name>`).
         base: the configured base, where it is loaded already.
+        contents: of the files that the configuration names, where they may have been read already.
 
     Returns:
         The content of `summary.json`: the test scores, and which round they belong to.
@@ -68,14 +70,25 @@ def train(
             f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
             "leave it out"
         )
-    with reporter.working(), Run(folder, config, fresh, reporter.record) as run, turns.taken(reporter.note):
+    with (
+        reporter.working(),
+        Run(folder, config, fresh, reporter.record, reporter.note, contents) as run,
+        turns.taken(reporter.note),
+    ):
+        if run.left:  # before anything is loaded, which may be what it died of
+            reporter.note(run.left.end())
         done = run.summary()
         if done is not None and not lacks_exports(run):
+            run.forget_left()
             reporter.note(f"{folder} is complete: {config.rounds} rounds; --fresh starts again")
             return done
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":
             reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
         _check_place(run.config, folder)
+        with signs.part("reading the base's files"):
+            run.check_base()
+        if run.moved:
+            reporter.note(f"{' and '.join(run.moved)}: the same files as when this run began, under another path")
         begins = fresh or not holds_results(folder)  # what was begun before these were checked goes on as it is
         if begins:
             unused.check(run.config)
@@ -91,12 +104,14 @@ def train(
         if origin and run.continues:
             start.check(run, sites, origin)
         if run.before is not None:
-            for note in extend.notes(run.before, config, folder, experiment.method):
-                reporter.note(note)
+            for line in extend.notes(run.before, config, folder, experiment.method):
+                reporter.note(line)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
-        for note in launchers.notes():
-            reporter.note_once(note)
+        for line in launchers.notes():
+            reporter.note_once(line)
         run.begin()
+        with signs.part("reading the files of data and base"):
+            run.remember_inputs()
         if origin:
             start.remember(run, sites, origin)
         if done is not None:
@@ -129,7 +144,7 @@ def dry_run(
     """
     reporter = reporter or Reporter()
     with reporter.working(), turns.taken(reporter.note):
-        reached, complete = look(folder, config, fresh)
+        reached, complete = look(folder, config, fresh, reporter.note)
         if fresh or not holds_results(folder):
             unused.check(config)
         built = prepare(config, reporter, base=base)
@@ -163,7 +178,9 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
     for need in method.needs:
         folder, its_config = needed.get(need, run.folder / "needs" / need), needed_config(config, need)
         reporter.note(f"{name} starts from {need}: {folder}")
-        summary = train(its_config, folder, reporter=reporter, needed=needed, base=experiment.base)
+        summary = train(
+            its_config, folder, reporter=reporter, needed=needed, base=experiment.base, contents=run.contents
+        )  # fmt: skip
         chosen = method.needed(need).round
         rounds[need] = summary["round"] if chosen is None else chosen
         given[need] = states_of_run(folder, chosen, its_config, experiment.base, experiment.clients, experiment.runtime)
@@ -240,7 +257,9 @@ def builder() -> Build:
 
 
 def quiet() -> None:
-    """Keep transformers' progress bars and notices out of the run's own output, unless the user set its verbosity."""
+    """Keep transformers' progress bars and notices out of the run's own output, unless the user set its verbosity, and
+    name the locks of other packages for which this process waits."""
+    waits.name_them()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing optional kernels
     if "TRANSFORMERS_VERBOSITY" not in os.environ:
         transformers_logging.set_verbosity_error()

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from llm_fed import turns
+from llm_fed import turns, waits
 from llm_fed.config import BaseConfig, Dtype
 from llm_fed.errors import UserError, lookup
 from llm_fed.models import lora
@@ -177,6 +177,8 @@ def check_name(name: str, also: Iterable[str] = ()) -> str:
 
 def explain(name: str, error: Exception, kind: str) -> str:
     """Why the model `name` cannot be loaded as a `kind`, in words."""
+    if locks := waits.no_locks(error):
+        return f"base.name={name!r} cannot be loaded: {locks}"
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     if Path(name).expanduser().is_dir():
         return f"base.name={name!r}: this folder cannot be loaded as {kind}: {reason}"

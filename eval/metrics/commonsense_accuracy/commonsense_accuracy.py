@@ -46,11 +46,13 @@ class CommonsenseAccuracy(evaluate.Metric):
             ),
         )
 
-    def can_score(self, reference: str, metric: str) -> bool:
+    @staticmethod
+    def can_score(reference: str, metric: str) -> bool:
         """Whether an answer that equals this reference is right: the first answer in it must be its last word."""
         return extract(reference, kind_of(reference)) == reference.split()[-1]
 
-    def _compute(self, predictions, references):
+    @staticmethod
+    def _compute(predictions, references):
         hits = [
             any(extract(prediction, kind_of(text)) == text.split()[-1] for text in texts)
             for prediction, texts in zip(predictions, references, strict=True)

@@ -31,7 +31,8 @@ class ExactMatch(evaluate.Metric):
             ),
         )
 
-    def _compute(self, predictions, references):
+    @staticmethod
+    def _compute(predictions, references):
         hits = [
             normalise(prediction) in map(normalise, texts)
             for prediction, texts in zip(predictions, references, strict=True)

@@ -48,7 +48,8 @@ class OptionAccuracy(evaluate.Metric):
             ],
         )
 
-    def _compute(self, predictions, references):
+    @staticmethod
+    def _compute(predictions, references):
         if len({isinstance(prediction, str) for prediction in predictions}) > 1:
             raise ValueError("predictions are texts or log-likelihoods, not both")
         credits = [

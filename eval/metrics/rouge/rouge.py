@@ -73,12 +73,14 @@ class Rouge(evaluate.Metric):
             ),
         )
 
-    def can_score(self, reference: str, metric: str) -> bool:
+    @staticmethod
+    def can_score(reference: str, metric: str) -> bool:
         """Whether an answer that equals this reference scores above 0."""
         needed = 2 if metric == "rouge2" else 1
         return len(list(islice(TOKEN.finditer(normalise(reference)), needed))) == needed
 
-    def _compute(self, predictions, references, rouge_types=TYPES):
+    @staticmethod
+    def _compute(predictions, references, rouge_types=TYPES):
         scorer = rouge_scorer.RougeScorer(list(rouge_types), tokenizer=_tokenizer())
         best = [
             scorer.score_multi(texts, prediction) for prediction, texts in zip(predictions, references, strict=True)

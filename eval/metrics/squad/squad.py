@@ -44,11 +44,13 @@ class Squad(evaluate.Metric):
             ),
         )
 
-    def can_score(self, reference: str, metric: str) -> bool:
+    @staticmethod
+    def can_score(reference: str, metric: str) -> bool:
         """Whether an answer that equals this reference scores above 0: F1 needs a word that counts."""
         return metric == "squad_em" or bool(words(reference))
 
-    def _compute(self, predictions, references):
+    @staticmethod
+    def _compute(predictions, references):
         pairs = list(zip(predictions, references, strict=True))
         overlap = [max(f1(prediction, text) for text in texts) for prediction, texts in pairs]
         equal = [words(prediction) in map(words, texts) for prediction, texts in pairs]
