@@ -56,7 +56,7 @@ class Contents:
         is_base = key == "base.name"
         asked = key, name, revision if is_base else None
         if asked not in self._known:
-            place = _base_folder(name, revision) if is_base else Path(name).expanduser()
+            place = base_folder(name, revision) if is_base else Path(name).expanduser()
             exists = place is not None and os.path.exists(place)
             self._known[asked] = _digests(place, is_base) if place is not None and exists else None
         return self._known[asked]
@@ -101,7 +101,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     tree[name] = value
 
 
-def _base_folder(name: str, revision: str | None) -> Path | None:
+def base_folder(name: str, revision: str | None) -> Path | None:
     """Where the files of a base lie: its folder, or that of the Hub's cache; None where there is neither."""
     folder = Path(name).expanduser()
     if folder.is_dir():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import groups
@@ -13,13 +14,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from rich.console import Console
+from safetensors.torch import load_file
 
 from llm_fed import cgroups
 from llm_fed.commands import doctor
+from llm_fed.config import BaseConfig
 from llm_fed.configfile import from_dict
 from llm_fed.engine import gradients
 from llm_fed.engine.memory import free_memory
 from llm_fed.experiment import run
+from llm_fed.models import room
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.local import choose_clients_per_pass
@@ -131,3 +135,23 @@ def test_a_limit_counts_wherever_memory_is_planned(small, tmp_path, monkeypatch)
     with Run(tmp_path / "other", from_dict(small.tree())) as opened:
         opened.begin()
         assert opened.checkpoints.store.limit == 2500  # the rest is on the disk
+
+
+def test_a_base_that_does_not_fit_is_told_before_it_is_loaded(small, monkeypatch):
+    """Numbers of the tiny base: those of its file."""
+    numbers = sum(tensor.numel() for tensor in load_file(small.base / "model.safetensors").values())
+    base = BaseConfig(name=str(small.base), dtype="float32")
+    for free, dtype, short in (
+        (4 * numbers, "float32", False),
+        (4 * numbers - 1, "float32", True),
+        (2 * numbers, "bfloat16", False),
+        (2 * numbers - 1, "bfloat16", True),
+    ):
+        limit = cgroups.Limit("memory.max of the control group /job_7", 2 * GIB, free)
+        monkeypatch.setattr(cgroups, "tightest", lambda root=None, limit=limit: limit)
+        said = room.shortage(replace(base, dtype=dtype), "cpu")
+        assert bool(said) == short and ("memory.max of the control group /job_7" in said) == short
+        assert room.shortage(replace(base, dtype=dtype), "cuda:0") == ""
+    monkeypatch.setattr(cgroups, "tightest", lambda root=None: None)
+    assert room.shortage(base, "cpu") == ""
+    assert room.shortage(replace(base, name="cnn"), "cpu") == ""
