@@ -1,15 +1,17 @@
 """What the files hold that a configuration names by their paths: data and base are the same under any path, on any
 machine, where their files are the same byte for byte, and others where they are not, whatever their sizes and times.
 
-Each file's SHA-256 is computed as `sha256sum` does, a few files at a time.
+Each file's SHA-256 is computed as `sha256sum` does, a few files at a time, and while something else goes on where
+`Contents.ahead` was called.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,12 @@ class Contents:
     """The files that configurations name. Each path is read once, so an object of this class is for one command."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str | None], Files | None] = {}
+        self._known: dict[tuple[str, str, str | None], Files] = {}
+        self._reading = threading.RLock()
+
+    def ahead(self, config: Config) -> None:
+        """Begin to read what a configuration names; who asks for it later waits for what is left."""
+        threading.Thread(target=self.of, args=[config], name="contents", daemon=True).start()
 
     def of(self, config: Config) -> dict[str, Files]:
         """By key of the configuration, what it names; without those that name no files of this machine."""
@@ -55,11 +62,13 @@ class Contents:
             return None
         is_base = key == "base.name"
         asked = key, name, revision if is_base else None
-        if asked not in self._known:
-            place = base_folder(name, revision) if is_base else Path(name).expanduser()
-            exists = place is not None and os.path.exists(place)
-            self._known[asked] = _digests(place, is_base) if place is not None and exists else None
-        return self._known[asked]
+        with self._reading:
+            if asked not in self._known:
+                place = base_folder(name, revision) if is_base else Path(name).expanduser()
+                if place is None or not os.path.exists(place):
+                    return None
+                self._known[asked] = _digests(place, is_base)
+            return self._known[asked]
 
 
 def difference(before: Files, now: Files) -> str:
@@ -121,8 +130,8 @@ def base_folder(name: str, revision: str | None) -> Path | None:
 def _digests(place: Path, is_base: bool) -> Files:
     """Of a file, or of all files of a folder that count."""
     paths = {".": place} if place.is_file() else dict(_base_files(place) if is_base else _data_files(place))
-    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(paths)))) as pool:
-        return dict(zip(paths, pool.map(_digest, paths.values()), strict=True))
+    with ThreadPool(min(_AT_ONCE, max(1, len(paths)))) as pool:  # for which a process that ends does not wait
+        return dict(zip(paths, pool.map(_digest, paths.values(), chunksize=1), strict=True))
 
 
 def _base_files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -146,9 +155,13 @@ def _counts(name: str) -> bool:
 
 
 def _digest(path: Path) -> str:
+    """Or why the file cannot be read."""
     digest, buffer = hashlib.sha256(), bytearray(_CHUNK)
     view = memoryview(buffer)
-    with open(path, "rb", buffering=0) as file:
-        while size := file.readinto(buffer):
-            digest.update(view[:size])
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while size := file.readinto(buffer):
+                digest.update(view[:size])
+    except OSError as error:  # whoever needs the file says it
+        return error.strerror or "unreadable"
     return digest.hexdigest()

@@ -159,7 +159,7 @@ def notes(environment: Mapping[str, str] = os.environ) -> list[str]:
 def tasks(environment: Mapping[str, str] = os.environ) -> str:
     """Which of several copies of a command this is, where srun or mpirun has started them; empty where it is alone."""
     for program, size, rank in (
-        ("srun", "SLURM_NTASKS", "SLURM_PROCID"),
+        ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
         ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
         ("mpirun", "PMI_SIZE", "PMI_RANK"),
     ):

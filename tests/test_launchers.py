@@ -16,7 +16,13 @@ from llm_fed.launchers import Place
 from llm_fed.runtime import rendezvous
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "7"}
+SLURM = {
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_ID": "7",
+}
 BY_ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -118,8 +124,8 @@ def test_who_seems_to_have_meant_several_processes_is_told():
 
 
 def test_copies_of_a_command():
-    assert launchers.tasks({}) == launchers.tasks({**SLURM, "SLURM_NTASKS": "1"}) == ""
-    assert launchers.tasks(SLURM).startswith("this is copy 3 of 4 that srun started (SLURM_NTASKS)")
+    assert launchers.tasks({}) == launchers.tasks({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) == ""
+    assert launchers.tasks(SLURM).startswith("this is copy 3 of 4 that srun started (SLURM_STEP_NUM_TASKS)")
     assert launchers.tasks(MPI).startswith("this is copy 2 of 2 that mpirun started (OMPI_COMM_WORLD_SIZE)")
 
 

@@ -85,10 +85,9 @@ def train(
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":
             reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
         _check_place(run.config, folder)
-        with signs.part("reading the base's files"):
-            run.check_base()
         if run.moved:
             reporter.note(f"{' and '.join(run.moved)}: the same files as when this run began, under another path")
+        run.contents.ahead(run.config)
         begins = fresh or not holds_results(folder)  # what was begun before these were checked goes on as it is
         if begins:
             unused.check(run.config)
@@ -98,6 +97,8 @@ def train(
         if begins:
             check_names(experiment.base.model, config.adapter)
         models.check_names(config.export.clients, experiment.scored)
+        with signs.part("reading the files of data and base"):
+            run.check_base()
         if ranks:
             experiment = experiment.spread(ranks)
         sites, origin = [*experiment.clients.values(), experiment.server], start.place(config)
@@ -243,6 +244,7 @@ def serve() -> None:
     """What the ranks above 0 of a launch do in the place of a command: their share of what rank 0 runs, until it
     ends."""
     quiet()
+    logging.getLogger("llm_fed").setLevel(logging.ERROR)  # rank 0 warns of the same
     serve_orders(builder())
 
 

@@ -111,7 +111,7 @@ class _Meeting:
 
 def _managed(here: Place, environment: Mapping[str, str]) -> bool:
     """Whether a launcher or a job system stands behind the variables."""
-    counts = (environment.get(name, "") for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    counts = (environment.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
     return "TORCHELASTIC_RUN_ID" in environment or str(here.size) in counts
 
 
