@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from llm_fed import waits
 from llm_fed.errors import UserError
 from llm_fed.tasks import formats
 
@@ -160,8 +161,8 @@ def _by_split(what: str, source: str, **options: Any) -> dict[str, Dataset]:
 
     try:
         data = datasets.load_dataset(source, **options)
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise UserError(f"{what} cannot be read: {first_line}") from error
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # also NotImplementedError
+        reason = waits.no_locks(error) or str(error).partition("\n")[0]
+        raise UserError(f"{what} cannot be read: {reason}") from error
     splits = data if isinstance(data, datasets.DatasetDict) else {"train": data}
     return {str(split): cast("Dataset", part) for split, part in splits.items()}

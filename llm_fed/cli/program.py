@@ -11,12 +11,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from llm_fed import launchers, waits
 from llm_fed.errors import RunError, UserError, printable
 from llm_fed.terminal import lasting_streams
 
@@ -58,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     Of several processes under `accelerate launch`, rank 0 runs it; the others work for it and say nothing.
     """
     _without_home()
+    waits.name_them()
     with lasting_streams() as output:
         try:
             with _other_ranks():
@@ -80,13 +82,16 @@ def _without_home() -> None:
 @contextmanager
 def _other_ranks() -> Iterator[None]:
     """At rank 0 of a launch: the others, until it is done. At the others: all that they do, and the end."""
-    if "LOCAL_RANK" not in os.environ:  # no launcher; what follows takes seconds to import
+    if not _in_launch():
         yield
         return
     from llm_fed.experiment.run import serve
     from llm_fed.runtime.launch import connect, other_ranks
 
-    channel = connect()
+    try:
+        channel = connect()
+    except UserError as error:  # each rank says it, as rank 0 may be ended before it could
+        _stop(error, 2)
     if channel and channel.rank:
         try:
             serve()
@@ -95,6 +100,17 @@ def _other_ranks() -> Iterator[None]:
         raise SystemExit(0)
     with other_ranks() or nullcontext():
         yield
+
+
+def _in_launch() -> bool:
+    """Whether this is one of several processes; what they need takes seconds to import."""
+    try:
+        if launchers.place() is None:
+            return False
+        launchers.check()
+        return True
+    except UserError as error:
+        _stop(error, 2)
 
 
 def _command(arguments: list[str] | None) -> None:
@@ -132,7 +148,7 @@ def _lacks_temporary_folder() -> bool:
     return False
 
 
-def _stop(message: object, code: int) -> None:
+def _stop(message: object, code: int) -> NoReturn:
     print(f"llm-fed: {printable(str(message))}", file=sys.stderr)
     raise SystemExit(code)
 

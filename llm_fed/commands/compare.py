@@ -8,6 +8,7 @@ from statistics import fmean
 
 from rich.console import Console
 
+from llm_fed import turns
 from llm_fed.commands.comparison import Job, Plan
 from llm_fed.commands.section import in_row, read_section
 from llm_fed.errors import RunError, UserError
@@ -61,8 +62,8 @@ def compare(
         UserError: something is wrong with a row's configuration; nothing has been trained yet.
         RunError: another process writes to one of the runs, or the table cannot be written.
     """
-    reporter = reporter or Reporter()
-    with reporter.working():
+    reporter, out = reporter or Reporter(), out.absolute()
+    with reporter.working(), turns.taken(reporter.note):
         plan = Plan(path, words, chosen, seeds, out)
         for note in plan.notes:
             reporter.note(note)

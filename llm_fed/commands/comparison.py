@@ -17,6 +17,7 @@ import torch
 from llm_fed import configfile, methods, paths
 from llm_fed.commands import section
 from llm_fed.config import Config, ExportConfig
+from llm_fed.contents import KEYS, Contents, translated
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Traffic, read_traffic
 from llm_fed.eval.tables import Result
@@ -27,6 +28,7 @@ from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.plugins import short
+from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run, as_before, holds_results
 from llm_fed.runs.reading import events, saved_config
 from llm_fed.runs.tracking import Reporter
@@ -43,13 +45,14 @@ class Job:
     method: Method
     folder: Path
     shown: str  # the folder as the table names it, seen from where the table lies
+    contents: Contents  # of the files that all runs name
     needs: dict[str, Job] = field(default_factory=dict)  # by method name: runs that this one starts from
     outcome: dict[str, Any] | str = ""  # summary.json of a finished run; of a failed one the reason; "": still open
 
     def read(self) -> None:
         """Take over what lies on disk; UserError if the folder holds another run."""
         if self.folder.exists():
-            with Run(self.folder, self.config) as run:
+            with Run(self.folder, self.config, contents=self.contents) as run:
                 done = run.summary()
                 self.outcome = "" if done is None or experiment.lacks_exports(run) else done
 
@@ -61,7 +64,9 @@ class Job:
                 return
         needed = {name: need.folder for name, need in self.needs.items()}
         try:
-            self.outcome = experiment.train(self.config, self.folder, reporter=reporter, needed=needed, base=base)
+            self.outcome = experiment.train(
+                self.config, self.folder, reporter=reporter, needed=needed, base=base, contents=self.contents
+            )  # fmt: skip
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())
 
@@ -105,7 +110,7 @@ class Plan:
         # By digest: what an earlier command began there (under another label, perhaps), and what is planned.
         configs = sorted([*out.glob("*/config.yaml"), *out.glob("needs/*/config.yaml")])
         begun = {config.parent: saved_config(config.parent) for config in configs if holds_results(config.parent)}
-        self._begun = {_digest(saved): folder for folder, saved in begun.items()}
+        self._contents = Contents()
         self._jobs: dict[str, Job] = {}
         self.cells: dict[tuple[str, int], Job] = {}  # by label and seed
         folders = _folder_names(self.rows)
@@ -113,6 +118,9 @@ class Plan:
         for (label, seed), config in given.cells.items():
             with section.in_row(label):
                 planned[label, seed] = replace(paths.absolute(config), method=methods.canonical(config.method))
+        for place, saved in begun.items():
+            self._translate(place, saved, list(planned.values()))
+        self._begun = {_digest(saved): place for place, saved in begun.items()}
         auto: dict[Value, str | None] = {
             value: _begun(list(planned.values()), list(begun.values()), value) for value in (_dtype, _held_out)
         }
@@ -130,6 +138,16 @@ class Plan:
                     f"the rows have changed, so two different runs would share {job.folder}; give another --out"
                 )
             job.read()
+
+    def _translate(self, folder: Path, saved: dict[str, Any], planned: Sequence[Config]) -> None:
+        """Write into the saved configuration of a run the paths under which its files are planned now."""
+        recorded, own = inputs.read(folder), configfile.flat(saved)
+        values = [configfile.flat(configfile.as_dict(config)) for config in planned]
+        if any(all(each.get(key) == own.get(key) for key in KEYS) for each in values):
+            return
+        for config in planned:
+            if translated(saved, recorded, config, self._contents):
+                return
 
     def _settled(self, config: Config, auto: Mapping[Value, str | None]) -> Config:
         """The configuration without `auto`: with what it has meant in the runs that are there, or what it means now."""
@@ -159,7 +177,7 @@ class Plan:
             folder = folder or self._out / "needs" / f"{short(config.method['name'])}-{digest}-{config.seed_name}"
             folder = self._begun.get(digest, folder)
             shown = folder.relative_to(self._out).as_posix()
-            self._jobs[digest] = Job(config, methods.build(config.method), folder, shown)
+            self._jobs[digest] = Job(config, methods.build(config.method), folder, shown, self._contents)
         return self._jobs[digest]
 
     def _link(self, job: Job) -> None:

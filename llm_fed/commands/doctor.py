@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 
+from llm_fed import cgroups
 from llm_fed.config import BaseConfig
 from llm_fed.models.loading import settle_dtype
 
@@ -50,8 +50,9 @@ def _device() -> str:
 
 
 def _space() -> str:
-    memory, disk = psutil.virtual_memory(), shutil.disk_usage(".")
-    return f"{memory.available / 2**30:.1f} GiB of memory and {disk.free / 2**30:.1f} GiB of disk free"
+    (free, limit), disk = cgroups.free_memory(), shutil.disk_usage(".")
+    within = "" if limit is None else f" (within {limit.name}, which is {limit.size / 2**30:.1f} GiB)"
+    return f"{free / 2**30:.1f} GiB of memory{within} and {disk.free / 2**30:.1f} GiB of disk free"
 
 
 def _dtypes() -> str:

@@ -210,7 +210,7 @@ def evaluate_adapter(
     )
     reporter, origin = (
         reporter or Reporter(),
-        adapter or Path(base_name).expanduser(),
+        adapter or Path(os.path.expanduser(base_name)),
     )  # or a base with an adapter folded in
     config = lay_over(config, words, "--base")
     config = replace(config, base=as_trained(config.base, read_origin(origin), keys, reporter.note))

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.examples import Batch
 from llm_fed.engine.fit import token_losses
-from llm_fed.engine.memory import activation_checkpointing
+from llm_fed.engine.memory import activation_checkpointing, free_memory
 from llm_fed.engine.packing import plan
 from llm_fed.errors import ClientError
 from llm_fed.merge.moments import Evidence, Moments
@@ -198,5 +197,4 @@ def _draw(logits: Tensor, batch: Batch, generators: Sequence[torch.Generator]) -
 
 def _most_rows(states: Tensor) -> int:
     """How many rows of a bank fit into a quarter of the free memory; at least those of one example."""
-    free = torch.cuda.mem_get_info(states.device)[0] if states.is_cuda else psutil.virtual_memory().available
-    return max(states.shape[1], free // 4 // (_COPIES * states.shape[2] * states.element_size()))
+    return max(states.shape[1], free_memory(states.device) // 4 // (_COPIES * states.shape[2] * states.element_size()))

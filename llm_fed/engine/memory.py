@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-import psutil
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from llm_fed import cgroups
 from llm_fed.errors import RunError
 
 Result = TypeVar("Result")
@@ -66,8 +66,15 @@ def activation_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes; of a GPU with those that torch has reserved and does not use."""
+    """Bytes; of a GPU with those that torch has reserved and does not use, of a CPU within the limits of its container
+    or job."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return psutil.virtual_memory().available
+    return cgroups.free_memory()[0]
+
+
+def memory_limit(device: torch.device) -> str:
+    """What allows less memory than the machine has free, in words; empty of a GPU, and where nothing does."""
+    _, limit = cgroups.free_memory() if device.type != "cuda" else (0, None)
+    return "" if limit is None else limit.name

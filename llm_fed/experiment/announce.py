@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import PartialState
 from torch import Tensor
 
 from llm_fed.engine import formula
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
-from llm_fed.engine.memory import free_memory
+from llm_fed.engine.memory import free_memory, memory_limit
 from llm_fed.eval.costs import after_a_step
 from llm_fed.eval.notes import notes_on_length
 from llm_fed.experiment.costs import Costs, Counts
@@ -25,6 +24,7 @@ from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
 from llm_fed.runs.pace import Ahead
+from llm_fed.runtime.launch import processes
 from llm_fed.site import Site
 from llm_fed.state import State
 
@@ -150,8 +150,8 @@ class RunPlan:
 
     def _base(self) -> str:
         weights = f"{self.dtype}, {self.quantization}" if self.quantization else self.dtype
-        several = f" in {self.processes} processes" if self.processes > 1 else ""
-        return f"{self.base}, {self.base_parameters:,} parameters, {weights}, on {self.device}{several}"
+        where = f"on {self.device} in {_count(self.processes, 'process', 'processes')}"
+        return f"{self.base}, {self.base_parameters:,} parameters, {weights}, {where}"
 
     def _training(self) -> str:
         sent = ""
@@ -203,7 +203,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         example_counts=_examples(sites), left_out=_sum(site.data.left_out for site in [*sites, server]),
         server_examples={"training": len(server.train), **{s: len(q) for s, q in server.data.queries.items()}},
         base=config.base.name if not config.base.clients else f"{config.base.name} (shared)",
-        base_parameters=parameters_of(base), device=where, processes=PartialState().num_processes,
+        base_parameters=parameters_of(base), device=where, processes=processes(),
         dtype=_dtype(base), quantization=config.base.quantization,
         structure=describe([s.structure for s in sites] or [*server.structures.values()] or [server.structure]),
         parameters=Counts.of(trained),
@@ -259,7 +259,7 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         up_run=sum(moved_up) + sum(price.up_run for price in prices),
         base=weights(models), training=training, client=training // at_once,
         activations=found.largest, smallest=found.smallest, token=found.token, cache=_cache(base),
-        memory_free=free_memory(base.device), smaller=_smaller(built, at_once),
+        memory_free=free_memory(base.device), memory_limit=memory_limit(base.device), smaller=_smaller(built, at_once),
         state=len(pack(state)), kept=remembered + (
             _kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
             if sites and state is not None else 0
@@ -407,5 +407,5 @@ def _kept(message: Message, layouts: Mapping[Structure, Any], trained: str) -> i
     )  # fmt: skip
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
+def _count(number: int, what: str, several: str = "") -> str:
+    return f"{number:,} {what if number == 1 else several or f'{what}s'}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llm_fed import methods, signs, tasks
+from llm_fed import launchers, methods, signs, tasks
 from llm_fed.config import Config
 from llm_fed.engine.generation import room_after
 from llm_fed.engine.images import VisionEngine
@@ -29,7 +29,7 @@ from llm_fed.federation import aggregation, privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
-from llm_fed.models import ranks
+from llm_fed.models import ranks, room
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.models.lora import Lora
@@ -163,6 +163,9 @@ def prepare(
     if said:
         config = replace(config, base=settled)
         reporter.note(said)
+    launchers.check_precision(config.base.dtype)
+    if base is None and (too_little := room.shortage(config.base, device)):
+        reporter.note(too_little)
     with signs.part(f"loading the base {config.base.name}"):
         base = base or bases.load(config, task, device)
     if isinstance(base, Base):

@@ -41,6 +41,7 @@ class Costs:
         token: what a further token adds to it; None: not predicted by a formula, but measured on two small passes.
         cache: what a token of an answer that is being written keeps; None: not predicted.
         memory_free: on the device, with the base loaded.
+        memory_limit: what allows no more, where the machine has more: a container's or a job's limit.
         smaller: settings that would make less of it necessary.
         state: the server's part of a checkpoint.
         kept: what a client that was asked adds to it at most: the entries that it trains and does not send,
@@ -67,6 +68,7 @@ class Costs:
     state: int
     kept: int
     disk_free: int
+    memory_limit: str = ""
 
     def rows(self, several: bool = False) -> dict[str, str]:
         """Lines for people, by their label.
@@ -77,7 +79,9 @@ class Costs:
         rows = {"messages": self._messages(several), "memory": self._memory()}
         if self.training:
             rows["fits"] = self._fits()
-        free = f"{in_words(self.memory_free)} of memory (with the base loaded), {in_words(self.disk_free)} of disk"
+        within = f"; limited by {self.memory_limit}" if self.memory_limit else ""
+        memory = f"{in_words(self.memory_free)} of memory (with the base loaded{within})"
+        free = f"{memory}, {in_words(self.disk_free)} of disk"
         return {**rows, "disk": self._disk(), "free": free}
 
     def _messages(self, several: bool) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from llm_fed.engine.calibration import Calibration, calibrate
 from llm_fed.engine.footprint import training_copies
@@ -19,6 +18,7 @@ from llm_fed.models.lora import Lora
 from llm_fed.models.origin import origin_of
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.launch import processes
 
 LIBRARIES = ("llm_fed", "transformers", "peft")
 
@@ -76,7 +76,7 @@ def environment(device: torch.device, dtype: str, clients_per_pass: int) -> dict
     return {
         "clients_per_pass": clients_per_pass,
         "threads": torch.get_num_threads(),
-        "processes": PartialState().num_processes,
+        "processes": processes(),
         "device": str(device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "dtype": dtype,

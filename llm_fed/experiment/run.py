@@ -13,9 +13,10 @@ from typing import Any
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from llm_fed import methods, signs
+from llm_fed import launchers, methods, signs, turns, waits
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
+from llm_fed.contents import Contents
 from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.experiment import announce, splits, start, unused
 from llm_fed.experiment.bases import Bases
@@ -49,6 +50,7 @@ def train(
     needed: Mapping[str, Path] | None = None,
     base: Base | ImageBase | None = None,
     known: Record | None = None,
+    contents: Contents | None = None,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end: adapters, test scores and report lie in `folder` afterwards.
 
@@ -57,6 +59,7 @@ def train(
             necessary (default: `folder/needs/<name>`).
         base: the configured base, where it is loaded already.
         known: rows that keep the split which they have in a run for which this one is trained.
+        contents: of the files that the configuration names, where they may have been read already.
 
     Returns:
         The content of `summary.json`: the test scores, and which round they belong to.
@@ -71,14 +74,24 @@ def train(
             f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
             "leave it out"
         )
-    with reporter.working(), Run(folder, config, fresh, reporter.record) as run:
+    with (
+        reporter.working(),
+        Run(folder, config, fresh, reporter.record, reporter.note, contents) as run,
+        turns.taken(reporter.note),
+    ):
+        if run.left:  # before anything is loaded, which may be what it died of
+            reporter.note(run.left.end())
         done = run.summary()
         if done is not None and not lacks_exports(run):
+            run.forget_left()
             reporter.note(f"{folder} is complete: {config.rounds} rounds; --fresh starts again")
             return done
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":
             reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
         _check_place(run.config, folder)
+        if run.moved:
+            reporter.note(f"{' and '.join(run.moved)}: the same files as when this run began, under another path")
+        run.contents.ahead(run.config)
         begins = fresh or not holds_results(folder)  # what was begun before these were checked goes on as it is
         if begins:
             unused.check(run.config)
@@ -89,28 +102,34 @@ def train(
         if begins:
             check_names(experiment.base.model, config.adapter)
         models.check_names(config.export.clients, experiment.scored)
+        with signs.part("reading the files of data and base"):
+            run.check_base()
         if ranks:
             experiment = experiment.spread(ranks)
         sites, origin = [*experiment.clients.values(), experiment.server], start.place(config)
         if origin and run.continues:
             start.check(run, sites, origin)
         if run.before is not None:
-            for note in extend.notes(run.before, config, folder, experiment.method):
-                reporter.note(note)
-        for note in splits.notes(experiment, rows):
-            reporter.note(note)
+            for line in extend.notes(run.before, config, folder, experiment.method):
+                reporter.note(line)
+        for line in splits.notes(experiment, rows):
+            reporter.note(line)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
+        for line in launchers.notes():
+            reporter.note_once(line)
         run.begin()
         splits.remember(run, experiment.record, rows)
+        with signs.part("reading the files of data and base"):
+            run.remember_inputs()
         if origin:
             start.remember(run, sites, origin)
         if done is not None:
             reporter.note(f"{folder} is complete; export.clients has changed, so its end is done again")
-            (folder / "summary.json").unlink()
+            run.forget("summary.json")
         same_environment(run, experiment, reporter)
         if experiment.method.needs:
             return _merge(experiment, run, needed or {}, reporter)
-        with reporter.tracking(config, folder, announce.ahead(experiment)):
+        with reporter.tracking(config, run.folder, announce.ahead(experiment)):
             clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
             federation = Federation(experiment.method, clients, experiment.server, experiment.runtime)
             base_scores = experiment.score_base if config.eval.base else None
@@ -135,8 +154,8 @@ def dry_run(
         UserError, RunError: as `train` before its first round.
     """
     reporter = reporter or Reporter()
-    with reporter.working():
-        reached, complete, config = look(folder, config, fresh)
+    with reporter.working(), turns.taken(reporter.note):
+        reached, complete, config = look(folder, config, fresh, reporter.note)
         begins = fresh or not holds_results(folder)
         if begins:
             unused.check(config)
@@ -175,7 +194,8 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         folder, its_config = needed.get(need, run.folder / "needs" / need), needed_config(config, need)
         reporter.note(f"{name} starts from {need}: {folder}")
         summary = train(
-            its_config, folder, reporter=reporter, needed=needed, base=experiment.base, known=experiment.record
+            its_config, folder, reporter=reporter, needed=needed, base=experiment.base, known=experiment.record,
+            contents=run.contents,
         )  # fmt: skip
         chosen = method.needed(need).round
         rounds[need] = summary["round"] if chosen is None else chosen
@@ -251,6 +271,7 @@ def serve() -> None:
     """What the ranks above 0 of a launch do in the place of a command: their share of what rank 0 runs, until it
     ends."""
     quiet()
+    logging.getLogger("llm_fed").setLevel(logging.ERROR)  # rank 0 warns of the same
     serve_orders(builder())
 
 
@@ -266,7 +287,9 @@ def builder() -> Build:
 
 
 def quiet() -> None:
-    """Keep transformers' progress bars and notices out of the run's own output, unless the user set its verbosity."""
+    """Keep transformers' progress bars and notices out of the run's own output, unless the user set its verbosity, and
+    name the locks of other packages for which this process waits."""
+    waits.name_them()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing optional kernels
     if "TRANSFORMERS_VERBOSITY" not in os.environ:
         transformers_logging.set_verbosity_error()

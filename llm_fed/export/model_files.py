@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def generation_of(base: Base, prompt: Prompt) -> GenerationConfig:
 
 def base_folder(base: Base, config: BaseConfig) -> Path:
     """Where the base's files lie; of a Hub model, those of its tokenizer are fetched as far as they are not here."""
-    folder = Path(config.name).expanduser()
+    folder = Path(os.path.expanduser(config.name))
     if folder.is_dir():
         return folder
     return Path(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from llm_fed import turns
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.image_adapters import ImageAdapterEngine
@@ -36,6 +37,7 @@ class Personal:
     state: State
     structure: Lora
 
+    @turns.taken()
     def generate(
         self,
         prompts: Sequence[str],
@@ -84,7 +86,8 @@ class Personal:
         ids: list[int] = []
         shown, text = "", ""
         mix = self._mix(base, [tokens])
-        for token in generation.stream(base, self._bank(), tokens, max_new_tokens=self._most(max_new_tokens), mix=mix):
+        stream = generation.stream(base, self._bank(), tokens, max_new_tokens=self._most(max_new_tokens), mix=mix)
+        while (token := _next(stream)) is not None:
             ids.append(token)
             text = generation.answer_text(base, tokens, ids)
             if THINK.startswith(text):
@@ -96,6 +99,7 @@ class Personal:
         if len(text) > len(shown):
             yield text[len(shown) :]
 
+    @turns.taken()
     def classify(self, pixels: Tensor) -> Tensor:
         """Classify images (N, 1 or 3, height, width) uint8: the numbers (N,) of their labels.
 
@@ -142,6 +146,11 @@ class Personal:
         if self.structure.gate != "mix":
             return None
         return mixing_weights(base, [(self.state, prompt) for prompt in tokens])
+
+
+@turns.taken()
+def _next(tokens: Iterator[int]) -> int | None:
+    return next(tokens, None)
 
 
 def alone(base: Base) -> Personal:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from llm_fed import turns
 from llm_fed.errors import ClientError, RunError
 from llm_fed.eval.scores import Summary
 from llm_fed.federation.clients import Clients, Messages, messages_for
@@ -127,6 +128,7 @@ def federate(
             with watch("evaluate"):
                 score()
         run.log_timing({"round": round, **watch.record()})
+        turns.offer()
     return progress
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, BaseImageProcessor
 
+from llm_fed import turns
 from llm_fed.config import BaseConfig
 from llm_fed.errors import UserError, lookup
 from llm_fed.models import lora
@@ -143,6 +144,7 @@ class ImageBase:
         return ((values - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
+@turns.taken()
 def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: int = SIZE) -> ImageBase:
     """The image model that the configuration names, with a logit for each label.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
+from llm_fed import turns, waits
 from llm_fed.config import BaseConfig, Dtype
 from llm_fed.errors import UserError, lookup
 from llm_fed.models import forms, lora
@@ -88,6 +89,7 @@ def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
     return replace(config, dtype=dtype), f"computing in {dtype}, because {why}; base.dtype{other} overrides"
 
 
+@turns.taken()
 def load_base(config: BaseConfig, device: str) -> Base:
     """The base of a run on `device` ("cpu", "cuda:1"). Only safetensors is read; no repository's code is run.
 
@@ -127,8 +129,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
     model, report = loaded
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
+    if missing := missing_weights(model, report["missing_keys"]):
         raise UserError(
             f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
             f"e.g. {missing[0]}; give a complete causal language model"
@@ -175,6 +176,23 @@ def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
     return tokenizer, end_tokens(tokenizer, stops) - {None}, int(settings.get_text_config().vocab_size)
+
+
+def missing_weights(model: PreTrainedModel, reported: Collection[str]) -> list[str]:
+    """The names of parameters for which a folder has no weights, of those that transformers has reported.
+
+    A weight that is tied to another needs none of its own. It is reported all the same, and left as it was drawn, where
+    another thread of this process has loaded a model at the same time, as transformers suspends tying in all threads
+    then. Here it is tied after all.
+    """
+    missing = set(reported)
+    for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items() if missing else ():
+        for target, source in ((one, other), (other, one)):
+            if target in missing and source not in missing:
+                owner, _, name = target.rpartition(".")
+                setattr(model.get_submodule(owner), name, model.get_parameter(source))
+                missing.discard(target)
+    return sorted(missing)
 
 
 def _attention(dtype: torch.dtype, device: str) -> str | None:
@@ -255,6 +273,8 @@ def is_language(config: BaseConfig) -> bool:
 
 def explain(name: str, error: Exception, kind: str) -> str:
     """Why the model `name` cannot be loaded as a `kind`, in words."""
+    if locks := waits.no_locks(error):
+        return f"base.name={name!r} cannot be loaded: {locks}"
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     if os.path.isdir(os.path.expanduser(name)):
         return f"base.name={name!r}: this folder cannot be loaded as {kind}: {reason}"

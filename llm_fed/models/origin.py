@@ -47,7 +47,7 @@ class Origin:
     @classmethod
     def of(cls, config: BaseConfig) -> Origin:
         """Of a base that has been loaded as `config` says."""
-        folder = Path(config.name).expanduser()
+        folder = Path(os.path.expanduser(config.name))
         local = folder.is_dir()
         place = folder if local else _snapshot(config.name, config.revision)
         known = hub_place(str(place)) if place else None

@@ -23,9 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from llm_fed.errors import RunError, UserError
+from llm_fed.runs.lock import HeldError, Lock
 from llm_fed.terminal import lasting_streams
 
 IDLE = 3600.0  # seconds without an order after which a worker ends
@@ -51,10 +50,10 @@ def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) 
 def serve(home: Path, idle: float = IDLE) -> None:
     """Answer orders one after another, until none has come for `idle` seconds; returns at once where another worker
     serves this home."""
-    lock = FileLock(home / "worker.lock")
+    lock = Lock(home, "worker.lock")
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
+        lock.acquire(lambda text: print(text, flush=True))
+    except HeldError:
         return
     path = address(home)
     _remove_socket(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 
-from llm_fed import checksum, datapath, paths
+from llm_fed import cgroups, checksum, datapath, launchers, paths
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
+from llm_fed.contents import Contents, translated
 from llm_fed.errors import RunError, UserError
 from llm_fed.files import write_file
-from llm_fed.runs import digests, extend
+from llm_fed.runs import digests, extend, inputs
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
+from llm_fed.runs.holder import Holder
+from llm_fed.runs.lock import NAME, HeldError, Lock
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.records import check_beginning, read_records
 
@@ -37,11 +40,15 @@ SPLITS = "splits.json"  # in which split each row has been, see `experiment/spli
 # What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
 _WRITTEN = (
     "summary.json", "report.html", SAMPLES, EXPERTS, CROSS, "adapters", "trackers", "environment.json", "start.json",
-    BAD_ROWS, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", "config.yaml", "checkpoints",
-    "needs",
+    BAD_ROWS, inputs.FILE, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", "config.yaml",
+    "checkpoints", "needs",
 )  # fmt: skip
 
 _RESULTS = _WRITTEN[:6]  # what a finished run has handed out
+
+
+def _print(text: str) -> None:
+    print(f"llm-fed: {text}", file=sys.stderr)
 
 
 class Run:
@@ -54,6 +61,8 @@ class Run:
             `task.held_out: auto` what they have meant there.
         fresh: delete what an earlier run left there.
         listen: is given each line of metrics.jsonl as it is written.
+        note: is told why it takes a while to get the folder's lock.
+        contents: of the files that the configuration names, where they may have been read already.
 
     Raises:
         UserError: the folder belongs to a run of another configuration, or is no run folder.
@@ -71,6 +80,7 @@ class Run:
     before: Config | None = None  # the same, where it is continued with another one
     changes: Sequence[str] = ()
     scored_rows: str = ""
+    moved: Sequence[str] = ()  # keys of paths under which the same files lie now
     _reopened = False  # a finished run goes on
 
     def __init__(
@@ -79,23 +89,28 @@ class Run:
         config: Config,
         fresh: bool = False,
         listen: Callable[[Mapping[str, Any]], None] = lambda record: None,
+        note: Callable[[str], None] = _print,
+        contents: Contents | None = None,
     ):
-        self.folder, self.config, self._listen = folder, paths.absolute(config), listen
-        self._fresh = fresh
+        folder = folder.absolute()  # another thread may go to another folder meanwhile
+        self.folder, self.config, self._listen, self._note = folder, paths.absolute(config), listen, note
+        self._fresh, self.contents = fresh, contents or Contents()
         try:
             self._is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the run folder {folder}: {error.strerror}") from error
-        self._lock = FileLock(folder / ".lock")
+        self._lock = Lock(folder)
 
     def __enter__(self) -> Run:
         try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise RunError(
-                f"another process is writing to {self.folder}; wait for it, or give another --out"
-            ) from error
+            self._lock.acquire(self._note)
+        except HeldError as error:
+            also = f"; {tasks}" if (tasks := launchers.tasks()) else ""
+            raise RunError(f"{error} is writing to {self.folder}; wait for it, or give another --out{also}") from error
+        except OSError as error:
+            self._discard()
+            raise _unwritable(self.folder / NAME, error) from error
         try:
             self._check()
         except BaseException:
@@ -104,12 +119,25 @@ class Run:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._is_new and [path.name for path in self.folder.iterdir()] == [".lock"]:  # nothing was begun
-            shutil.rmtree(self.folder)
+        self._discard()
         self._lock.release()
 
+    def _discard(self) -> None:
+        """Delete a new folder where nothing was begun."""
+        if self._is_new and all(path.name.startswith(NAME) for path in self.folder.iterdir()):
+            shutil.rmtree(self.folder)
+
+    @property
+    def left(self) -> Holder | None:
+        """Who wrote here last and ended without a word; known until `forget_left`."""
+        return self._lock.left
+
+    def forget_left(self) -> None:
+        self._lock.forget_left()
+
     def _check(self) -> None:
-        names = {path.name for path in self.folder.iterdir()} - {".lock", ".config.yaml.partial"}
+        names = {path.name for path in self.folder.iterdir() if not path.name.startswith(NAME)}
+        names -= {".config.yaml.partial"}
         if names - {"checkpoints"} and not {"config.yaml", "checkpoints"} <= names:
             raise UserError(
                 f"{self.folder} is not a run folder: it holds {min(names - {'checkpoints'})} but not both of "
@@ -136,7 +164,7 @@ class Run:
             self._delete(_WRITTEN)
         elif self._reopened:
             self._delete(_RESULTS)
-        limit = self.config.checkpoint.memory_limit * 2**30
+        limit = min(self.config.checkpoint.memory_limit * 2**30, cgroups.free_memory()[0] // 2)  # else the kernel kills
         try:
             self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
         except OSError as error:
@@ -146,6 +174,7 @@ class Run:
         self.digests = digests.Digests(self.folder, self._append)
         text = yaml.safe_dump(as_dict(self.config), sort_keys=False)
         self._write("config.yaml", checksum.commented(text).encode())
+        self.forget_left()
         if self._timing_file.exists():
             data = self._timing_file.read_bytes()
             os.truncate(self._timing_file, data.rfind(b"\n") + 1)  # a power failure may have left half a line
@@ -164,7 +193,11 @@ class Run:
     def _compare(self, saved: dict[str, Any]) -> None:
         if holds_results(self.folder):
             self.config = as_before(self.config, saved)
+        recorded = inputs.read(self.folder)
+        self.moved = translated(saved, recorded, self.config, self.contents)
         before, now = flat(saved), flat(as_dict(self.config))
+        if (self.folder / "start.json").exists() and now.get("adapter.start"):
+            before["adapter.start"] = now["adapter.start"]  # the adapters there are compared, see `experiment/start.py`
         changes = {
             key: (before.get(key), now.get(key))
             for key in sorted(before.keys() | now.keys())
@@ -176,7 +209,12 @@ class Run:
         if changes and not holds_results(self.folder):
             self._fresh = True  # nothing to continue, and nothing to lose
             return
-        changed = [f"{key}: {old!r} -> {new!r}" for key, (old, new) in changes.items() if key not in extend.MAY_CHANGE]
+        revision = self.config.base.revision
+        changed = [
+            f"{key}: {old!r} -> {new!r}{inputs.words(key, new, revision, recorded, self.contents)}"
+            for key, (old, new) in changes.items()
+            if key not in extend.MAY_CHANGE
+        ]
         if changed:
             free = (f"{key}*" if key.endswith(".") else key for key in _FREE_KEYS)
             raise UserError(
@@ -187,6 +225,15 @@ class Run:
         if changes:
             extend.check(self.folder, changes)
             self.before, self._reopened = from_dict(saved), extend.reopens(changes)
+
+    def check_base(self) -> None:
+        """Refuse to continue with other files of the base; UserError says which."""
+        if self.continues:
+            inputs.check_base(self.folder, as_dict(self.config)["base"], inputs.read(self.folder), self.contents)
+
+    def remember_inputs(self) -> None:
+        """Write down what data and base hold; RunError if the disk is full."""
+        self.remember(inputs.FILE, self.contents.of(self.config))
 
     @property
     def continues(self) -> bool:
@@ -215,6 +262,7 @@ class Run:
         return self.folder / "timing.jsonl"
 
     def _append(self, path: Path, record: Mapping[str, Any]) -> None:
+        self._lock.check()
         try:
             with open(path, "ab") as file:
                 file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
@@ -223,6 +271,7 @@ class Run:
 
     def mark(self) -> int:
         """Bring metrics.jsonl safely to the disk; its length in bytes, which a checkpoint remembers."""
+        self._lock.check()
         if not self.metrics_file.exists():
             return 0
         try:
@@ -266,6 +315,7 @@ class Run:
         (self.folder / name).unlink(missing_ok=True)
 
     def _write(self, name: str, data: bytes) -> None:
+        self._lock.check()
         try:
             write_file(self.folder / name, data)
         except OSError as error:
@@ -314,7 +364,7 @@ def _renamed(changes: extend.Changes, saved: Mapping[str, Any], now: Config) -> 
     return same
 
 
-def look(folder: Path, config: Config, fresh: bool) -> tuple[int, bool, Config]:
+def look(folder: Path, config: Config, fresh: bool, note: Callable[[str], None] = _print) -> tuple[int, bool, Config]:
     """(the round after which a run in this folder would go on, whether it is complete, its configuration there).
     Nothing there is changed.
 
@@ -323,10 +373,10 @@ def look(folder: Path, config: Config, fresh: bool) -> tuple[int, bool, Config]:
     """
     if not folder.exists():
         return 0, False, config
-    lock = folder / ".lock"
+    lock = folder / NAME
     had_lock = lock.exists()
     try:
-        with Run(folder, config, fresh) as run:
+        with Run(folder, config, fresh, note=note) as run:
             return run.reached, run.summary() is not None, run.config
     finally:
         if not had_lock:

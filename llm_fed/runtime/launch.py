@@ -6,8 +6,9 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import cache
 from types import FrameType
@@ -17,8 +18,11 @@ import torch
 from accelerate import PartialState
 from torch import distributed
 
+from llm_fed import launchers
 from llm_fed.errors import RunError, UserError
+from llm_fed.launchers import Place
 from llm_fed.runtime.portable import Codec
+from llm_fed.runtime.rendezvous import meet
 
 # A process that dies closes its connections, which the others notice at once. This bounds only the wait for one that
 # lives: for a rank at a long share, or for rank 0 at a long step of the server.
@@ -42,8 +46,8 @@ class Gloo:
         RunError: from `send` and `receive`: the other process has gone.
     """
 
-    def __init__(self, state: PartialState):
-        self.rank, self.size = state.process_index, state.num_processes
+    def __init__(self, here: Place):
+        self.rank, self.size = here.rank, here.size
 
     def send(self, rank: int, data: bytes) -> None:
         with _noticing(rank):
@@ -85,7 +89,8 @@ class Ranks:
         self._busy: set[int] = set()
 
     def __enter__(self) -> Ranks:
-        signal.signal(signal.SIGTERM, _terminated)
+        if threading.current_thread() is threading.main_thread():  # no other may have handlers of signals
+            signal.signal(signal.SIGTERM, _terminated)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -118,11 +123,26 @@ class Ranks:
 
 @cache
 def connect() -> Gloo | None:
-    """The connection to the other processes of this launch; None where this one is alone. Blocks until all are here."""
-    if "LOCAL_RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    """The connection to the other processes of this launch; None where this one is alone. Waits until all are here.
+
+    Raises:
+        UserError: one has not come, or the launcher was told what would not happen here.
+    """
+    launchers.check()
+    here = launchers.place()
+    if here is None:
         return None
     # gloo also on GPUs: what travels lies in the CPU's memory.
-    return Gloo(PartialState(cpu=not torch.cuda.is_available(), backend="gloo", timeout=TIMEOUT))
+    distributed.init_process_group("gloo", store=meet(here), rank=here.rank, world_size=here.size, timeout=TIMEOUT)
+    os.environ.update(RANK=str(here.rank), LOCAL_RANK=str(here.local_rank), WORLD_SIZE=str(here.size))  # of MPI's
+    PartialState(cpu=not torch.cuda.is_available(), backend="gloo")
+    return Gloo(here)
+
+
+def processes() -> int:
+    """How many processes this launch has; 1 without a launcher."""
+    channel = connect()
+    return channel.size if channel else 1
 
 
 @cache
@@ -139,16 +159,18 @@ def other_ranks() -> Ranks | None:
 
 
 def choose_device(asked: str) -> str:
-    """The device of this process: where `device` is auto, a GPU of its own if there is one.
+    """The device of this process: where `device` is auto, a GPU of its own if there is one, unless accelerate's
+    configuration says use_cpu.
 
     Raises:
         UserError: cuda is asked for and there is none.
     """
-    connect()
-    state = PartialState(cpu=asked == "cpu")
+    on_cpu = asked == "cpu" or (asked == "auto" and launchers.wants_cpu())
+    with nullcontext() if connect() else launchers.alone():
+        state = PartialState(cpu=on_cpu)
     if asked == "cuda" and state.device.type != "cuda":
         raise UserError("device is cuda, but torch finds no GPU; use device=auto or device=cpu")
-    return "cpu" if asked == "cpu" else str(state.device)
+    return "cpu" if on_cpu else str(state.device)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -234,10 +234,11 @@ def test_a_servers_state_that_is_not_finite_ends_the_run_and_the_last_good_check
     assert kept is not None and kept.state["state"].is_finite()
 
 
-def test_two_processes_on_one_folder(tmp_path):
+def test_two_runs_in_one_folder(tmp_path):
+    """Of other processes: tests/runs/test_lock.py."""
     with (
         Run(tmp_path, toy.config()),
-        pytest.raises(RunError, match="another process is writing to"),
+        pytest.raises(RunError, match="another thread of this process is writing to .*; wait for it, or give another"),
         Run(tmp_path, toy.config()),
     ):
         pass

@@ -16,7 +16,7 @@ import pytest
 import tiny_images
 import yaml
 from equal_runs import assert_same
-from small_launch import Launch, Stall
+from small_launch import Launch, Patience, Stall
 from small_process import Kill, llm_fed
 
 REPOSITORY = Path(__file__).parents[2]
@@ -111,6 +111,61 @@ def test_a_mistake_is_said_once(alone, tmp_path, words, code, text):
     assert launch.ended() == [code, 0]
     assert launch.said(0).startswith(text) and len(launch.said(0).splitlines()) <= 2 and launch.said(1) == ""
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_never_comes_is_named_in_a_bounded_time(alone, tmp_path, rank):
+    """Or the variables of a launch are left in a shell. Whoever waits says for whom, and then what to unset."""
+    _, config = alone("fedit")
+    words = ["run", config, "--out", tmp_path / "run"]
+    launch = Launch(tmp_path, words, {rank: Patience(4.0)}, ranks=[rank])
+    assert launch.ended() == [2]
+    waits, ends = launch.said(0).splitlines()
+    assert waits.startswith(f"llm-fed: rank {rank} is waiting for rank {1 - rank} of 2 at 127.0.0.1:")
+    assert ends.startswith(f"llm-fed: rank {1 - rank} of 2 did not come within 4 s, although WORLD_SIZE=2")
+    assert ends.endswith("where no launcher started it: unset RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_accelerate_was_told_and_would_not_happen_is_refused_at_every_rank(alone, tmp_path):
+    _, config = alone("fedit")
+    also = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
+    launch = Launch(tmp_path, ["run", config, "--out", tmp_path / "run"], also=also)
+    assert launch.ended() == [2, 2]
+    for rank in range(2):
+        (line,) = launch.said(rank).splitlines()
+        assert line.startswith("llm-fed: distributed_type: FSDP in accelerate's configuration (ACCELERATE_USE_FSDP=")
+    assert not (tmp_path / "run").exists()
+
+
+def test_variables_without_a_launcher_leave_a_process_alone(alone, tmp_path):
+    """With device=cpu, where accelerate itself would wait for the others."""
+    whole, config = alone("fedit")
+
+    def kubeflow(rank: int, size: int) -> dict[str, str]:
+        return {"RANK": str(rank), "WORLD_SIZE": str(size), "PMI_SIZE": str(size), "OMPI_COMM_WORLD_SIZE": str(size)}
+
+    words = ["run", config, "--out", tmp_path / "run", "device=cpu"]
+    launch = Launch(tmp_path, words, ranks=[0], variables=kubeflow)
+    assert launch.ended() == [0]
+    assert "on cpu in 1 process" in launch.said(0) and "WORLD_SIZE=2 is set, but no LOCAL_RANK" in launch.said(0)
+    assert_same(whole, tmp_path / "run", tolerance=0)
+
+
+def test_accelerate_over_mpirun_is_a_launch(alone, tmp_path):
+    """Only MPI's own variables say the ranks there."""
+    whole, config = alone("fedit")
+
+    def mpirun(rank: int, size: int) -> dict[str, str]:
+        names = {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank, "OMPI_COMM_WORLD_SIZE": size}
+        return {name: str(value) for name, value in names.items()}
+
+    words = ["run", config, "--out", tmp_path / "run"]
+    also = {"ACCELERATE_USE_CPU": "True", "ACCELERATE_MIXED_PRECISION": "no"}
+    launch = Launch(tmp_path, words, variables=mpirun, also=also)
+    assert launch.ended() == [0, 0]
+    assert "on cpu in 2 processes" in launch.said(0) and launch.said(1) == ""
+    assert_same(whole, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 1)])

@@ -32,6 +32,8 @@ import pytest
 import torch
 import without
 
+from llm_fed.contents import Contents
+
 SECONDS = 120  # for one run, on a busy machine
 _CHANGING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod"}
 _SKIPPED = ("checkpoints/", "timing.jsonl", "report.html", ".lock")  # what may differ between equal runs
@@ -191,6 +193,7 @@ def _command(words: list[str], arm: Callable[[], None]) -> None:
         from llm_fed import cli
 
         signal.alarm(SECONDS)
+        Contents.ahead = lambda self, config: None  # type: ignore[method-assign]  # one operation after another
         arm()
         cli.main(words)
     except SystemExit as ended:

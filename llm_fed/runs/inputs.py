@@ -1,0 +1,60 @@
+"""inputs.json: what a run's data and base hold, so that it goes on with the same ones from wherever they lie, and not
+with others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_fed import checksum
+from llm_fed.contents import Contents, Files, difference
+from llm_fed.errors import RunError, UserError
+
+FILE = "inputs.json"
+
+
+def read(folder: Path) -> dict[str, Files]:
+    """By key of the configuration, the files that it named in a run folder; empty of runs of earlier versions.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = folder / FILE
+    try:
+        found = checksum.checked(json.loads(path.read_bytes()))
+        return {key: dict(files) for key, files in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
+
+
+def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Files], contents: Contents) -> None:
+    """Refuse to continue a run with other files of its base under the same name.
+
+    Args:
+        base: the section `base` of the configuration.
+
+    Raises:
+        UserError: which files.
+    """
+    now = contents.named("base.name", base["name"], base["revision"])
+    if now is None or "base.name" not in recorded or not (changed := difference(recorded["base.name"], now)):
+        return
+    raise UserError(
+        f"base.name={base['name']!r} is not the base any more with which the run {folder} began: {changed}. Put the "
+        "old files back to continue it (base.revision names an older version on the Hub), give another --out, or start "
+        "again with --fresh"
+    )
+
+
+def words(key: str, value: Any, revision: str | None, recorded: Mapping[str, Files], contents: Contents) -> str:
+    """What a refused change of a path means for its files, in words; empty where that is not known.
+
+    Args:
+        value: the key's, now.
+    """
+    now = contents.named(key, value, revision) if key in recorded else None
+    return "" if now is None else f", where {difference(recorded[key], now)}"

@@ -1,0 +1,239 @@
+"""Runs that move: the same files under other paths are the same, others are refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+import moving
+import pytest
+import small_run
+import toy
+from equal_runs import StopsAfter, files
+from hypothesis import HealthCheck, given, settings
+from rich.console import Console
+
+from llm_fed import api, contents
+from llm_fed.commands import compare
+from llm_fed.configfile import from_dict
+from llm_fed.contents import Contents, difference
+from llm_fed.errors import RunError, UserError
+from llm_fed.experiment import run as experiment
+from llm_fed.runs import inputs
+from llm_fed.runs.folder import Run
+from llm_fed.runs.reading import saved_config
+from llm_fed.runs.tracking import Reporter
+
+
+class Listens(Reporter):
+    def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory) -> moving.Scene:
+    """A run that has begun; it is copied before it is moved."""
+    return moving.begin(tmp_path_factory.mktemp("begun"))
+
+
+def check(begun: moving.Scene, story: list[tuple[moving.Move, int]]) -> None:
+    places = [Path(tempfile.mkdtemp(dir=disk)) for disk in moving.DISKS]
+    try:
+        scene = moving.copy_all(begun, places[0] / "start")
+        with Run(scene.run, from_dict(scene.small.tree())) as run:
+            run.begin()  # the paths are now those of the copy
+        before = scene
+        for move, disk in story:
+            scene = move(scene, places[disk] / uuid.uuid4().hex[:8])
+        config = from_dict(scene.small.tree())
+        wrong = {key for key, _ in scene.wrong if (key == "base.name" or scene.data.resolve() != before.data.resolve())}
+        try:
+            with Run(scene.run, config) as run:
+                run.check_base()
+                assert run.continues and run.reached == 0
+                run.begin()
+                run.remember_inputs()
+        except UserError as error:
+            assert wrong, (story, error)
+            assert any(key in str(error) and file in str(error) for key, file in scene.wrong), (story, error)
+        else:
+            assert not wrong, story
+            assert saved_config(scene.run)["task"]["path"] == str(scene.data.absolute())
+    finally:
+        for place in places:
+            shutil.rmtree(place)
+
+
+@given(story=moving.stories(3))
+@settings(max_examples=25, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+def test_a_run_goes_on_wherever_its_files_lie_and_with_no_others(begun, story):
+    check(begun, story)
+
+
+@pytest.mark.slow
+@given(story=moving.stories(6))
+@settings(max_examples=1000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+def test_many_stories(begun, story):
+    check(begun, story)
+
+
+def test_a_run_that_moves_ends_as_if_it_had_stayed(small, tmp_path):
+    """Data, base, run and home under other names, and on another disk where there is one."""
+    tree = small.tree(rounds=2, method={"name": "fedmerge", "num_models": 2})
+    experiment.train(from_dict(tree), tmp_path / "stays", reporter=Listens())
+    with pytest.raises(KeyboardInterrupt):
+        experiment.train(from_dict(tree), tmp_path / "run", reporter=StopsAfter(1))
+    away = Path(tempfile.mkdtemp(dir=moving.DISKS[0]))
+    try:
+        for name, place in (("data", small.data), ("base", small.base), ("run", tmp_path / "run")):
+            shutil.copytree(place, away / "home" / name)
+        moved = small_run.Small(away / "home/base", away / "home/data")
+        config = from_dict({**moved.tree(rounds=2), "method": tree["method"]})
+        listens = Listens()
+        experiment.train(config, away / "home/run", reporter=listens)
+        assert "base.name and task.path: the same files as when this run began, under another path" in listens.notes
+        expected, found = files(tmp_path / "stays"), files(away / "home/run")
+        text = found["config.yaml"].decode().replace(str(away / "home/data"), str(small.data))
+        assert (
+            text.replace(str(away / "home/base"), str(small.base)).splitlines()[:-1]
+            == (expected["config.yaml"].decode().splitlines()[:-1])
+        )
+        alike = {name for name in expected if "adapters/" in name or name in ("metrics.jsonl", "inputs.json")}
+        assert len(alike) > 6 and {name for name in alike if name.endswith((".safetensors", "l", "inputs.json"))}
+        for name in alike:
+            if name.endswith((".safetensors", "metrics.jsonl", "inputs.json")):
+                assert found[name] == expected[name], name
+        done = api.run({**moved.tree(rounds=2), "method": tree["method"]}, out=away / "home/run")
+        assert done.scores  # a finished run is read, from its new place, too
+        shutil.move(away / "home/data", away / "home/other")
+        done = api.run(
+            {**moved.tree(rounds=2, task={"path": str(away / "home/other")}), "method": tree["method"]},
+            out=away / "home/run",
+        )
+        assert done.scores
+    finally:
+        shutil.rmtree(away)
+
+
+def test_runs_of_a_comparison_move_with_it(small, tmp_path):
+    """No row is trained again, nor what a row needs; the dtype stays that of the runs."""
+    config = small.config(tmp_path / "a.yaml", rounds=1, base={"dtype": "auto"})
+    settings = {"chosen": ["local", "potara"], "out": tmp_path / "out", "reporter": Listens()}
+    before = compare.compare(config, **settings)
+    shutil.copytree(small.data, tmp_path / "other")
+    shutil.copytree(small.base, tmp_path / "base")
+    moved = small_run.Small(tmp_path / "base", tmp_path / "other")
+    listens = Listens()
+    again = compare.compare(
+        moved.config(tmp_path / "b.yaml", rounds=1, base={"name": str(moved.base), "dtype": "auto"}),
+        **{**settings, "reporter": listens},
+    )
+    assert not any("run 1 of" in note for note in listens.notes), listens.notes
+    assert [row.results[0].average for row in again.rows] == [row.results[0].average for row in before.rows]
+
+
+def test_a_start_under_another_path(small, tmp_path):
+    """Adapters are compared by what they hold, as before."""
+    experiment.train(from_dict(small.tree(rounds=1)), tmp_path / "first", reporter=Listens())
+    adapter = {"start": str(tmp_path / "first")}
+    with pytest.raises(KeyboardInterrupt):
+        config = from_dict(small.tree(rounds=2, adapter=adapter))
+        experiment.train(config, tmp_path / "second", reporter=StopsAfter(1))
+    shutil.move(tmp_path / "first", tmp_path / "elsewhere")
+    config = from_dict(small.tree(rounds=2, adapter={"start": str(tmp_path / "elsewhere")}))
+    experiment.train(config, tmp_path / "second", reporter=Listens())
+    assert saved_config(tmp_path / "second")["adapter"]["start"] == str(tmp_path / "elsewhere")
+
+
+def test_a_run_of_an_earlier_version_keeps_its_paths(begun, tmp_path):
+    """It did not write down what its files held."""
+    scene = moving.copy_all(begun, tmp_path / "copy")
+    with Run(scene.run, from_dict(scene.small.tree())) as run:
+        run.begin()
+    (scene.run / inputs.FILE).unlink()
+    moved = moving.rename_data(scene, tmp_path / "other")
+    with pytest.raises(UserError, match="another configuration .task.path: "), Run(
+        moved.run, from_dict(moved.small.tree())
+    ):  # fmt: skip
+        pass
+
+
+def test_a_damaged_record_is_named(begun, tmp_path):
+    scene = moving.copy_all(begun, tmp_path / "copy")
+    path = scene.run / inputs.FILE
+    path.write_text(path.read_text().replace("bob/train", "bob/brain"))
+    with pytest.raises(RunError, match="inputs.json is damaged: it does not match its checksum"):
+        inputs.read(scene.run)
+
+
+def test_what_is_named_is_read_once_and_as_sha256sum_does(begun, monkeypatch):
+    own, config = Contents(), from_dict(begun.small.tree())
+    found = own.of(config)
+    assert found.keys() == {"base.name", "task.path"}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= found["base.name"].keys()
+    assert found["task.path"].keys() == {
+        f"{client}/{split}.jsonl" for client in small_run.CLIENTS for split in small_run.SIZES
+    }
+    if sha256sum := shutil.which("sha256sum"):
+        said = os.popen(f"{sha256sum} {begun.data}/ada/train.jsonl").read().split()[0]
+        assert found["task.path"]["ada/train.jsonl"] == said
+    monkeypatch.setattr(contents, "_digest", lambda path: pytest.fail("read again"))
+    assert own.of(config) == found
+
+
+@pytest.mark.parametrize("name", ["cnn", "Qwen/Qwen3-0.6B", "./nowhere", "a/b/c", "", None, "no such//id", "..\x00"])
+def test_what_names_no_files_here(name):
+    assert Contents().named("base.name", name) is None and Contents().named("task.path", name) is None
+
+
+def test_a_base_of_the_hub_and_its_copy(begun, tmp_path, monkeypatch):
+    """A name on the Hub and a folder elsewhere are the same base where their files are."""
+    cached = tmp_path / "snapshots/abc"
+    shutil.copytree(begun.base, cached)
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache",
+        lambda name, file, revision: str(cached / file) if (name, revision) == ("lab/base", "abc") else None,
+    )
+    scene = moving.copy_all(begun, tmp_path / "copy")
+    tree = scene.small.tree()
+    tree["base"] |= {"name": "lab/base", "revision": "abc"}
+    with Run(scene.run, from_dict(tree)) as run:
+        run.check_base()
+        assert "base.name" in run.moved
+        run.begin()
+    assert saved_config(scene.run)["base"]["revision"] == "abc"
+    moving._flip(cached / "model.safetensors")
+    with Run(scene.run, from_dict(tree)) as run, pytest.raises(UserError, match="model.safetensors differs.*revision"):
+        run.check_base()
+
+
+def test_differences_in_words():
+    before = {"a": "1", "b": "2", "c": "3", "d": "4"}
+    assert difference(before, dict(before)) == ""
+    assert difference(before, {"a": "9", "b": "2", "c": "3", "e": "4"}) == "a differs, d is missing, e is new"
+    assert difference(before, {}) == "a is missing, b is missing, c is missing, and 1 more"
+
+
+def test_a_single_file_may_have_another_name(tmp_path):
+    (tmp_path / "a.csv").write_text("x")
+    (tmp_path / "b.csv").write_text("x")
+    own = Contents()
+    one, other = (own.named("task.path", str(tmp_path / name)) for name in ("a.csv", "b.csv"))
+    assert one == other and one is not None and set(one) == {"."}
+
+
+def test_nothing_is_lost_of_what_a_toy_run_writes(tmp_path):
+    """A configuration that names no file of this machine has an empty record."""
+    with Run(tmp_path / "run", toy.config()) as run:
+        run.begin()
+        run.remember_inputs()
+    assert json.loads((tmp_path / "run" / inputs.FILE).read_text()).keys() == {"checksum"}

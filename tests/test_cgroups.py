@@ -1,0 +1,157 @@
+"""The memory that a container, a job or a shell leaves to a process, on made-up trees of /proc and /sys."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import groups
+import psutil
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from rich.console import Console
+from safetensors.torch import load_file
+
+from llm_fed import cgroups
+from llm_fed.commands import doctor
+from llm_fed.config import BaseConfig
+from llm_fed.configfile import from_dict
+from llm_fed.engine import gradients
+from llm_fed.engine.memory import free_memory
+from llm_fed.experiment import run
+from llm_fed.models import room
+from llm_fed.runs.folder import Run
+from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.local import choose_clients_per_pass
+from llm_fed.state import State
+
+GIB = 2**30
+
+
+def put(root: Path, **files: str) -> Path:
+    """The files below the root; in their names a double underscore stands for a slash, a single one for a dot."""
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def check(tree: groups.Tree) -> None:
+    root = Path(tempfile.mkdtemp())
+    try:
+        tree.write(root)
+        limit = min(cgroups.group_limits(root), key=lambda limit: limit.free, default=None)
+        assert (limit and limit.free) == tree.free()
+        assert sum(cgroups.kills(root).values()) == tree.killed()
+    finally:
+        shutil.rmtree(root)
+
+
+JOB = groups.Level("job_7", 4 * GIB, None, GIB, 0, 1)
+ROOT = groups.Level("", None, None, 50 * GIB, 0, 0)
+
+
+@given(tree=groups.trees())
+@example(tree=groups.Tree(2, (ROOT, JOB, groups.Level("step_0", None, None, GIB, 0, 0)), "all", 0, "/sys/fs/cgroup"))
+@settings(max_examples=100, deadline=None, database=None, derandomize=True)
+def test_the_smallest_rest_on_the_path_counts(tree):
+    """In the example the job's limit of 4 GiB leaves 3, although the step within it has none."""
+    check(tree)
+
+
+@pytest.mark.slow
+@given(tree=groups.trees())
+@settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+def test_the_smallest_rest_on_many_paths(tree):
+    check(tree)
+
+
+def test_a_name_that_begins_like_another_is_another(tmp_path):
+    """Mounted is /docker/ab, and the process is in /docker/abc: no part of its path is known to be mounted there but
+    the root."""
+    put(
+        tmp_path, proc__self__cgroup="0::/docker/abc\n", sys__fs__cgroup__c__memory_max="1000",
+        proc__self__mountinfo="30 22 0:26 /docker/ab /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        sys__fs__cgroup__memory_max="3000", sys__fs__cgroup__memory_current="500",
+    )  # fmt: skip
+    assert [limit.free for limit in cgroups.group_limits(tmp_path)] == [2500]
+
+
+def test_without_proc_the_root_of_what_is_mounted_counts(tmp_path):
+    put(tmp_path, sys__fs__cgroup__memory_max="314572800\n", sys__fs__cgroup__memory_current="104857600\n")
+    limit = cgroups.tightest(tmp_path)
+    assert limit == cgroups.Limit("memory.max of the control group /", 314572800, 209715200)
+
+
+def test_a_group_of_version_1_tells_of_limits_that_are_out_of_sight(tmp_path):
+    put(
+        tmp_path, proc__self__cgroup="4:memory:/\n", sys__fs__cgroup__memory__memory_stat=
+        "hierarchical_memory_limit 5000\ntotal_inactive_file 100\n",
+    )  # fmt: skip
+    (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("9223372036854771712")
+    (tmp_path / "sys/fs/cgroup/memory/memory.usage_in_bytes").write_text("1100")
+    (limit,) = cgroups.group_limits(tmp_path)
+    assert (limit.size, limit.free) == (5000, 4000) and "hierarchical_memory_limit" in limit.name
+
+
+@pytest.mark.parametrize("text", ["", "max", "-1", "12 kB", "9" * 30, "\x00"])
+def test_what_is_no_limit(tmp_path, text):
+    assert cgroups.tightest(put(tmp_path, sys__fs__cgroup__memory_max=text)) is None
+
+
+def test_limits_of_a_shell(tmp_path, monkeypatch):
+    """Of 1 MiB of address space the process has taken 10 kB; of data, which has no limit, 5."""
+    put(tmp_path, proc__self__status="VmSize:\t  10 kB\nVmData:\t 5 kB\n")
+    limits = {resource.RLIMIT_AS: (2**20, 2**30), resource.RLIMIT_DATA: (resource.RLIM_INFINITY,) * 2}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    assert cgroups.tightest(tmp_path) == cgroups.Limit("the limit on address space (ulimit -v)", 2**20, 2**20 - 10240)
+
+
+def test_what_is_free_is_the_smaller_of_the_machine_and_the_limits(tmp_path):
+    assert cgroups.free_memory(tmp_path)[1] is None
+    free, limit = cgroups.free_memory(put(tmp_path, sys__fs__cgroup__memory_max="1000"))
+    assert free == 1000 and limit and limit.size == 1000
+    free, limit = cgroups.free_memory(put(tmp_path, sys__fs__cgroup__memory_max=str(2**59)))
+    assert 0 < free <= psutil.virtual_memory().total and limit is None
+
+
+def test_a_limit_counts_wherever_memory_is_planned(small, tmp_path, monkeypatch):
+    limit = cgroups.Limit("memory.max of the control group /job_7", 2 * GIB, 5000)
+    monkeypatch.setattr(cgroups, "tightest", lambda root=None: limit)
+    cpu, state = torch.device("cpu"), State.of({"a": torch.zeros(50)})
+    assert free_memory(cpu) == 5000
+    assert choose_clients_per_pass("auto", 9, state, cpu) == 1  # 5000 / 4 / (5 * 4 * 50)
+    assert gradients._most_rows(torch.zeros(3, 2, 10)) == 3  # 5000 / 4 / (10 * 4 * 10)
+    assert "within memory.max of the control group /job_7, which is 2.0 GiB" in doctor._space()
+    plan = run.dry_run(from_dict(small.tree()), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+    rows = plan.cost_rows()
+    assert rows["free"].startswith("5.0 kB of memory (with the base loaded; limited by memory.max of the control group")
+    assert rows["fits"].startswith("no, ")
+    with Run(tmp_path / "other", from_dict(small.tree())) as opened:
+        opened.begin()
+        assert opened.checkpoints.store.limit == 2500  # the rest is on the disk
+
+
+def test_a_base_that_does_not_fit_is_told_before_it_is_loaded(small, monkeypatch):
+    """Numbers of the tiny base: those of its file."""
+    numbers = sum(tensor.numel() for tensor in load_file(small.base / "model.safetensors").values())
+    base = BaseConfig(name=str(small.base), dtype="float32")
+    for free, dtype, short in (
+        (4 * numbers, "float32", False),
+        (4 * numbers - 1, "float32", True),
+        (2 * numbers, "bfloat16", False),
+        (2 * numbers - 1, "bfloat16", True),
+    ):
+        limit = cgroups.Limit("memory.max of the control group /job_7", 2 * GIB, free)
+        monkeypatch.setattr(cgroups, "tightest", lambda root=None, limit=limit: limit)
+        said = room.shortage(replace(base, dtype=dtype), "cpu")
+        assert bool(said) == short and ("memory.max of the control group /job_7" in said) == short
+        assert room.shortage(replace(base, dtype=dtype), "cuda:0") == ""
+    monkeypatch.setattr(cgroups, "tightest", lambda root=None: None)
+    assert room.shortage(base, "cpu") == ""
+    assert room.shortage(replace(base, name="cnn"), "cpu") == ""

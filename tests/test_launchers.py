@@ -1,0 +1,177 @@
+"""What launchers, job systems and shells leave in the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+from hypothesis import given, settings, strategies
+from small_launch import free_port, torchrun
+
+from llm_fed import launchers
+from llm_fed.errors import UserError
+from llm_fed.launchers import Place
+from llm_fed.runtime import rendezvous
+
+MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+SLURM = {
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_ID": "7",
+}
+BY_ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "MASTER_ADDR": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        (torchrun(1, 2), Place(1, 1, 2)),
+        ({**torchrun(0, 4), **SLURM, **MPI}, Place(0, 0, 4)),
+        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"LOCAL_RANK": "0"}, None),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}, None),
+        ({**MPI, "MASTER_ADDR": "localhost"}, None),
+        ({**MPI, **BY_ACCELERATE}, Place(1, 0, 2)),
+        (BY_ACCELERATE, None),
+        (SLURM, None),
+    ],
+)
+def test_the_place_of_a_process(environment, expected):
+    assert launchers.place(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"RANK": "2"}, "RANK=2 and WORLD_SIZE=2: ranks go up to 1; where no launcher started it: unset RANK "),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number"),
+        ({"RANK": ""}, "RANK is not set, although this process seems to be one of a launch"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK='-1' is no number"),
+    ],
+)
+def test_a_place_that_cannot_be(changed, says):
+    with pytest.raises(UserError) as error:
+        launchers.place({**torchrun(0, 2), **changed})
+    assert str(error.value).startswith(says)
+
+
+@given(
+    environment=strategies.dictionaries(
+        strategies.sampled_from([*torchrun(0, 2), *MPI, *SLURM, *BY_ACCELERATE, *launchers._REFUSED]),
+        strategies.sampled_from(["", "0", "1", "2", "-1", "no", "NO", "true", "FULL_SHARD", "inductor", "²", "1.5"]),
+    )
+)
+@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+def test_any_environment_has_a_place_or_a_reason(environment):
+    """Nothing but a UserError is raised, and whoever is alone says which copy it is at most."""
+    for look in (launchers.place, launchers.check, launchers.notes):
+        try:
+            look(environment)
+        except UserError as error:
+            assert any(name in str(error) for name in environment)
+    assert isinstance(launchers.tasks(environment), str) and isinstance(launchers.wants_cpu(environment), bool)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key"),
+    [
+        ("ACCELERATE_USE_FSDP", "true", "distributed_type: FSDP"),
+        ("ACCELERATE_USE_DEEPSPEED", "true", "distributed_type: DEEPSPEED"),
+        ("ACCELERATE_USE_MEGATRON_LM", "true", "distributed_type: MEGATRON_LM"),
+        ("PARALLELISM_CONFIG_TP_SIZE", "2", "parallelism_config_tp_size"),
+        ("PARALLELISM_CONFIG_CP_SIZE", "2", "parallelism_config_cp_size"),
+        ("PARALLELISM_CONFIG_DP_SHARD_SIZE", "4", "parallelism_config_dp_shard_size"),
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "dynamo_backend"),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "gradient_accumulation_steps"),
+        ("ACCELERATE_MIXED_PRECISION", "fp8", "mixed_precision: fp8"),
+    ],
+)
+def test_settings_that_are_not_ours(name, value, key):
+    with pytest.raises(UserError) as error:
+        launchers.check({**BY_ACCELERATE, name: value})
+    assert str(error.value).startswith(key) and name in str(error.value) and len(str(error.value)) < 400
+
+
+def test_settings_that_change_nothing_are_no_matter():
+    """As `accelerate launch` sets them where it is told nothing."""
+    plain = {
+        **BY_ACCELERATE, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "ACCELERATE_USE_FSDP": "false",
+        "PARALLELISM_CONFIG_TP_SIZE": "1", "ACCELERATE_USE_CPU": "False", "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "NO",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
+    }  # fmt: skip
+    launchers.check(plain)
+    assert not launchers.wants_cpu(plain) and launchers.wants_cpu({"ACCELERATE_USE_CPU": "True"})
+
+
+def test_a_mixed_precision_that_is_computed_in_is_no_matter():
+    environment = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    launchers.check(environment)
+    launchers.check_precision("bfloat16", environment)
+    launchers.check_precision("float32", BY_ACCELERATE)
+    with pytest.raises(UserError, match="mixed_precision: bf16 .* it is float32.* or base.dtype=bfloat16"):
+        launchers.check_precision("float32", environment)
+
+
+def test_who_seems_to_have_meant_several_processes_is_told():
+    assert launchers.notes({}) == launchers.notes(torchrun(0, 2)) == launchers.notes(SLURM) == []
+    assert "scripts/launch/cpu-2.yaml" in launchers.notes(BY_ACCELERATE)[0]
+    assert launchers.notes({"WORLD_SIZE": "8"})[0].startswith("WORLD_SIZE=8 is set, but no LOCAL_RANK")
+
+
+def test_copies_of_a_command():
+    assert launchers.tasks({}) == launchers.tasks({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) == ""
+    assert launchers.tasks(SLURM).startswith("this is copy 3 of 4 that srun started (SLURM_STEP_NUM_TASKS)")
+    assert launchers.tasks(MPI).startswith("this is copy 2 of 2 that mpirun started (OMPI_COMM_WORLD_SIZE)")
+
+
+def test_alone_hides_the_variables_for_a_while(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with launchers.alone():
+        assert "OMPI_COMM_WORLD_SIZE" not in os.environ
+    assert os.environ["OMPI_COMM_WORLD_SIZE"] == "2"
+
+
+def test_ranks_meet(monkeypatch):
+    """Three of them, the first last."""
+    monkeypatch.setattr(rendezvous, "_SOON", 60.0)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    stores: dict[int, object] = {}
+    threads = [
+        threading.Thread(
+            target=lambda rank=rank: stores.update({rank: rendezvous.meet(Place(rank, rank, 3), where)}), daemon=True
+        )
+        for rank in (2, 1, 0)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert stores.keys() == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ({}, "MASTER_ADDR='', which should say where the 2 processes of this launch meet"),
+        ({"MASTER_ADDR": "localhost"}, "MASTER_PORT='', which should say"),
+        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "70000"}, "MASTER_PORT='70000', which should say"),
+    ],
+)
+def test_where_ranks_meet_must_be_known(where, says):
+    with pytest.raises(UserError) as error:
+        rendezvous.meet(Place(0, 0, 2), where)
+    assert str(error.value).startswith(says)
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(other.getsockname()[1])}
+        with pytest.raises(UserError, match="cannot meet at 127.0.0.1:.*Choose another port"):
+            rendezvous.meet(Place(0, 0, 2), where)

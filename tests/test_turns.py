@@ -1,0 +1,194 @@
+"""Threads of one process: turns at models, runs side by side, and what the program around may not change."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny_base
+import tiny_images
+import torch
+from equal_runs import assert_same, files
+from rich.console import Console
+from transformers import PreTrainedModel
+
+import llm_fed
+from llm_fed import turns
+from llm_fed.config import BaseConfig
+from llm_fed.configfile import from_dict
+from llm_fed.experiment import run
+from llm_fed.models.loading import load_base, missing_weights
+from llm_fed.runs.tracking import Reporter
+
+SECONDS = 120  # in which threads that should end have ended, on a busy machine
+
+
+def together(*jobs: Callable[[], None]) -> None:
+    """The jobs in a thread each; what one of them raises is raised."""
+    errors: list[BaseException] = []
+
+    def watched(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=watched, args=[job], daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not any(thread.is_alive() for thread in threads)
+    for error in errors:
+        raise error
+
+
+def quiet() -> Reporter:
+    return Reporter(Console(quiet=True))
+
+
+def test_a_turn_is_passed_on_in_the_order_in_which_threads_wait():
+    """The first offers its turn once all wait, and goes on when both others are done."""
+    order: list[str] = []
+    own = turns.Turns()
+    ready = threading.Event()
+
+    def first() -> None:
+        own.take(print), own.take(print)
+        ready.set()
+        while len(own._waiting) < 2:
+            time.sleep(0.01)
+        order.append("first")
+        own.offer(print)
+        order.append("first again")
+        own.give_back(False), own.give_back(True)
+
+    def later(name: str, behind: int) -> None:
+        ready.wait()
+        while len(own._waiting) < behind:
+            time.sleep(0.01)
+        own.take(print)
+        order.append(name)
+        own.offer(print)  # the first waits before this one would go on, and before the third
+        order.append(f"{name} again")
+        own.give_back(True)
+
+    together(first, lambda: later("second", 0), lambda: later("third", 1))
+    assert order == ["first", "second", "third", "first again", "second again", "third again"]
+    own.offer(print)  # without a turn, nothing
+
+
+def test_whoever_waits_is_told_why_within_seconds(monkeypatch):
+    monkeypatch.setattr(turns, "_SOON", 0.05)
+    said, own, held = [], turns.Turns(), threading.Event()
+
+    def holds() -> None:
+        own.take(said.append)
+        held.set()
+        while not said:
+            time.sleep(0.01)
+        own.give_back(True)
+
+    def waits() -> None:
+        held.wait()
+        own.take(said.append)
+        own.give_back(True)
+
+    together(holds, waits)
+    assert said == ["waiting for another thread of this process, which is loading, training or answering"]
+
+
+def test_an_interrupted_wait_leaves_the_others_their_turns(monkeypatch):
+    own = turns.Turns()
+    own.take(print)
+    own._waiting.append(object())  # somebody waits, and this thread is interrupted as soon as it does, too
+    monkeypatch.setattr(own._changed, "wait_for", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        own.offer(print)
+    own.give_back(True)
+    assert (own._owner, own._depth, own._within, len(own._waiting)) == (None, 0, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["text", "pictures"])
+def test_settings_of_the_program_around(small, tmp_path, kind):
+    """Its default dtype and its modes of torch change nothing within a run, and are its own again afterwards."""
+    tree = small.tree(rounds=1) if kind == "text" else tiny_images.tree(tiny_images.npz(tmp_path / "a.npz"), rounds=1)
+    config = from_dict(tree)
+    run.train(config, tmp_path / "plain", reporter=quiet())
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode(), torch.device("meta"):
+            run.train(config, tmp_path / "odd", reporter=quiet())
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert files(tmp_path / "plain") == files(tmp_path / "odd")
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory) -> Path:
+    return tiny_base.folder(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
+
+
+def test_runs_in_threads_are_those_alone(small, tied, tmp_path):
+    """Bases in float32 and bfloat16, with tied heads: while one loads, transformers changes the default dtype and
+    suspends tying for all threads."""
+    trees = [
+        small.tree(seed=seed, rounds=2, base={"name": str(tied), "dtype": dtype})
+        for seed, dtype in enumerate(("float32", "bfloat16", "float32"))
+    ]
+    for number, tree in enumerate(trees):
+        run.train(from_dict(tree), tmp_path / f"alone-{number}", reporter=quiet())
+
+    def job(number: int) -> Callable[[], None]:
+        return lambda: llm_fed.run(trees[number], out=tmp_path / f"beside-{number}") and None
+
+    together(*map(job, range(len(trees))))
+    for number in range(len(trees)):
+        assert_same(tmp_path / f"alone-{number}", tmp_path / f"beside-{number}", tolerance=0)
+
+
+def test_two_threads_and_one_run_folder(small, tmp_path):
+    config, said = from_dict(small.tree(rounds=2)), []
+
+    def job() -> None:
+        try:
+            run.train(config, tmp_path / "run", reporter=quiet())
+        except llm_fed.errors.RunError as error:
+            said.append(str(error))
+
+    together(job, job)
+    assert (tmp_path / "run/summary.json").exists() and len(said) <= 1
+    assert all("another thread of this process is writing" in text for text in said)
+
+
+def test_a_weight_that_is_tied_is_not_missing(tied, monkeypatch):
+    """As where a thread of somebody else's program loads a model at the same time."""
+    monkeypatch.setattr(PreTrainedModel, "tie_weights", lambda *arguments, **settings: None)
+    model = load_base(BaseConfig(name=str(tied), dtype="float32"), "cpu").model
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert "lm_head.weight" not in dict(model.named_parameters())
+
+
+def test_a_weight_that_is_missing_is_named(tied):
+    model = load_base(BaseConfig(name=str(tied), dtype="float32"), "cpu").model
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert missing_weights(model, [name, "lm_head.weight"]) == [name]
+    both = ["lm_head.weight", "model.embed_tokens.weight"]
+    assert missing_weights(model, both) == both
+
+
+def test_a_thread_that_goes_to_another_folder(small, here, monkeypatch):
+    """The program around does so in the middle of a run."""
+    (here / "elsewhere").mkdir()
+
+    class Moves(Reporter):
+        def record(self, record):
+            os.chdir(here / "elsewhere")
+
+    run.train(from_dict(small.tree(rounds=2)), Path("run"), reporter=Moves(Console(quiet=True)))
+    assert (here / "run/summary.json").exists() and not list((here / "elsewhere").iterdir())
