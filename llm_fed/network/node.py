@@ -8,7 +8,6 @@ checkpoint, a client that was killed at work, and an answer that got lost all co
 from __future__ import annotations
 
 import math
-import re
 import secrets
 import statistics
 import traceback
@@ -35,7 +34,7 @@ from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError, unpack
-from llm_fed.network.bundle import PROTOCOL, content_of, joined
+from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
 from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import rounded
@@ -45,7 +44,6 @@ from llm_fed.site import Site
 from llm_fed.state import State
 
 _COMMON = ("kind", "run", "round", "lr", "split", "name")  # of orders that are carried out side by side
-_NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")  # of runs: they name folders here, and the server is another party
 
 
 @dataclass(frozen=True)
@@ -344,6 +342,6 @@ def _settings(text: str) -> Config:
 
 
 def _plain(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not RUN_NAME.fullmatch(name):
         raise UserError(f"the server's name {name!r} cannot name a folder here")
     return name

@@ -27,6 +27,7 @@ from llm_fed.messages.wire import Message, WireError
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
+from llm_fed.network.bundle import RUN_NAME
 from llm_fed.network.clients import RemoteClients
 from llm_fed.network.link import Link
 from llm_fed.plugins import short
@@ -61,12 +62,18 @@ def train(
         UserError, RunError: see `Run`, `prepare`, `federate` and `RemoteClients`.
     """
     reporter = reporter or Reporter()
-    _check(config)
+    check(config)
+    name = name or folder.resolve().name
     with reporter.working(), Run(folder, config, fresh, reporter.record) as run:
         done = run.summary()
         if done is not None and not done.get("unfinished"):
             reporter.note(f"{folder} is complete: {config.rounds} rounds; fresh=true starts again")
             return done
+        if config.export.clients != "none" and not RUN_NAME.fullmatch(name):
+            raise UserError(
+                f"the run folder {folder} is named {name!r}, which nodes refuse as the name of a folder; give it a "
+                "name of letters, digits and hyphens"
+            )
         begins = fresh or not holds_results(folder)
         if begins:
             unused.check(run.config)
@@ -94,7 +101,6 @@ def train(
         built.server.structures = structures(config, built.method, built.base, clients.names)
         aggregation.check_cohort(config, clients.cohort_size)
         reporter.announce(announce.run_plan(built, reached=run.reached, names=clients.names).rows())
-        name = name or folder.name
         if built.method.needs:
             return _merge(built, run, clients, link, reporter, name)
         federation = Federation(built.method, clients, built.server, built.runtime, noise_seed=secret)
@@ -203,7 +209,12 @@ class _Marked:
         return self._link.send([(node, {**order, **self._marks}, content) for node, order, content in orders], patience)
 
 
-def _check(config: Config) -> None:
+def check(config: Config) -> None:
+    """Refuse what cannot be done over a network.
+
+    Raises:
+        UserError: what, and what to set.
+    """
     if tasks.find(config.task.name).images:
         if tasks.images.labels_of(config.task) is None:
             raise UserError(
