@@ -55,6 +55,7 @@ class Data:
     num_labels: int = 0  # of pictures
     foreign: bool = False  # at the server: of another domain than the clients'
     left_out: Mapping[str, int] = field(default_factory=dict)  # by split, examples that were too long
+    none_fits: tuple[str, ...] = ()  # a message for each split of which that was every example
 
 
 @dataclass(frozen=True)

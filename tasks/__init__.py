@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from llm_fed import datapath, plugins
 from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError, lookup
+from llm_fed.errors import UserError, listed, lookup
 from llm_fed.tasks import commonsense, files, flan, images, rolebench, server, synthetic, xnli, xquad
 from llm_fed.tasks.common import ClientData, TaskData, hold_out
 from llm_fed.tasks.partition import KINDS as KINDS
@@ -83,18 +83,19 @@ def find(name: str, key: str = "task.name") -> Task:
     return found
 
 
-def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData:
+def load(config: TaskConfig, seed: int, held_out: int | None = None, *, absent: bool = False) -> TaskData:
     """The task's clients after `config.groups`, partition and `config.clients`, and the server's data if it has any.
 
-    Each client has training and test examples. Where no client brings a test split, a seeded TEST_SHARE of each
-    client's training examples becomes one, with a warning. With `config.server.test` the test split is the server's,
-    clients have none, and those that got no training example are left out, with a warning. A client without a
-    validation split gives `config.validation` of its training examples. Label noise falls on what is left of these.
-    UserError for an unknown task, wrong or missing data, or an empty client.
+    Where no client brings a test split, a seeded TEST_SHARE of the training examples of each client that has two or
+    more becomes one, with a warning. So a client may have training examples alone, or test examples alone; one with
+    neither is left out. With `config.server.test` the test split is the server's, and clients need training examples. A
+    client without a validation split gives `config.validation` of its training examples. Label noise falls on what is
+    left of these. UserError for an unknown task, wrong or missing data, or where no client has an example.
 
     Args:
         seed: of the federation.
         held_out: the seed of which examples become test and validation splits (default: `seed`).
+        absent: whether groups may be missing, as on a machine whose data went away; they count as without an example.
     """
     held_out = seed if held_out is None else held_out
     if config.groups == ():
@@ -112,7 +113,8 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData
     natural = data.clients
     if not row.selects:
         if config.groups is not None:
-            natural = {name: lookup("task.groups", name, natural) for name in config.groups}
+            here = [name for name in config.groups if name in natural] if absent else ()
+            natural = {name: lookup("task.groups", name, natural) for name in here or config.groups}
         if config.partition.kind == "natural":
             natural = {name: natural[name] for name in kept(list(natural), config, seed)}
     asked = config.server
@@ -124,16 +126,17 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None) -> TaskData
     clients = list(partition(natural, config.partition, seed, tested=not asked.test, held_out=held_out).values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
-    if asked.test and (empty := sum(not client.train for client in clients)):
-        log.warning("%d of %d clients got no training example and are left out", empty, len(clients))
-        clients = [client for client in clients if client.train]
     if not from_test:
         clients = _with_test(clients, held_out)
+    everybody = tuple(client.client for client in clients)
+    if absent and config.partition.kind == "natural":
+        everybody = config.groups or everybody
+    clients = _with_examples(clients, tested=not asked.test)
     clients = [c if c.validation else _hold_out(c, "validation", config.validation, held_out) for c in clients]
-    _check(clients, tested=not asked.test)
+    _check_names(clients)
     if config.noise:
         clients = [images.noisy(client, config.noise, len(data.labels), seed) for client in clients]
-    return dataclasses.replace(data, clients={client.client: client for client in clients})
+    return dataclasses.replace(data, clients={client.client: client for client in clients}, everybody=everybody)
 
 
 def describe() -> list[dict[str, str]]:
@@ -178,13 +181,23 @@ def _hold_out(client: ClientData, split: str, share: float, seed: int) -> Client
     return dataclasses.replace(client, train=train, **{split: held})
 
 
-def _check(clients: list[ClientData], tested: bool) -> None:
+def _with_examples(clients: list[ClientData], tested: bool) -> list[ClientData]:
+    """The clients that have something to train on or, where they are `tested`, to be tested on.
+
+    Raises:
+        UserError: there is none.
+    """
+    having = [client for client in clients if client.train or (tested and client.test)]
+    if not having:
+        what = "training or test example" if tested else "training example"
+        raise UserError(f"none of the clients {listed([client.client for client in clients])} has a {what}; add some")
+    return having
+
+
+def _check_names(clients: list[ClientData]) -> None:
     seen: dict[str, str] = {}
     for client in clients:
         name = client.client
-        for split in ("train", "test") if tested else ("train",):
-            if not getattr(client, split):
-                raise UserError(f"client {name!r} has no {split} example; add some, or leave the client out")
         if name in (".", "..") or not name.isprintable() or set(name) & set("/\\"):
             raise UserError(f"client id {name!r} cannot name a folder of the run; use ids without slashes")
         if len(name.encode()) > MOST_BYTES:

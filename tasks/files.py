@@ -3,7 +3,7 @@
 `task.path` is one of
 
 - a folder with one file per client (`north.jsonl`), or with `north-train.jsonl` and `north-test.jsonl`;
-- a folder with one folder per client, each with `train.*`, and `test.*` and `validation.*` if there are any;
+- a folder with one folder per client, with `train.*`, `test.*` and `validation.*` as far as there are any;
 - one file, or a folder that holds `train.*` (and `test.*`, `validation.*`) itself: `task.columns.client`
   names the column that says whose a row is, or `task.partition` makes clients of all rows;
 - `hf://owner/name`, a Hub data set, read like the folder above. Not yet run against the Hub.
@@ -115,15 +115,13 @@ def client_files(path: Path) -> dict[str, dict[str, Path]]:
 
 
 def read_client(files: dict[str, Path], client: str, config: TaskConfig, store: Store | None = None) -> ClientData:
-    """One client's files by split: train, and test and validation where they exist.
+    """One client's files by split, as far as they exist.
 
     Args:
         store: where the examples are put (default: in one of their own).
     """
     store = store or Store()
     splits = dict.fromkeys(SPLIT_NAMES, Stored(store))
-    if "train" not in files:
-        raise UserError(f"client {client!r} has no train file; add train.jsonl, .csv or .parquet")
     for split, file in files.items():
         rows = read_rows(file)
         if not rows:

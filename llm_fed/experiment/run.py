@@ -16,7 +16,7 @@ from llm_fed import methods, signs
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.experiment import announce, start, unused
+from llm_fed.experiment import announce, start, taking_part, unused
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.environment import same_environment
@@ -84,6 +84,8 @@ def train(
         if begins:
             check_names(experiment.base.model, config.adapter)
         models.check_names(config.export.clients, experiment.scored)
+        for note in taking_part.notes(experiment):
+            reporter.note_once(note)
         if ranks:
             experiment = experiment.spread(ranks)
         sites, origin = [*experiment.clients.values(), experiment.server], start.place(config)
@@ -131,6 +133,8 @@ def dry_run(
             unused.check(config)
         built = prepare(config, reporter, base=base)
         check_cohort(config, built.schedule.cohort_size)
+        for note in taking_part.notes(built):
+            reporter.note_once(note)
         parents = [
             dry_run(
                 needed_config(config, need), folder / "needs" / need, fresh=fresh, reporter=reporter, base=built.base

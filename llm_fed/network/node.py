@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import secrets
 import statistics
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,7 +27,7 @@ from llm_fed.config import Config, Device, ServerConfig
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import ClientError, RunError, UserError, lookup, one_line
 from llm_fed.eval.clients import Personal, measure
-from llm_fed.experiment import bases, build, finish
+from llm_fed.experiment import bases, build, finish, taking_part
 from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
@@ -43,6 +44,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.site import Site
 from llm_fed.state import State
 
+_AGAIN = 60.0  # seconds until data that were missing are looked for again
 _COMMON = ("kind", "run", "round", "lr", "split", "name")  # of orders that are carried out side by side
 
 
@@ -63,6 +65,7 @@ class Node:
     def __init__(self) -> None:
         self._bases = bases.Bases()
         self._built: dict[str, Experiment] = {}  # by the configuration's text
+        self._since: dict[str, float] = {}  # likewise, when it was built
         self._stores: dict[Path, Checkpoints] = {}
 
     def answer(
@@ -103,8 +106,9 @@ class Node:
         self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         built = self._experiment(place, config)
-        sizes = {name: reported_examples(site, config) for name, site in sorted(built.clients.items())}
-        return {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}, b""
+        sizes = {name: reported_examples(site, config) for name, site in sorted(built.trainers.items())}
+        said = {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}
+        return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*built.unscored]}, b""
 
     def _work(
         self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
@@ -229,7 +233,7 @@ class Node:
     def _there(self, work: _Work) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
         """What is built for these orders; by client its site with the memory that its order says, or why it cannot
         work; and by client what it is sent."""
-        built = self._experiment(work.place, work.config)
+        built = self._experiment(work.place, work.config, asked=work.orders.keys())
         messages: dict[str, Message] = {}
 
         def opened(client: str, site: Site) -> Site:
@@ -242,7 +246,9 @@ class Node:
         """By client its site with the memory that its order says, or why it has none."""
 
         def remembering(client: str, order: Mapping[str, Any]) -> Site:
-            site, store, after = lookup("client", client, built.clients), self._store(work, client), order["after"]
+            if client not in built.clients:
+                raise UserError(f"this machine has no data of client {client} now")
+            site, store, after = built.clients[client], self._store(work, client), order["after"]
             try:
                 site.memory = store.load(after).memory("memory") if after else Memory(store.store)
             except WireError as error:
@@ -258,17 +264,20 @@ class Node:
             self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
         return self._stores[folder]
 
-    def _experiment(self, place: Place, config: Config) -> Experiment:
+    def _experiment(self, place: Place, config: Config, asked: Set[str] = frozenset()) -> Experiment:
+        """What is built for this configuration. If a client that is `asked` is not in it, its data may have come back
+        since: they are looked for again, at most every _AGAIN seconds."""
         here = self._here(place, config)
         key = repr((here, place.allow))  # what was allowed once may not be now
-        if key not in self._built:
+        lacking = key in self._built and not asked <= self._built[key].clients.keys()
+        if key not in self._built or (lacking and time.monotonic() - self._since[key] >= _AGAIN):
+            self._since[key] = time.monotonic()
             self._built = {k: built for k, built in self._built.items() if built.config.base == here.base}
             base, loaded = self._bases.of(here), self._bases.loads
-            self._built[key] = build.prepare(here, Reporter(Console(quiet=True)), base=base, everybody=False)
-            print(
-                f"{config.method['name']} for {', '.join(self._built[key].clients)}; bases loaded so far: {loaded}",
-                flush=True,
-            )
+            built = self._built[key] = build.prepare(here, Reporter(Console(quiet=True)), base=base, everybody=False)
+            print(f"{config.method['name']} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
+            for note in taking_part.notes(built):
+                print(note, flush=True)
         return self._built[key]
 
     def _here(self, place: Place, config: Config) -> Config:

@@ -12,7 +12,7 @@ from llm_fed import signs, tasks
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, one_line
 from llm_fed.eval import merges
-from llm_fed.experiment import announce, bases, start, unused
+from llm_fed.experiment import announce, bases, start, taking_part, unused
 from llm_fed.experiment.build import Experiment, prepare, structures
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
@@ -95,6 +95,8 @@ def train(
         with signs.part("waiting for the clients"):
             clients.gather(bases.identity(built.base), known["clients"], known["nodes"], known["examples"])
         models.check_names(config.export.clients, clients.names)
+        if not built.scored and (unscored := [name for name in clients.names if name in clients.roster.unscored]):
+            reporter.note_once(taking_part.line(taking_part.UNSCORED, unscored, len(clients.names)))
         told = {"clients": list(clients.names), "nodes": clients.roster.owners, "examples": clients.roster.examples}
         run.remember("network.json", known | told)
         built.server.clients, built.server.cohort = clients.names, clients.cohort_size
