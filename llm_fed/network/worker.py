@@ -213,7 +213,10 @@ def main() -> None:
     parser.add_argument("--node", type=lambda text: [int(word) for word in text.split(",")], default=[])
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that nothing is left behind
-    serve(arguments.home, arguments.idle, arguments.node)
+    try:
+        serve(arguments.home, arguments.idle, arguments.node)
+    except SystemExit:
+        os._exit(0)  # taking torch apart lasts seconds, for which the base would stay in memory
 
 
 if __name__ == "__main__":

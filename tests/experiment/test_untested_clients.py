@@ -75,6 +75,7 @@ def test_clients_without_test_examples_train_and_are_marked_wherever_scores_are(
     assert (cross["clients"], cross["unscored"]) == (["ada", "bob"], ["cyd", "dan"])
     assert "not in the table: cyd, dan" in llm_fed("eval", run, "--cross").out
     assert llm_fed("export", run, tmp_path / "out").code == 0 and (tmp_path / "out/dan").is_dir()
+    assert llm_fed("audit", run, "--all").code == 0
 
 
 def test_whole_clients_are_no_matter_for_words(small, tmp_path, llm_fed):
@@ -153,6 +154,9 @@ def test_who_is_only_tested_is_scored_with_the_model_for_all(small, tmp_path, ll
         in (out / "local-seed0/report.html").read_text()
     )
     assert "only scored, with the model for all. These are eve." in (out / "fedit-seed0/report.html").read_text()
+    assert (
+        llm_fed("audit", out / "fedit-seed0", "--all").code == 0 == llm_fed("audit", out / "local-seed0", "--all").code
+    )
     verdict = llm_fed("compare", "--runs", out / "local-seed0", out / "fedit-seed0", "--json")
     assert verdict.code == 0, verdict
     (pair,) = json.loads(verdict.out)["columns"]["average"]["pairs"]
