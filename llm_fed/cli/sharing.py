@@ -95,9 +95,9 @@ def flower(
     config = shipped.find(config)
     loaded = configfile.load(config, settings or [])
     section.check(loaded, data=False)
-    from llm_fed.network import flower_app, server  # with torch, so mistakes are named first
+    from llm_fed.network import flower_app, limits  # with torch, so mistakes are named first
 
-    server.check(loaded)
+    limits.check(loaded)
     name = flower_app.name_of(config.stem, str(loaded.method["name"]))
     folder = out_dir or Path("apps") / name
     note = flower_app.write(folder, loaded, name, config)

@@ -14,7 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from llm_fed import datapath, tasks
 from llm_fed.commands import survey
 from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
-from llm_fed.errors import RunError, UserError, listed
+from llm_fed.errors import RunError, UserError
+from llm_fed.experiment import taking_part
 from llm_fed.files import write_file
 from llm_fed.tasks.common import TaskData, text_of
 from llm_fed.tasks.files import split_files, training_files
@@ -77,7 +78,7 @@ def draft(given: Given, ask: Ask | None) -> Draft:
             f"the smallest client has {smallest} training examples, which is too few to train and to evaluate on"
         )
     for what, names in survey.missing(data).items():
-        warnings.append(f"{what} ({len(names)} of {len(data.everybody)}): {listed(names)}")
+        warnings.append(taking_part.line(what, names, len(data.everybody)))
     if problem:
         warnings.append(f"lengths and template are unknown, because {base} cannot be loaded here: {problem}")
     template = "chat" if tokenizer is not None and tokenizer.chat_template else "alpaca-short"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import regex
 
 from llm_fed.errors import UserError
+from llm_fed.experiment import taking_part
 from llm_fed.tasks.common import ClientData, Example, TaskData, template_of, text_of
 from llm_fed.tasks.conversations import encoded
 
@@ -143,13 +144,11 @@ def missing(data: TaskData) -> dict[str, list[str]]:
     """The clients that do not train or are not scored, by what becomes of them in words; empty where all do both."""
     clients = data.clients.values()
     found = {
-        "these clients have no example and are left out": [name for name in data.everybody if name not in data.clients],
-        "these clients have no training example; methods of personal models leave them out": [
+        taking_part.LEFT_OUT: [name for name in data.everybody if name not in data.clients],
+        f"{taking_part.ONLY_TESTED}, or left out by methods of personal models": [
             client.client for client in clients if not client.train
         ],
-        "these clients have no test example, so they train and are not scored": [
-            client.client for client in clients if not client.test
-        ],
+        taking_part.UNSCORED: [client.client for client in clients if not client.test],
     }
     return {what: names for what, names in found.items() if names}
 

@@ -26,7 +26,7 @@ from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import NOISY_STEPS, OPTIMIZER, Site
 
-UNSCORED = "It has none, as the client has no test example."
+NO_SCORE = "It has none, as the client has no test example."
 UNMOVED = (
     "the tested models are those that the run began with, as no update has moved them; see whether updates were "
     "refused or late, and whether the method waits for more of them than come (such as method.buffer)"
@@ -160,7 +160,7 @@ def contents(
             metrics={experiment.metric: scores[id]} if id in scores else {}, config=config_text,
             recipe=method.recipe(site),
             privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",
-            unscored="" if site.data.queries.get("test") else UNSCORED,
+            unscored="" if site.data.queries.get("test") else NO_SCORE,
         )  # fmt: skip
         yield id, models.contents(personal[id], site.structure, experiment.base, card, prompt)
 

@@ -265,20 +265,31 @@ class Node:
         return self._stores[folder]
 
     def _experiment(self, place: Place, config: Config, asked: Set[str] = frozenset()) -> Experiment:
-        """What is built for this configuration. If a client that is `asked` is not in it, its data may have come back
-        since: they are looked for again, at most every _AGAIN seconds."""
+        """What is built for this configuration. If a client that is `asked` has nothing to train on in it, its data may
+        have come back since: they are looked for again, at most every _AGAIN seconds."""
         here = self._here(place, config)
         key = repr((here, place.allow))  # what was allowed once may not be now
-        lacking = key in self._built and not asked <= self._built[key].clients.keys()
-        if key not in self._built or (lacking and time.monotonic() - self._since[key] >= _AGAIN):
-            self._since[key] = time.monotonic()
-            self._built = {k: built for k, built in self._built.items() if built.config.base == here.base}
-            base, loaded = self._bases.of(here), self._bases.loads
-            built = self._built[key] = build.prepare(here, Reporter(Console(quiet=True)), base=base, everybody=False)
-            print(f"{config.method['name']} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
-            for note in taking_part.notes(built):
-                print(note, flush=True)
-        return self._built[key]
+        built = self._built.get(key)
+        if built is None:
+            return self._build(key, here)
+        if asked <= built.trainers.keys() or time.monotonic() - self._since[key] < _AGAIN:
+            return built
+        try:
+            return self._build(key, here)
+        except Exception as error:  # of any kind: the others' data are still good
+            print(f"data that were missing cannot be read yet: {error}", flush=True)
+            return built
+
+    def _build(self, key: str, here: Config) -> Experiment:
+        self._since[key] = time.monotonic()
+        self._built = {k: built for k, built in self._built.items() if built.config.base == here.base}
+        base, loaded = self._bases.of(here), self._bases.loads
+        built = self._built[key] = build.prepare(here, Reporter(Console(quiet=True)), base=base, everybody=False)
+        name = here.method["name"]
+        print(f"{name} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
+        for note in taking_part.notes(built):
+            print(note, flush=True)
+        return built
 
     def _here(self, place: Place, config: Config) -> Config:
         """The configuration with this machine's data; who is asked, and when, is the server's affair."""

@@ -176,7 +176,7 @@ def test_a_client_without_any_example_is_left_out_with_its_name(small, tmp_path,
     path.write_text(yaml.safe_dump(tree | {"adapter": {**tree["adapter"], "rank": [2, 4, 2]}}))
     assert llm_fed("run", path, "--out", tmp_path / "by-place").code == 0
     init = llm_fed("init", tmp_path / "data", "--base", small.base, "--yes", "--out", tmp_path / "i.yaml")
-    assert "these clients have no example and are left out (1 of 3): eve" in init.out
+    assert "these clients have no training example and are left out (1 of 3): eve" in init.out
 
 
 @pytest.mark.parametrize("clients", [{"ada": {}, "bob": {}}, {"ada": ONLY_TEST, "bob": ONLY_TEST}])

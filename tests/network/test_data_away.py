@@ -35,7 +35,10 @@ class Moving(NetworkInProcess):
         rounds = [order["round"] for order in message.get("orders", ()) if order["kind"] == "train"]
         if to == 1 and rounds and rounds[0] in self.away:
             moved, aside = self.away.pop(rounds[0]), self.place.with_name("aside")
-            if moved is None:
+            if moved == "half a file":
+                (self.place / "bob").mkdir()
+                (self.place / "bob/train.jsonl").write_text('{"instruction": "w2')
+            elif moved is None:
                 shutil.copytree(aside, self.place, dirs_exist_ok=True)
             else:
                 shutil.copytree(self.place, aside)
@@ -65,6 +68,14 @@ def test_data_that_go_away_cost_their_clients_rounds_and_nothing_else(small, tmp
     afters = [order["after"] for order in link.orders if order["kind"] == "train" and order["client"] == "bob"]
     assert afters == [0, 1, 1, 1, 4]
     assert "unfinished" not in done and set(done["scores"]["clients"]) == set(CLIENTS)
+
+
+def test_data_that_are_half_back_are_no_matter_for_the_other_clients_of_the_machine(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "_AGAIN", 0.0)
+    settings = tree(small, rounds=4, network=HOMES, eval={"every": 0})
+    link = Moving(tmp_path, small, settings, nodes=PAIR, away={2: "bob", 3: "half a file", 4: None})
+    assert "unfinished" not in server.train(link.config, tmp_path / "run", link)
+    assert failures(tmp_path) == [(2, "bob"), (3, "bob")]
 
 
 def test_a_client_without_data_says_so_in_words(small, tmp_path):
