@@ -29,7 +29,8 @@ def evaluate(
     limit: int | None = None,
     listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
 ) -> Summary | None:
-    """Each client's score (0-100) and loss on its own `split`; None where no client has that split.
+    """Each client's score (0-100) and loss on its own `split`; None where no client has that split. A client that has
+    no example of it is named as unscored.
 
     Args:
         limit: at most this many examples per client.
@@ -45,7 +46,8 @@ def evaluate(
         if isinstance(outcome, Exception):
             raise outcome
     losses = {name: rounded(loss) for name, (_, loss) in outcomes.items() if loss is not None}
-    return summarize(metric, {name: score for name, (score, _) in outcomes.items()}, losses)
+    scores = {name: score for name, (score, _) in outcomes.items()}
+    return summarize(metric, scores, losses, [name for name in clients if name not in asked])
 
 
 def check_options(client: str, data: Data) -> None:

@@ -97,7 +97,7 @@ _IDLE: dict[type, Callable[[Any], Any]] = {
 
 
 def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
-    """What a finished run sent and received per client, up to and with `last_round` (default: all).
+    """What a finished run sent and received per client that trains, up to and with `last_round` (default: all).
 
     Where the server is tested, so that no client has a score, those count that ever answered.
     """
@@ -106,8 +106,9 @@ def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
         for line in read_records(run_dir / "metrics.jsonl")
         if line["kind"] == "client" and (last_round is None or line["round"] <= last_round)
     ]
-    scored = finished(run_dir)["scores"].get("clients", ())
-    clients = max(len(scored), len({line["client"] for line in lines}))
+    summary = finished(run_dir)
+    known = len(summary["scores"].get("clients", ())) + len(summary["scores"].get("unscored", ()))
+    clients = max(known - len(summary.get("only_tested", ())), len({line["client"] for line in lines}))
     up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
     asked = max(1, len(lines))
     return Traffic(up / asked, down / asked, up / clients, down / clients, up + down)

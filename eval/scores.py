@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 from typing import Any, Literal
 
 from llm_fed.errors import UserError, lookup
+
+# Below a table in which "-" stands for the score of a client that has none.
+NOT_SCORED = "-: the client has no example to be scored on; means and worst halves are those of the others."
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,26 @@ class Summary:
     # client id -> mean loss per target token, or per picture, on the same examples under the same model; None where it
     # is not finite. A client without an example that fits into training's length is missing.
     losses: dict[str, float | None]
+    unscored: tuple[str, ...] = ()  # clients without an example of the split; they are in no other field
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by name: metric, clients, mean, std, worst_half, loss, losses."""
-        return dataclasses.asdict(self)
+        """The fields by name: metric, clients, mean, std, worst_half, loss, losses, and unscored if there are any."""
+        fields = dataclasses.asdict(self)
+        unscored = fields.pop("unscored")
+        return fields | ({"unscored": list(unscored)} if unscored else {})
 
 
-def summarize(metric: str, clients: dict[str, float], losses: Mapping[str, float | None] | None = None) -> Summary:
+def summarize(
+    metric: str,
+    clients: dict[str, float],
+    losses: Mapping[str, float | None] | None = None,
+    unscored: Iterable[str] = (),
+) -> Summary:
     """The summary of one score per client, the same bits in any order of clients; UserError without any.
 
     Args:
         losses: of these clients, where they are known.
+        unscored: the other clients.
     """
     if not clients:
         raise UserError(f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?")
@@ -73,7 +85,19 @@ def summarize(metric: str, clients: dict[str, float], losses: Mapping[str, float
     found = {id: loss if loss is not None and math.isfinite(loss) else None for id, loss in (losses or {}).items()}
     finite = [loss for loss in found.values() if loss is not None]
     loss = fmean(finite) if finite and len(finite) == len(found) else None
-    return Summary(metric, dict(clients), mean, std, fmean(values[: (len(values) + 1) // 2]), loss, found)
+    worst_half = fmean(values[: (len(values) + 1) // 2])
+    return Summary(metric, dict(clients), mean, std, worst_half, loss, found, tuple(unscored))
+
+
+def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]:
+    """A line of scores as it would be without these clients, where others remain."""
+    if not clients:
+        return dict(line)
+    kept = {id: score for id, score in line["clients"].items() if id not in clients}
+    if not kept or len(kept) == len(line["clients"]):
+        return dict(line)
+    losses = {id: loss for id, loss in line.get("losses", {}).items() if id in kept}
+    return {**line, **summarize(line["metric"], kept, losses, line.get("unscored", ())).as_json()}
 
 
 def likelihood(loss: float) -> float:

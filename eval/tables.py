@@ -17,12 +17,15 @@ from rich import box, filesize
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from llm_fed.errors import listed
 from llm_fed.eval.costs import Parameters, Traffic
+from llm_fed.eval.scores import NOT_SCORED
 from llm_fed.eval.verdict import Scored, Verdict
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
 SUMMARIES = ("average", "worst_half")
+_ONLY_IF_ANY = ("unscored", "only_tested", "uncounted")  # lists of a run's clients that table.json has unless empty
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class Result:
     training: int | None = None
     last: Mapping[str, Any] | None = None  # `verdict.last_round`
     events: Mapping[str, int] = field(default_factory=dict)  # what went wrong how often, e.g. {"refused upload": 3}
+    unscored: Sequence[str] = ()  # clients without test examples
+    only_tested: Sequence[str] = ()  # clients without training examples, of a method that scores them all the same
+    uncounted: Sequence[str] = ()  # clients whose score is in no mean, as another row has none of theirs
 
 
 @dataclass(frozen=True)
@@ -122,9 +128,28 @@ class Table:
         return list(dict.fromkeys(id for row in self.rows for result in row.results.values() for id in result.clients))
 
     @property
+    def unscored(self) -> list[str]:
+        """The clients without a score in any row, as they have no test example."""
+        named = dict.fromkeys(id for row in self.rows for result in row.results.values() for id in result.unscored)
+        return [id for id in named if id not in self.clients]
+
+    @property
+    def uncounted(self) -> list[str]:
+        """The clients that some rows score, and that count in no mean, as others cannot score them."""
+        return list(
+            dict.fromkeys(id for row in self.rows for result in row.results.values() for id in result.uncounted)
+        )
+
+    def uncounted_at(self, seed: int) -> set[str]:
+        """The clients of this seed without training examples that some finished rows score, and others leave out."""
+        found = [row.results[seed] for row in self.rows if seed in row.results]
+        only_tested = {id for result in found for id in result.only_tested}
+        return {id for id in only_tested if any(id not in result.clients for result in found)}
+
+    @property
     def by_client(self) -> dict[str, dict[str, list[float]]]:
         """By label and client the score of each finished seed, of the rows that have all clients in all of these."""
-        clients = self.clients
+        clients = [id for id in self.clients if id not in self.uncounted]
         return {
             row.label: {id: [result.clients[id] for result in row.results.values()] for id in clients}
             for row in self.rows
@@ -157,7 +182,7 @@ class Table:
             "rows": [self._row_json(row) for row in self.rows],
             "verdict": self.verdict.as_json(),
             "notes": self.notes,
-        }
+        } | ({"unscored": unscored} if (unscored := self.unscored) else {})
 
     def _row_json(self, row: Row) -> dict[str, Any]:
         def plain(spread: Spread | None) -> dict[str, Any] | None:
@@ -166,7 +191,8 @@ class Table:
         by_seed: dict[str, Any] = {}
         for seed in self.seeds:
             if seed in row.results:
-                by_seed[str(seed)] = asdict(row.results[seed])
+                found = asdict(row.results[seed])
+                by_seed[str(seed)] = {key: value for key, value in found.items() if value or key not in _ONLY_IF_ANY}
             elif seed in row.failures:
                 by_seed[str(seed)] = f"failed: {row.failures[seed]}"
         return {
@@ -182,7 +208,7 @@ class Table:
 
     def as_csv(self) -> str:
         """A line per row, plain numbers; an unknown one is empty."""
-        columns = {f"client {id}": id for id in self.clients}
+        columns = {f"client {id}": id for id in [*self.clients, *self.unscored]}
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         scores = [*columns, *SUMMARIES]
@@ -215,7 +241,7 @@ class Table:
     def cells(self) -> list[tuple[str, list[tuple[str, bool]]]]:
         """Under `heads`, each row's label, and its other cells with whether they are the best of their column."""
         return [
-            (row.label, [*((str(cell or ""), best) for cell, best in scores), *((text, False) for text in costs)])
+            (row.label, [*((_shown(cell, row), best) for cell, best in scores), *((text, False) for text in costs)])
             for row, scores, costs in self._lines(self._columns)
         ]
 
@@ -227,18 +253,19 @@ class Table:
         if self._columns and len(self.rows) <= MAX_TERMINAL_ROWS:
             clients = _rich(f"{self.metric} (0-100)", "client", [row.label for row in self._shown])
             for number, client in enumerate(self._columns):
-                clients.add_row(Text(client), *(_mean(*cells[number]) for _, cells, _ in lines))
+                clients.add_row(Text(client), *(_mean(row, *cells[number]) for row, cells, _ in lines))
             tables.append(clients)
         title = f"{self.metric}; bytes up per client over the run; adapters of {self.adapter:,} parameters"
         heads = ["average", "worst half", "seeds", "up", "server", "sent", "client"]
         averages = _rich(title, "method", heads)
         for row, cells, rest in lines:
-            averages.add_row(Text(row.label), *(_mean(*cell) for cell in cells[len(self._columns) :]), *rest)
-        return [*tables, averages, *map(Text, self.verdict.for_terminal())]
+            averages.add_row(Text(row.label), *(_mean(row, *cell) for cell in cells[len(self._columns) :]), *rest)
+        return [*tables, averages, *map(Text, [*self._without_score(), *self.verdict.for_terminal()])]
 
     @property
     def _columns(self) -> list[str]:
-        return self.clients if len(self.clients) <= MAX_CLIENTS else []
+        everybody = [*self.clients, *self.unscored]
+        return everybody if len(everybody) <= MAX_CLIENTS else []
 
     def _lines(
         self, clients: Sequence[str], short: bool = False
@@ -284,6 +311,7 @@ class Table:
             notes.append("base: the base model without any adapter, before training.")
         if len(self.clients) > MAX_CLIENTS:
             notes.append(f"The scores of {len(self.clients)} single clients are in table.csv and table.json.")
+        notes += self._without_score()
         if self.budget:
             notes.append(self._within_budget(self.budget))
         for row in self.rows:
@@ -293,6 +321,16 @@ class Table:
                 if said:
                     notes.append(f"{row.label}, seed {seed}: {', '.join(said)}; the report in its folder says more.")
         return notes + self.notes
+
+    def _without_score(self) -> list[str]:
+        """Of clients whose scores some or all rows lack."""
+        notes = [f"{NOT_SCORED} So it is for {listed(unscored)}."] if (unscored := self.unscored) else []
+        if uncounted := self.uncounted:
+            notes.append(
+                "These clients have no training example, so rows of personal models leave them out, and they count in "
+                f"no mean: {listed(uncounted)}."
+            )
+        return notes
 
     def _within_budget(self, budget: float) -> str:
         used = {row.label: row.traffic.total / 2**20 for row in self.rows if row.traffic}
@@ -312,8 +350,13 @@ def _rich(title: str, first: str, columns: Sequence[str]) -> RichTable:
     return table
 
 
-def _mean(cell: Spread | None, best: bool) -> Text:
-    return Text(f"{cell.mean:.2f}" if cell else "", style="bold green" if best else "")
+def _mean(row: Row, cell: Spread | None, best: bool) -> Text:
+    return Text(f"{cell.mean:.2f}" if cell else _shown(cell, row), style="bold green" if best else "")
+
+
+def _shown(cell: Spread | None, row: Row) -> str:
+    """Nothing where there may be a score later."""
+    return str(cell) if cell else "-" if row.results else ""
 
 
 _COSTS = (

@@ -3,7 +3,7 @@ and where the scores' variance comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 
 from llm_fed.config import Config
 from llm_fed.eval.pairs import LEAST, LEVEL, Cell, Column, compare_methods
+from llm_fed.eval.scores import without
 from llm_fed.runs.reading import scores_in_training
 from llm_fed.runs.records import read_records
 
@@ -195,15 +196,20 @@ class Verdict:
         return {"level": LEVEL, "unit": unit, "columns": columns, "variance": shares, "sentences": self.sentences}
 
 
-def last_round(folder: Path, config: Config) -> dict[str, Any] | None:
+def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) -> dict[str, Any] | None:
     """The scores of a run's last round on the split that is scored during training, before what clients finish alone:
-    {split, average, worst_half}; None where the last round is the one that was tested, or a run has no rounds."""
+    {split, average, worst_half}; None where the last round is the one that was tested, or a run has no rounds.
+
+    Args:
+        uncounted: clients that count in no mean.
+    """
     if config.eval.select == "last":
         return None
     scored = scores_in_training(read_records(folder / "metrics.jsonl"), config.eval.during)
     line = scored.get(config.rounds, {})
     if "mean" not in line:
         return None
+    line = without(line, uncounted)
     return {"split": line["split"], "average": line["mean"], "worst_half": line["worst_half"]}
 
 

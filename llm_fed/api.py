@@ -37,8 +37,8 @@ class Result:
         folder: the run folder, with report.html.
         round: the round (of `rounds`) whose models were tested and exported.
         metric: the metric of the scores; None if no client has test examples.
-        scores: the test score of each client.
-        mean, worst_half: the mean score over all clients, and over the worst half of them.
+        scores: the test score of each client that has test examples.
+        mean, worst_half: the mean of these scores, and of the worst half of them.
         base: the test score of the base without an adapter, by client; empty without eval.base=true.
         adapters: the folder of each client's personal model.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from llm_fed.names import same_name
@@ -37,6 +37,12 @@ def one_line(text: str, most: int = 300) -> str:
 def printable(text: str) -> str:
     """Text for a terminal, where what others wrote must not move the cursor, change colours or turn lines around."""
     return _CONTROLS.sub("?", text)
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Names in a message, `ada, bob`; of many the first, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def install(extra: str) -> str:

@@ -78,6 +78,10 @@ class Method:
     # A client may start from a model of its own (`adapter.start`), as nothing is shared.
     own_start: ClassVar[bool] = False
 
+    # What a client's step does that is for held-out examples, if the client has none, in words. Empty: no step is, or
+    # it can do without.
+    without_held_out: ClassVar[str] = ""
+
     # What a run may rely on:
     # One model for all: what `broadcast` sends to any client, so that the server can test it on data of its own.
     one_model: ClassVar[bool] = False

@@ -12,24 +12,10 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from llm_fed import datapath, plugins
 from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError, lookup
-from llm_fed.tasks import (
-    commonsense,
-    content,
-    files,
-    flan,
-    images,
-    rolebench,
-    server,
-    splits,
-    synthetic,
-    xnli,
-    xquad,
-)
+from llm_fed.errors import UserError, listed, lookup
+from llm_fed.tasks import commonsense, files, flan, images, rolebench, server, splits, synthetic, xnli, xquad
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition
@@ -100,19 +86,22 @@ def find(name: str, key: str = "task.name") -> Task:
     return found
 
 
-def load(config: TaskConfig, seed: int, held_out: int | None = None, known: Record | None = None) -> TaskData:
+def load(
+    config: TaskConfig, seed: int, held_out: int | None = None, known: Record | None = None, *, absent: bool = False
+) -> TaskData:
     """The task's clients after `config.groups`, partition and `config.clients`, and the server's data if it has any.
 
-    Each client has training and test examples. Where no client brings a test split, a seeded TEST_SHARE of each
-    client's training examples becomes one, with a warning. With `config.server.test` the test split is the server's,
-    clients have none, and those that got no training example are left out, with a warning. A client without a
-    validation split gives `config.validation` of its training examples. Label noise falls on what is left of these.
-    UserError for an unknown task, wrong or missing data, or an empty client.
+    Where no client brings a test split, a seeded TEST_SHARE of the training examples of each client that has two or
+    more becomes one, with a warning. So a client may have training examples alone, or test examples alone; one with
+    neither is left out. With `config.server.test` the test split is the server's, and clients need training examples. A
+    client without a validation split gives `config.validation` of its training examples. Label noise falls on what is
+    left of these. UserError for an unknown task, wrong or missing data, or where no client has an example.
 
     Args:
         seed: of the federation.
         held_out: the seed of which examples become test and validation splits (default: `seed`).
-        known: rows that keep the split which they had in a run. A client may then have no test example, with a warning.
+        known: rows that keep the split which they had in a run.
+        absent: whether groups may be missing, as on a machine whose data went away; they count as without an example.
     """
     held_out = seed if held_out is None else held_out
     if config.groups == ():
@@ -131,7 +120,8 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None, known: Reco
     _check_encoding(natural)
     if not row.selects:
         if config.groups is not None:
-            chosen = [lookup("task.groups", name, natural) for name in config.groups]
+            here = [name for name in config.groups if name in natural] if absent else ()
+            chosen = [lookup("task.groups", name, natural) for name in here or config.groups]
             natural = {client.client: client for client in chosen}
         if config.partition.kind == "natural":
             natural = {name: natural[name] for name in kept(list(natural), config, seed)}
@@ -148,17 +138,20 @@ def load(config: TaskConfig, seed: int, held_out: int | None = None, known: Reco
     clients = list(partition(natural, config.partition, seed, not asked.test, rule, others).values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
-    if asked.test and (empty := sum(not client.train for client in clients)):
-        log.warning("%d of %d clients got no training example and are left out", empty, len(clients))
-        clients = [client for client in clients if client.train]
     if not from_test:
         clients = _with_test(clients, rule)
+    everybody = tuple(client.client for client in clients)
+    if absent and config.partition.kind == "natural":
+        everybody = config.groups or everybody
+    clients = _with_examples(clients, tested=not asked.test)
     clients = _with_validation(clients, rule, config.validation, others)
-    _check(clients, tested=not asked.test, begins=known is None)
+    _check_names(clients)
     record = record.divided(clients, data.server)
     if config.noise:
         clients = [images.noisy(client, config.noise, len(data.labels), seed) for client in clients]
-    return dataclasses.replace(data, clients={client.client: client for client in clients}, record=record)
+    return dataclasses.replace(
+        data, clients={client.client: client for client in clients}, everybody=everybody, record=record
+    )
 
 
 def describe() -> list[dict[str, str]]:
@@ -220,8 +213,20 @@ def _check_encoding(names: Iterable[str]) -> None:
             )
 
 
-def _check(clients: list[ClientData], tested: bool, begins: bool) -> None:
-    """Args: begins: whether no example has been trained on yet."""
+def _with_examples(clients: list[ClientData], tested: bool) -> list[ClientData]:
+    """The clients that have something to train on or, where they are `tested`, to be tested on.
+
+    Raises:
+        UserError: there is none.
+    """
+    having = [client for client in clients if client.train or (tested and client.test)]
+    if not having:
+        what = "training or test example" if tested else "training example"
+        raise UserError(f"none of the clients {listed([client.client for client in clients])} has a {what}; add some")
+    return having
+
+
+def _check_names(clients: list[ClientData]) -> None:
     seen: dict[str, str] = {}
     for name in (client.client for client in clients):
         if name in (".", "..") or not name.isprintable() or set(name) & set("/\\"):
@@ -234,20 +239,3 @@ def _check(clients: list[ClientData], tested: bool, begins: bool) -> None:
         if name.casefold() in seen:
             raise UserError(f"client ids {seen[name.casefold()]!r} and {name!r} differ in case only")
         seen[name.casefold()] = name
-    untested = []
-    for client in clients:
-        if not client.train:
-            why = "" if begins else ", as what the run has held out is not trained on"
-            raise UserError(f"client {client.client!r} has no train example{why}; add some, or leave the client out")
-        if tested and not client.test:
-            untested.append(client.client)
-            if begins:
-                same = len(client.train) > 1 and len(np.unique(content.digests(client.train))) == 1
-                what = f"its {len(client.train)} examples are all equal; add others" if same else "add some"
-                raise UserError(f"client {client.client!r} has no test example; {what}, or leave the client out")
-    if untested:
-        more = f" and {len(untested) - 3} more" if len(untested) > 3 else ""
-        log.warning(
-            "no test example is left of %s%s, since what was trained on is not tested; add some",
-            ", ".join(untested[:3]), more,
-        )  # fmt: skip

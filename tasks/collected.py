@@ -65,15 +65,15 @@ class Collected:
         """By id, in natural order.
 
         Raises:
-            UserError: there is no row for training.
+            UserError: there is no row.
         """
         for id in [*self._places]:
             if (match := _WHOLE.fullmatch(id)) and match[1] in self._places:  # 11.0 is 11 in a column with gaps
                 for split, places in self._places.pop(id).items():
                     self._places[match[1]][split].extend(places)
-        if not any(splits["train"] for splits in self._places.values()):
+        if not any(any(splits.values()) for splits in self._places.values()):
             empty = f" ({few(self.reading.empty, 'files')} holds none)" if self.reading.empty else ""
-            raise UserError(f"{self.where} has no training rows{empty}; it needs a train split with at least one row")
+            raise UserError(f"{self.where} has no rows{empty}; it needs a train split with at least one row")
         found = {id: splits for id, splits in self._places.items() if any(splits.values())}
         order = sorted(found, key=natural_order) if self._by_column else found
         return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in found[id].items()}) for id in order}

@@ -120,6 +120,8 @@ class TaskData:
     labels: tuple[str, ...] = ()  # names of the classes of pictures, by label; empty: text
     server: ClientData | None = None  # the server's own data: what it trains on, and the test set of one model for all
     server_labels: tuple[str, ...] = ()  # names of the classes of server.train, where it is another task's
+    # All clients of the data in their order, those too that `clients` lacks, as they have no example.
+    everybody: tuple[str, ...] = ()
     reading: Reading | None = None  # what became of the user's own files
     # which split each row is in; None: not made by `llm_fed.tasks.load`
     record: Record | None = field(default=None, compare=False, repr=False)

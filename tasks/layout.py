@@ -367,12 +367,11 @@ def _parts(files: Sequence[_File], where: str) -> Iterator[Part]:
         by_client[file.client][file.split or "train"].append(file)
     for client in sorted(by_client, key=lambda name: natural_order(name or "")):
         splits = by_client[client]
-        if "train" not in splits:
+        if client is None and "train" not in splits:
             first = next(iter(splits.values()))[0].path
-            who = f"client {client!r} has" if client is not None else f"{where} has"
             raise UserError(
-                f"{who} no train file beside {first}; add train.jsonl, .csv or .parquet, or give {first} another name "
-                "if it is for training"
+                f"{where} has no train file beside {first}; add train.jsonl, .csv or .parquet, or give {first} another "
+                "name if it is for training"
             )
         for split in SPLIT_NAMES:
             if part := splits.get(split):

@@ -51,7 +51,8 @@ def client_table(by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alon
         shown: the score line whose scores the table has; None: there is none yet.
         alone: the score line of the base on the same split.
     """
-    work: dict[str, list[Line]] = {client: [] for client in (shown["clients"] if shown else ())}
+    known = [*shown["clients"], *shown.get("unscored", ())] if shown else []
+    work: dict[str, list[Line]] = {client: [] for client in known}
     for line in by_kind["client"]:
         work.setdefault(line["client"], []).append(line)
     trouble = Counter(line.get("client") for line in by_kind["event"])

@@ -73,7 +73,7 @@ def _clients(table: Table) -> SortableTable:
         return [spread.mean if (spread := row.client(id)) else None for row in rows]
 
     columns = [Column(row.label, "score") for row in rows]
-    return SortableTable("client", columns, [(id, mean(id)) for id in table.clients])
+    return SortableTable("client", columns, [(id, mean(id)) for id in [*table.clients, *table.unscored]])
 
 
 def _picture(path: Path) -> dict[str, Any]:

@@ -8,16 +8,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from llm_fed.errors import RunError
+from llm_fed.errors import RunError, listed
 from llm_fed.eval import merges
 from llm_fed.eval.report.clients import client_table, curves
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, read_timing, reference, usage
+from llm_fed.eval.scores import NOT_SCORED
 from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES
 from llm_fed.runs.reading import comparable, scores_in_training
 
-KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy")
+KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy", "clients")
 ALONE = "the base alone"
 
 
@@ -69,6 +70,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
         local=local.get(shown["split"]) if shown else None,
         final=bool(final),
         table=client_table(by_kind, shown, alone),
+        apart=_apart(by_kind["clients"], shown),
         curves=drawn,
         curved=curved,
         totals=_totals(by_kind["round"]),
@@ -96,6 +98,17 @@ def _scores(lines: Sequence[Line], during: str) -> tuple[list[Line], Line | None
     tested = [line for line in lines if (line["kind"], line.get("split")) == ("score", "test") and line["round"]]
     final = [line for line in tested if not any(line is point for point in curve)]
     return curve, final[-1] if final else None
+
+
+def _apart(lines: Sequence[Line], shown: Line | None) -> list[str]:
+    """A sentence for each kind of client that does not train, or is not scored."""
+    line = lines[-1] if lines else {}
+    named = {
+        NOT_SCORED.replace("-", "–", 1): (shown or {}).get("unscored"),
+        "Some clients have no training example and are only scored, with the model for all.": line.get("only_tested"),
+        "Some clients have no training example and are left out.": line.get("left_out"),
+    }
+    return [f"{sentence} These are {listed(names)}." for sentence, names in named.items() if names]
 
 
 def _samples(lines: Sequence[Line]) -> dict[str, list[Line]]:

@@ -14,6 +14,8 @@ import typer
 from rich.table import Table
 
 from llm_fed.config import Config
+from llm_fed.errors import listed
+from llm_fed.eval.scores import NOT_SCORED
 from llm_fed.terminal import Terminal
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
@@ -48,15 +50,21 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
     table.add_column("client")
     for name in scores:
         table.add_column(name, justify="right")
-    for client in next(iter(scores.values()))["clients"]:
-        table.add_row(client, *(f"{score['clients'][client]:.1f}" for score in scores.values()))
-    if len(next(iter(scores.values()))["clients"]) == 1:
-        out.print(table)
-        return
-    table.add_section()
-    for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
-        table.add_row(label, *(f"{score[key]:.1f}" for score in scores.values()))
+    scored = dict.fromkeys(client for score in scores.values() for client in score["clients"])
+    unscored = dict.fromkeys(client for score in scores.values() for client in score.get("unscored", ()))
+    for client in (*scored, *(client for client in unscored if client not in scored)):
+        table.add_row(client, *(_cell(score["clients"].get(client)) for score in scores.values()))
+    if len(scored) > 1:
+        table.add_section()
+        for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
+            table.add_row(label, *(f"{score[key]:.1f}" for score in scores.values()))
     out.print(table)
+    if unscored:
+        out.print(NOT_SCORED)
+
+
+def _cell(score: float | None) -> str:
+    return "-" if score is None else f"{score:.1f}"
 
 
 def print_cross(folder: Path, found: dict[str, Any], as_json: bool) -> None:
@@ -71,6 +79,8 @@ def print_cross(folder: Path, found: dict[str, Any], as_json: bool) -> None:
         for client, row in zip(found["clients"], found["scores"], strict=True):
             table.add_row(client, *(f"{score:.1f}" for score in row))
         out.print(table)
+    if left := found.get("unscored"):
+        out.print(f"without examples, so not in the table: {listed(left)}")
     out.print(f"the whole table is in {folder / 'cross.json'} and {folder / 'report.html'}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,6 @@ import typer
 from llm_fed.cli.printing import out
 from llm_fed.cli.program import app
 from llm_fed.errors import printable
-from llm_fed.plugins import short
 
 
 @app.command(rich_help_panel="Share and deploy")
@@ -89,14 +89,16 @@ def flower(
 ) -> None:
     """Write a Flower app that runs the federation with its clients on other machines. Each machine needs Flower: in a
     clone, pip install -e '.[flower]'."""
-    from llm_fed import configfile
+    from llm_fed import configfile, shipped
     from llm_fed.commands import section
 
+    config = shipped.find(config)
     loaded = configfile.load(config, settings or [])
     section.check(loaded, data=False)
-    from llm_fed.network import flower_app  # with torch, so mistakes are named first
+    from llm_fed.network import flower_app, limits  # with torch, so mistakes are named first
 
-    name = f"{config.stem}-{short(str(loaded.method['name']))}"
+    limits.check(loaded)
+    name = flower_app.name_of(config.stem, str(loaded.method["name"]))
     folder = out_dir or Path("apps") / name
-    note = flower_app.write(folder, loaded, name)
-    out.print(f"wrote {folder}. Next: flwr run {folder} SUPERLINK --stream{note}")
+    note = flower_app.write(folder, loaded, name, config)
+    out.print(f"wrote {folder}. Next: flwr run {shlex.quote(str(folder))} SUPERLINK --stream{note}")

@@ -103,7 +103,7 @@ def _empty_table(plan: Plan, bases: Bases) -> Table:
             check_names(built.base.model, job.config.adapter)
         metrics[label] = built.metric
         needs = [count(need, label) for need in job.needs.values()]
-        return count_parameters(built.method, built.server, built.clients, built.base.layout, needs)
+        return count_parameters(built.method, built.server, built.trainers, built.base.layout, needs)
 
     rows = []
     for label, words in plan.rows.items():
@@ -137,6 +137,11 @@ def _fill(table: Table, plan: Plan) -> Table:
                     row.results[seed] = job.result()
             elif job.outcome:
                 row.failures[seed] = public_text(job.outcome)
+    for seed in plan.seeds:
+        if uncounted := table.uncounted_at(seed):
+            for row in table.rows:
+                if seed in row.results:
+                    row.results[seed] = plan.cells[row.label, seed].result(uncounted)
     return table
 
 

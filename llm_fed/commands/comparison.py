@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from llm_fed.config import Config, ExportConfig
 from llm_fed.contents import KEYS, Contents, translated
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Traffic, read_traffic
+from llm_fed.eval.scores import without
 from llm_fed.eval.tables import Result
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
@@ -70,22 +71,30 @@ class Job:
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())
 
-    def result(self) -> Result:
-        """What the table shows of a finished run."""
+    def result(self, uncounted: Set[str] = frozenset()) -> Result:
+        """What the table shows of a finished run.
+
+        Args:
+            uncounted: clients that count in no mean, as another row cannot score them.
+        """
         assert isinstance(self.outcome, dict)
-        scores = self.outcome["scores"]
+        scores, base = self.outcome["scores"], self.outcome.get("base")
+        counted = without(scores, uncounted) if "clients" in scores else scores
         return Result(
             folder=self.shown,
             round=self.outcome["round"],
             clients=scores.get("clients", {}),
-            average=scores.get("mean"),
-            worst_half=scores.get("worst_half"),
-            base=self.outcome.get("base"),
+            average=counted.get("mean"),
+            worst_half=counted.get("worst_half"),
+            base=base and without(base, uncounted),
             traffic=self._traffic(),
             federation=self.config.federation_seed,
             training=self.config.training_seed,
-            last=last_round(self.folder, self.config),
+            last=last_round(self.folder, self.config, uncounted),
             events=dict(self._events()),
+            unscored=scores.get("unscored", []),
+            only_tested=self.outcome.get("only_tested", []),
+            uncounted=sorted(uncounted & scores.get("clients", {}).keys()),
         )
 
     def _events(self) -> Counter[str]:

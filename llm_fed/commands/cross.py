@@ -31,7 +31,7 @@ def cross_scores(
 
     Returns:
         `clients`, and `scores` (0-100): a row per client's model, a column per client whose examples it answers; and
-        `metric`, `split` and `limit`.
+        `metric`, `split` and `limit`. Clients without such examples are in none of these, but are named as `unscored`.
 
     Raises:
         UserError: as `evaluate_run`; or there are fewer than two clients, or their models differ in structure.
@@ -72,6 +72,8 @@ def cross_scores(
     table = {
         "metric": experiment.metric, "split": split, "limit": config.eval.limit, "clients": clients, "scores": rows,
     }  # fmt: skip
+    if unscored := [id for id, size in sizes.items() if not size]:
+        table["unscored"] = unscored
     try:
         write_file(folder / CROSS, json.dumps(table, ensure_ascii=False).encode())
     except OSError as error:

@@ -104,7 +104,7 @@ def scoring_config(
 def reopen(
     folder: Path, config: Config, settings: Sequence[str] = (), reporter: Reporter | None = None
 ) -> tuple[Experiment, dict[str, State]]:
-    """A finished run's experiment under `config`, and what it exported of each who is scored.
+    """A finished run's experiment under `config`, and what it exported of each who has examples to be scored on.
 
     Args:
         settings: that were laid over the run's.
@@ -124,10 +124,9 @@ def reopen(
         for note in splits.notes(experiment, rows, trains=False):
             reporter.note(note)
     _leave_out(experiment, folder, reporter)
-    states = {
-        id: read_personal(folder / "adapters" / id, site.structure, experiment.base)
-        for id, site in experiment.scored.items()
-    }
+    asked = [id for id, site in experiment.scored.items() if any(site.data.queries.values())]
+    folders = exported(folder, asked)
+    states = {id: read_personal(folders[id], experiment.scored[id].structure, experiment.base) for id in asked}
     return experiment, states
 
 
@@ -309,5 +308,8 @@ def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> S
 
     summary = experiment.score(personal, split)
     if summary is None:
-        raise UserError(f"no client has a {split} split; with task.validation above 0 a validation split is held out")
+        raise UserError(
+            f"no client has a {split} example to be scored on; with task.validation above 0 a validation split is held "
+            "out of the training examples"
+        )
     return summary

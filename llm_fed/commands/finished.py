@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.forest import plot_verdict
+from llm_fed.eval.scores import without
 from llm_fed.eval.verdict import Scored, Verdict, last_round
 from llm_fed.experiment import splits
 from llm_fed.files import write_file
@@ -30,6 +31,7 @@ class _Run:
     folder: Path
     config: Config
     summary: dict[str, Any]
+    uncounted: frozenset[str] = frozenset()  # clients whose scores another run lacks, see `_level`
 
 
 def compare_runs(folders: Sequence[Path]) -> Verdict:
@@ -40,6 +42,7 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
     """
     runs = [_Run(folder, read_config(folder), finished(folder)) for folder in dict.fromkeys(folders)]
     values = [_values(run.config, _APART) for run in runs]
+    runs = _level(runs)
     _check(runs, values)
     groups: dict[str, dict[tuple[int, int], _Run]] = {}
     for run, label in zip(runs, _labels(values), strict=True):
@@ -107,6 +110,23 @@ def _check(runs: Sequence[_Run], values: Sequence[dict[str, Any]]) -> None:
             )
 
 
+def _level(runs: Sequence[_Run]) -> list[_Run]:
+    """The runs, without the scores of clients that have no training example where another run of the same federation
+    has none of theirs."""
+    uncounted: dict[int, set[str]] = {}
+    for run in runs:
+        same = [_clients(other) for other in runs if other.config.federation_seed == run.config.federation_seed]
+        found = {id for id in run.summary.get("only_tested", ()) if any(id not in clients for clients in same)}
+        uncounted.setdefault(run.config.federation_seed, set()).update(found)
+    levelled = []
+    for run in runs:
+        out, scores = uncounted[run.config.federation_seed], run.summary["scores"]
+        if out and "clients" in scores:
+            run = replace(run, summary={**run.summary, "scores": without(scores, out)}, uncounted=frozenset(out))
+        levelled.append(run)
+    return levelled
+
+
 def _clients(run: _Run) -> set[str]:
     return set(run.summary["scores"].get("clients", ()))
 
@@ -136,5 +156,5 @@ def _tested(run: _Run) -> Scored:
     scores = run.summary["scores"]
     return Scored(
         run.config.federation_seed, run.config.training_seed, scores.get("clients", {}), scores.get("mean"),
-        scores.get("worst_half"), last_round(run.folder, run.config),
+        scores.get("worst_half"), last_round(run.folder, run.config, run.uncounted),
     )  # fmt: skip

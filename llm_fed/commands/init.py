@@ -19,6 +19,7 @@ from llm_fed.commands.duplicates import near_duplicates
 from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.scores import LIKELIHOOD
+from llm_fed.experiment import taking_part
 from llm_fed.files import write_file
 from llm_fed.tasks import columns as usual_columns
 from llm_fed.tasks.columns import REQUIRED
@@ -87,6 +88,8 @@ def draft(given: Given, ask: Ask | None) -> Draft:
         warnings.append(
             f"the smallest client has {smallest} training examples, which is too few to train and to evaluate on"
         )
+    for what, names in survey.missing(data).items():
+        warnings.append(taking_part.line(what, names, len(data.everybody)))
     if problem:
         warnings.append(f"lengths and template are unknown, because {base} cannot be loaded here: {problem}")
     template = "chat" if tokenizer is not None and tokenizer.chat_template else "alpaca-short"

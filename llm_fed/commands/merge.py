@@ -190,6 +190,8 @@ def merge_adapters(
     structure = _common_structure(sources, loaded)
     adapter = AdapterConfig(structure.rank, structure.alpha, target_modules=structure.target_modules)
     experiment = prepare(config if runs else replace(config, adapter=adapter), reporter, base=loaded, task=task)
+    if runs:
+        experiment.clients = experiment.trainers  # the others have no adapter of their own
     _choose(experiment, client, every=bool(runs))
     given = {
         need: source.states(experiment) for need, source in zip(experiment.method.needs, sources.values(), strict=True)

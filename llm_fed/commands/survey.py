@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import regex
 
 from llm_fed.config import TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.experiment import taking_part
 from llm_fed.tasks.common import ClientData, Example, TaskData, text_of
 
 if TYPE_CHECKING:
@@ -144,9 +146,28 @@ def repeated(data: TaskData) -> dict[str, int]:
 
 
 def sizes(clients: Iterable[ClientData]) -> tuple[int, float, int]:
-    """Training examples of the smallest client, of the median one, and of the largest."""
-    counts = sorted(len(client.train) for client in clients)
+    """Training examples of the smallest client that has any, of the median one, and of the largest.
+
+    Raises:
+        UserError: none has any.
+    """
+    counts = sorted(len(client.train) for client in clients if client.train)
+    if not counts:
+        raise UserError("no client has a training example; add some")
     return counts[0], median(counts), counts[-1]
+
+
+def missing(data: TaskData) -> dict[str, list[str]]:
+    """The clients that do not train or are not scored, by what becomes of them in words; empty where all do both."""
+    clients = data.clients.values()
+    found = {
+        taking_part.LEFT_OUT: [name for name in data.everybody if name not in data.clients],
+        f"{taking_part.ONLY_TESTED}, or left out by methods of personal models": [
+            client.client for client in clients if not client.train
+        ],
+        taking_part.UNSCORED: [client.client for client in clients if not client.test],
+    }
+    return {what: names for what, names in found.items() if names}
 
 
 def quantile(ordered: Sequence[int], share: float) -> int:

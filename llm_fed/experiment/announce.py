@@ -223,7 +223,7 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         parents: the plans, with costs, of the runs that this one starts from.
     """
     config, base, method, server = built.config, built.base, built.method, built.server
-    sites, down, up, later, exact, state = built.clients, {}, {}, {}, True, None
+    sites, down, up, later, exact, state = built.trainers or built.clients, {}, {}, {}, True, None
     if not method.needs:
         state = method.init(server)
         messages = {}

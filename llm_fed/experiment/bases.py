@@ -41,7 +41,7 @@ class Bases:
         key = config.base, config.device, task.name, task.path, task.image_size, task.labels
         if key != self._key:
             self._key = self._base = None
-            data = tasks.load(task, config.federation_seed, config.evaluation_seed)
+            data = tasks.load(task, config.federation_seed, config.evaluation_seed, absent=True)
             self._base = load(config, data, choose_device(config.device))
             self.loads += 1
             self._key = key

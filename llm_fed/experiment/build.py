@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
@@ -20,8 +20,8 @@ from llm_fed.errors import UserError, require
 from llm_fed.eval.clients import Personal, check_options, evaluate
 from llm_fed.eval.notes import notes_on_length, notes_on_scores
 from llm_fed.eval.scores import LIKELIHOOD, METRICS, Summary
-from llm_fed.experiment import bases, start
-from llm_fed.experiment.encoding import Encoder, Length
+from llm_fed.experiment import bases, start, taking_part
+from llm_fed.experiment.encoding import Encoder, Length, NoneFits
 from llm_fed.experiment.needed import check_rounds
 from llm_fed.experiment.placement import place
 from llm_fed.export.prompt import prompt_of
@@ -60,9 +60,33 @@ class Experiment:
     schedule: Schedule
     engine: VisionEngine | LanguageEngine  # of this process
     runtime: LocalRuntime
+    left_out: tuple[str, ...] = ()  # of the data's clients those that have nothing to train on
     reading: Reading | None = None  # what became of the user's own files
     record: Record | None = None  # of the rows and their splits; None: the task was given
     known: Record | None = None  # what was known of these rows before
+
+    @property
+    def trainers(self) -> dict[str, Site]:
+        """The clients that train."""
+        return taking_part.trainers(self.clients)
+
+    @property
+    def only_tested(self) -> tuple[str, ...]:
+        """The clients that are scored, and do not train."""
+        return tuple(id for id, site in self.clients.items() if not site.train)
+
+    @property
+    def unscored(self) -> tuple[str, ...]:
+        """The clients that train, and have no test example."""
+        if self.scored is not self.clients:
+            return ()
+        return tuple(id for id, site in self.clients.items() if not site.data.queries["test"])
+
+    @property
+    def apart(self) -> dict[str, list[str]]:
+        """The clients that do not train, by what becomes of them, for the run's files; empty where all train."""
+        kinds = {"only_tested": [*self.only_tested], "left_out": [*self.left_out]}
+        return {kind: names for kind, names in kinds.items() if names}
 
     @property
     def scored(self) -> dict[str, Site]:
@@ -132,7 +156,8 @@ def prepare(
     it computes and how rows are held out, also where the given one says `auto`.
 
     Args:
-        base, task: instead of what the configuration names; a client of such a task may come without training examples.
+        base, task: instead of what the configuration names; of such a task every client is kept, also where it has
+            nothing to train on.
         everybody: whether these are all clients, and not those of one machine of a network.
         known: rows that keep the split which they had in a run.
 
@@ -144,15 +169,17 @@ def prepare(
     check_trackers(config.track)
     privacy.check(config, method)
     aggregation.check(config, method)
+    given = task is not None
     with signs.part(f"reading the data of {config.task.name}"):
-        task = task or tasks.load(config.task, config.federation_seed, config.evaluation_seed, known)
+        seeds = config.federation_seed, config.evaluation_seed
+        task = task or tasks.load(config.task, *seeds, known, absent=not everybody)
     if config.task.held_out == "auto":
         config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
     check_kinds(config, task, method, metric)
     if everybody:
-        ranks.check(config.adapter, tuple(task.clients))
+        ranks.check(config.adapter, task.everybody or tuple(task.clients))
     device = str(base.device) if base else choose_device(config.device)
     if task.metric == LIKELIHOOD and config.task.template != "{prompt}":
         reporter.note_once(
@@ -170,9 +197,16 @@ def prepare(
         base = base or bases.load(config, task, device)
     if isinstance(base, Base):
         base = replace(base, prompt=prompt_of(base, config))
-    schedule = schedule_of(config, tuple(task.clients))
     with signs.part("preparing the clients' examples"):
-        clients, server = build(config, task, base, method, metric, schedule.cohort_size, reporter)
+        clients, server = build(config, task, base, method, metric, reporter)
+    taking_part.check_lengths([*clients.values(), server] if given else [server])
+    clients = clients if given else taking_part.choose(clients, method)
+    if everybody:
+        taking_part.check_held_out(clients, method)
+    left_out = tuple(id for id in task.everybody if id not in clients)
+    server.clients = tuple(taking_part.trainers(clients) or clients)
+    schedule = schedule_of(config, server.clients)
+    server.cohort = schedule.cohort_size
     if start.place(config):
         reporter.note(start.give(config, method, [*clients.values(), server], base))
         method.init(server)  # a method that cannot start there says so now
@@ -181,7 +215,7 @@ def prepare(
     engine = VisionEngine(base) if isinstance(base, ImageBase) else LanguageEngine(base, config.eval)
     runtime = LocalRuntime(engine, per_pass)
     return Experiment(
-        config, base, metric, method, clients, server, schedule, engine, runtime,
+        config, base, metric, method, clients, server, schedule, engine, runtime, left_out,
         reading=task.reading, record=task.record, known=known,
     )  # fmt: skip
 
@@ -260,16 +294,12 @@ def build(
     base: Base | ImageBase,
     method: Method,
     metric: str,
-    cohort: int,
     reporter: Reporter,
 ) -> tuple[dict[str, Site], Site]:
-    """(clients, server).
-
-    Args:
-        cohort: the most clients that are asked in one round.
+    """(clients, server); of whom the server asks, nothing is known here.
 
     Raises:
-        UserError: a client whose examples do not fit, or data that a metric cannot score.
+        UserError: data that a metric cannot score, or none of which anything fits.
     """
     structure = structure_of(config.adapter, base.head)
     if isinstance(base, ImageBase):
@@ -302,9 +332,10 @@ def build(
     drawn: dict[Structure, State] = {}
     clients = {id: site(id, given, len(task.labels)) for id, given in task.clients.items()}
     listed = () if isinstance(config.network.clients, int) else config.network.clients
-    named = {name.partition("@")[0]: place for place, name in enumerate(listed)}
-    for number, client in enumerate(clients.values()):
-        number = named.get(client.id, number)  # a machine of a network has some of the clients alone
+    places = {name: place for place, name in enumerate(task.everybody or clients)}
+    places |= {name.partition("@")[0]: place for place, name in enumerate(listed)}  # of which a machine has some alone
+    for client in clients.values():
+        number = places[client.id]
         own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
         rank = ranks.of(config.adapter, client.id, number)
         client.structure = method.wrap(own_structure(own, rank), client)
@@ -315,9 +346,11 @@ def build(
                 drawn[client.structure] = client.initial()
             client.expect(drawn[client.structure])
     server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
-    server.clients, server.cohort, server.step = tuple(clients), cohort, config.server
+    server.step = config.server
     if ranks.differ(config.adapter):
         server.structures = {id: client.structure for id, client in clients.items()}
+    if not any(site.train for site in clients.values()):
+        taking_part.check_lengths(clients.values())
     if encoder and (note := encoder.note()):
         reporter.note(note)
     if encoder and r"\n" in config.task.template:
@@ -364,17 +397,26 @@ def with_examples(
     if encoder is None:
         return replace(data, train=given.train, held_out=given.validation, queries=splits)
     before, (train, validation, test) = encoder.skipped.copy(), lengths
+    none_fits: list[str] = []
+
+    def fitting(encode: Callable[..., Sequence[Any]], split: str, *words: Any, **options: Any) -> Sequence[Any]:
+        try:
+            return encode(id, split, *words, **options)
+        except NoneFits as error:
+            none_fits.append(str(error))
+            return ()
+
     held_out = encoder.training(id, "validation", given.validation, required=False, lengths=validation)
     known = {"validation": scored("validation", validation), "test": scored("test", test)}
     queries = {
-        split: encoder.queries(id, split, examples, config.eval.limit, known[split])
+        split: fitting(encoder.queries, split, examples, config.eval.limit, known[split])
         for split, examples in splits.items()
     }
     cut = {split: found for split, asked in queries.items() if (found := encoder.cut(asked))}
     return replace(
         data,
-        train=encoder.training(id, "training", given.train, lengths=train),
-        held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut,
+        train=fitting(encoder.training, "training", given.train, lengths=train),
+        held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut, none_fits=tuple(none_fits),
     )  # fmt: skip
 
 

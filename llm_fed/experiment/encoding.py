@@ -27,6 +27,10 @@ MOST = 2**24  # tokens that are kept, of the clients that worked last; they take
 Item = TypeVar("Item", Encoded, Query)
 
 
+class NoneFits(UserError):
+    """A client has examples, and all of them are too long."""
+
+
 class Length(NamedTuple):
     """Tokens of an example."""
 
@@ -87,7 +91,7 @@ class Encoder:
             lengths: of the examples, where they are known.
 
         Raises:
-            UserError: there are examples, at least one is `required`, and none fits.
+            NoneFits: there are examples, at least one is `required`, and none fits.
         """
         lengths = self._lengths(examples) if lengths is None else lengths
         places = [
@@ -114,7 +118,7 @@ class Encoder:
             lengths: of the examples, where they are known.
 
         Raises:
-            UserError: there are examples, and none fits.
+            NoneFits: there are examples, and none fits.
         """
         lengths = self._lengths(examples) if lengths is None else lengths
         cut, most = self.task.too_long == "cut-start", self.task.max_length
@@ -157,13 +161,13 @@ class Encoder:
         return "; ".join(said)
 
     def _count(self, client: str, split: str, seen: int, fitting: int) -> None:
+        if seen > fitting:
+            self.skipped[split] += seen - fitting
         if seen and not fitting:
-            raise UserError(
+            raise NoneFits(
                 f"client {client}: none of its {seen} {split} examples fits into task.max_length="
                 f"{self.task.max_length} tokens; raise it, or leave the client out"
             )
-        if seen > fitting:
-            self.skipped[split] += seen - fitting
 
     def _lengths(self, examples: Sequence[Example]) -> list[Length]:
         """Plain texts in a template of text all at once, which is ten times as fast as others, one by one."""

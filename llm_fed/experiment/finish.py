@@ -27,6 +27,7 @@ from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.site import NOISY_STEPS, OPTIMIZER, Site
 
+NO_SCORE = "It has none, as the client has no test example."
 UNMOVED = (
     "the tested models are those that the run began with, as no update has moved them; see whether updates were "
     "refused or late, and whether the method waits for more of them than come (such as method.buffer)"
@@ -39,7 +40,7 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, rep
     progress = selected_round(experiment, run, progress, reporter)
     with signs.part("final step at the clients"):
         finish(
-            experiment.method, experiment.clients, experiment.runtime, run, progress,
+            experiment.method, experiment.trainers, experiment.runtime, run, progress,
             round=config.rounds + 1, lr=config.local.lr,
         )  # fmt: skip
     if privacy.by_example(config.privacy):  # what clients finished counts as well
@@ -100,6 +101,8 @@ def deliver(
     with signs.part("the weights of the experts"):
         experts.write(experiment, run, personal)
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})
+    if apart := experiment.apart:
+        run.log({"kind": "clients", **apart})
     if summary:
         run.log(record)
     for path in (run.folder / "adapters").glob("*"):
@@ -161,6 +164,7 @@ def contents(
             metrics={experiment.metric: scores[id]} if id in scores else {}, config=config_text,
             recipe=method.recipe(site),
             privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",
+            unscored="" if site.data.queries.get("test") else NO_SCORE,
         )  # fmt: skip
         yield id, models.contents(personal[id], site.structure, experiment.base, card, prompt)
 
@@ -171,7 +175,7 @@ def write_summary(
     """The report, and last the summary, with the test scores in `record` and further `facts`."""
     config = experiment.config
     result = {"round": round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
-    result |= facts
+    result |= {**experiment.apart, **facts}
     if spent := spent_in(run):
         result["privacy"] = spent
     run.mark()

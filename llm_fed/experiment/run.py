@@ -18,7 +18,7 @@ from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.contents import Contents
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.experiment import announce, splits, start, unused
+from llm_fed.experiment import announce, splits, start, taking_part, unused
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.environment import same_environment
@@ -104,6 +104,8 @@ def train(
         models.check_names(config.export.clients, experiment.scored)
         with signs.part("reading the files of data and base"):
             run.check_base()
+        for line in taking_part.notes(experiment):
+            reporter.note_once(line)
         if ranks:
             experiment = experiment.spread(ranks)
         sites, origin = [*experiment.clients.values(), experiment.server], start.place(config)
@@ -164,6 +166,8 @@ def dry_run(
         for note in splits.notes(built, rows):
             reporter.note(note)
         check_cohort(config, built.schedule.cohort_size)
+        for note in taking_part.notes(built):
+            reporter.note_once(note)
         parents = [
             dry_run(
                 needed_config(config, need), folder / "needs" / need, fresh=fresh, reporter=reporter, base=built.base

@@ -25,7 +25,8 @@ class Samples:
     def __init__(self, experiment: Experiment):
         self._experiment = experiment
         self._most = wanted(experiment)
-        self._clients = list(experiment.scored)[:MAX_CLIENTS] if self._most else []
+        tested = [id for id, site in experiment.scored.items() if site.data.queries.get("test")]
+        self._clients = tested[:MAX_CLIENTS] if self._most else []
         self._taken: dict[str, Sequence[Any]] = {}
 
     def listen(self, client: str, predictions: Sequence[Any]) -> None:

@@ -157,6 +157,7 @@ def model_card(
     config: str,
     recipe: Mapping[str, Any] | None = None,
     privacy: str = "",
+    unscored: str = "",
 ) -> str:
     """The text of an adapter's README.md, with the front matter that the Hub reads, without a licence field.
 
@@ -168,6 +169,7 @@ def model_card(
         config: the run's resolved configuration, YAML.
         recipe: what a merge found out (`Method.recipe`).
         privacy: a paragraph on what is guaranteed, if anything is.
+        unscored: why there are no `metrics`.
     """
     shown = WORDINGS[model.kind]
     settings, settings_text = _public_settings(config)
@@ -190,6 +192,7 @@ def model_card(
         or None,
     )  # fmt: skip
     scores = "".join(f"| {name} | {value:.2f} |\n" for name, value in metrics.items())
+    table = f"| metric | score (0-100) |\n|---|---|\n{scores}" if metrics or not unscored else f"{unscored}\n"
     return f"""---
 {_front_matter(data)}
 ---
@@ -205,9 +208,7 @@ trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}.
 
 ## Scores of this client
 
-| metric | score (0-100) |
-|---|---|
-{scores}{_privacy(privacy)}{_recipe(recipe)}
+{table}{_privacy(privacy)}{_recipe(recipe)}
 ## Configuration of the run
 
 ```yaml

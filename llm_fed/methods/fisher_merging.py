@@ -11,7 +11,7 @@ from llm_fed.merge.mean import mean
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Needed
 from llm_fed.methods.heads import refuse_without_head
-from llm_fed.methods.parents import parent, rounded
+from llm_fed.methods.parents import WITHOUT_HELD_OUT, examples_of, parent, rounded
 from llm_fed.models.lora import HEAD, factor_of
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.site import Site
@@ -40,6 +40,10 @@ class FisherMerging(Method):
     fisher_data: Literal["train", "held-out"] = "train"  # held-out: the validation examples
     head: Literal["fisher", "mean"] = "fisher"  # of image models: how it is merged
 
+    @property
+    def without_held_out(self) -> str:  # type: ignore[override]
+        return WITHOUT_HELD_OUT if self.fisher_data == "held-out" else ""
+
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
 
@@ -49,7 +53,7 @@ class FisherMerging(Method):
 
     async def finish(self, client: Site, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
-        examples = client.sample(self.samples, held_out=self.fisher_data == "held-out")
+        examples, said = examples_of(client, self.samples, self.fisher_data)
         found = await client.gradient_moments(fed, local, examples, sampled=self.fisher == "sampled")
         merged = fisher_merge([fed, local], found.fisher, self.damping)
         head = [name for name in fed if factor_of(name) == HEAD]
@@ -57,13 +61,8 @@ class FisherMerging(Method):
             merged = merged.updated(mean([fed.pick(head), local.pick(head)]))
         client.memory["merged"] = merged
         information = found.fisher.sum(1)
-        client.memory["recipe"] = rounded(
-            {
-                "fed_share": float(information[0] / information.sum()) if information.any() else 0.5,
-                "samples": len(examples),
-                "losses": found.losses,
-            }
-        )
+        share = float(information[0] / information.sum()) if information.any() else 0.5
+        client.memory["recipe"] = {**rounded({"fed_share": share, "losses": found.losses}), **said}
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory["merged"]

@@ -39,6 +39,10 @@ class IFCA(Method):
     choice_examples: Annotated[PositiveInt | None, "for all"] = None
     choice_data: Literal["train", "held-out"] = "train"  # train: the paper; held-out: the validation examples
 
+    @property
+    def without_held_out(self) -> str:  # type: ignore[override]
+        return "they choose a model by their training examples" if self.choice_data == "held-out" else ""
+
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         if self.warmup_rounds < 1 < self.num_models and isinstance(structure, Lora):
             raise UserError(
@@ -90,7 +94,7 @@ class IFCA(Method):
         if message["assigned"] is not None:
             return int(message["assigned"])
         examples = client.train
-        if self.choice_data == "held-out":
+        if self.choice_data == "held-out" and client.data.held_out:
             examples = client.sample(len(client.data.held_out), held_out=True)
         losses = await client.losses_of(message["models"], examples[: self.choice_examples])
         best = [j for j, loss in enumerate(losses) if loss == min(losses)]

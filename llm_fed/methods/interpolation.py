@@ -48,12 +48,14 @@ class Mean(Method):
 
 @dataclass(frozen=True)
 class Grid(Method):
-    """Like `mean`, with the weight out of 0, 0.1, ..., 1 that scores best on the client's validation examples.
+    """Like `mean`, with the weight out of 0, 0.1, ..., 1 that scores best on the client's validation examples, or 0.5
+    without any.
 
     The POTARA paper compares its closed form with it (App. E). It costs eleven evaluations per client.
     """
 
     paper: ClassVar[str] = "Grid search over mixing weights (Zou et al. 2026, App. E)"
+    without_held_out: ClassVar[str] = "their two adapters weigh the same"
     needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
     adapters_only: ClassVar[bool] = True
 
@@ -71,9 +73,9 @@ class Grid(Method):
     async def finish(self, client: Site, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
         scores = await curve(client, fed, local, self.space)
-        chosen = best({float(weight): score for weight, score in scores.items()})
+        chosen = best({float(weight): score for weight, score in scores.items()}) if scores else 0.5
         client.memory["merged"] = mixed(fed, local, chosen, self.space)
-        client.memory["recipe"] = {"lambda_fed": chosen, "grid": scores}
+        client.memory["recipe"] = {"lambda_fed": chosen} | ({"grid": scores} if scores else {})
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory["merged"]

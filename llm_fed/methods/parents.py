@@ -19,6 +19,7 @@ from llm_fed.state import State
 
 # factors: A and B are mixed; delta: B A is, as one adapter of twice the rank
 Space = Literal["factors", "delta"]
+WITHOUT_HELD_OUT = "their training examples give the Fisher information"
 
 
 def parent(name: str, fed_round: int | None, local_round: int | None, private_head: bool) -> Needed:
@@ -26,6 +27,14 @@ def parent(name: str, fed_round: int | None, local_round: int | None, private_he
     if name == "fedit":
         return Needed(fed_round, {"private_head": True} if private_head else {})
     return Needed(local_round)
+
+
+def examples_of(client: Site, count: int, source: Literal["train", "held-out"]) -> tuple[list[Any], dict[str, Any]]:
+    """Up to `count` examples, training ones where a client has no held-out one; and what they are, for the recipe."""
+    held_out = source == "held-out" and bool(client.data.held_out)
+    examples = client.sample(count, held_out=held_out)
+    own = {} if held_out == (source == "held-out") else {"fisher_data": "train"}
+    return examples, {"samples": len(examples), **own}
 
 
 def mixed(
@@ -53,9 +62,9 @@ def doubled(structure: Structure) -> Lora:
 
 
 async def curve(client: Site, fed: State, local: State, space: Space, *, own_head: bool = False) -> dict[str, float]:
-    """Validation scores (0-100) by lambda_fed."""
+    """Validation scores (0-100) by lambda_fed; empty for a client without validation examples."""
     if not client.data.queries.get("validation"):
-        raise UserError(f"client {client.id} has no validation example to choose a weight by; set task.validation")
+        return {}
     models = {weight: mixed(fed, local, weight, space, own_head=own_head) for weight in WEIGHTS}
     return {str(weight): rounded(await score_split(client, model, "validation")) for weight, model in models.items()}
 

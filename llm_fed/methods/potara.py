@@ -17,7 +17,7 @@ from llm_fed.merge.potara import sweep, traces
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Needed
 from llm_fed.methods.heads import refuse_without_head
-from llm_fed.methods.parents import Space, curve, doubled, mixed, parent, rounded
+from llm_fed.methods.parents import WITHOUT_HELD_OUT, Space, curve, doubled, examples_of, mixed, parent, rounded
 from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
 from llm_fed.models.structure import Structure
 from llm_fed.settings import NonNegativeFloat, PositiveInt
@@ -63,6 +63,10 @@ class Potara(Method):
                 "method.per_factor=true mixes A and B separately, which method.space=delta cannot; choose one"
             )
 
+    @property
+    def without_held_out(self) -> str:  # type: ignore[override]
+        return WITHOUT_HELD_OUT if self.fisher_data == "held-out" else ""
+
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
 
@@ -75,13 +79,13 @@ class Potara(Method):
 
     async def finish(self, client: Site, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
-        examples = client.sample(self.samples, held_out=self.fisher_data == "held-out")
+        examples, said = examples_of(client, self.samples, self.fisher_data)
         plain = client.structure
         if isinstance(plain, Lora) and self.space == "delta":
             plain = replace(plain, rank=plain.rank // 2, alpha=plain.alpha / 2)
         found = await client.gradient_moments(fed, local, examples, sampled=self.fisher == "sampled", structure=plain)
         counted = [name for name in fed if self.head == "traced" or factor_of(name) != HEAD]
-        recipe = self._weigh(found, fed.layout, counted) | {"samples": len(examples), "losses": rounded(found.losses)}
+        recipe = self._weigh(found, fed.layout, counted) | {**said, "losses": rounded(found.losses)}
         if (self.fisher, self.fisher_data) == ("empirical", "train") and found.losses[1] < OVERFITTED:
             recipe["note"] = (
                 f"the local adapter's loss on the {len(examples)} examples is {found.losses[1]:.2g} nats per target: "
@@ -92,8 +96,8 @@ class Potara(Method):
         if self.per_factor and self.head == "mixed":
             weight = {**weight, HEAD: sum(weight[factor] for factor in FACTORS) / len(FACTORS)}
         client.memory["merged"] = mixed(fed, local, weight, self.space, own_head=self.head == "own")
-        if self.grid:
-            recipe["grid"] = await curve(client, fed, local, self.space, own_head=self.head == "own")
+        if self.grid and (scores := await curve(client, fed, local, self.space, own_head=self.head == "own")):
+            recipe["grid"] = scores
         client.memory["recipe"] = recipe
 
     async def personalize(self, client: Site, message: Message) -> Message:

@@ -11,6 +11,7 @@ says something else about one client spoils this client's answer, and no other's
 
 from __future__ import annotations
 
+import re
 import reprlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 from llm_fed.network.link import Link, Reply
 
 PROTOCOL = 2  # 1: each order was a message of its own
+RUN_NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")  # names a folder at nodes, to whom the server is another party
 MOST = 2**30  # bytes of one message; Flower's processes and the worker each hold a message whole
 
 

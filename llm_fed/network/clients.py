@@ -324,7 +324,8 @@ class RemoteClients:
         metric = self._config.eval.metric
         assert metric is not None  # the server's driver fills the task's own in
         losses = {name: replies[name].loss for name in scores if "loss" in replies[name].content}
-        return summarize(metric, scores, losses) if scores else None
+        unscored = [name for name, reply in replies.items() if reply.unscored]
+        return summarize(metric, scores, losses, unscored) if scores else None
 
     def _wait(self, sent: _Sent) -> list[tuple[Asked, Reply]]:
         """What comes before the round ends, of this round's answers and of earlier ones.

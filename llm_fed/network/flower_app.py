@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -9,7 +13,15 @@ import yaml
 from llm_fed import methods, tasks
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
+from llm_fed.errors import UserError, one_line
 from llm_fed.files import write_folder
+from llm_fed.plugins import short
+
+LONGEST = 32  # letters of a name that Flower takes
+_LONGEST_METHOD = 15  # of these for the method where the whole name is too long
+RULE = f"Flower takes letters, digits and hyphens, {LONGEST} at most, with a letter first"
+
+_ORIGIN = "# Written by `llm-fed flower` from "  # how an app's configuration begins
 
 _PROJECT = """\
 [project]
@@ -39,29 +51,81 @@ app = {side}_app(__file__)
 '''
 
 
-def write(folder: Path, config: Config, name: str) -> str:
+def accepts(name: str) -> bool:
+    """Whether Flower takes this as the name of an app and of its folder, as `flwr.supercore.utils.is_valid_name`
+    decides."""
+    signs = name[1:].replace("-", "")
+    return len(name) <= LONGEST and name[:1].isalpha() and (not signs or signs.isalnum())
+
+
+def name_of(stem: str, method: str = "") -> str:
+    """The name of an app that Flower takes: `stem-method`, with hyphens for other signs and shortened where necessary.
+
+    What is shortened, or has no letter or digit left, gets four digits of a hash, so that two such names differ.
+
+    Args:
+        stem: of the configuration file.
+        method: its name, or `package.module:Name`.
+    """
+    whole = _joined(stem, method)
+    if accepts(whole):
+        return whole
+    mark = hashlib.sha256(whole.encode(errors="replace")).hexdigest()[:4]
+    begin, end = _hyphenated(stem), _hyphenated(short(method))
+    if not begin[:1].isalpha():
+        begin = f"app-{begin or mark}"
+    if len(name := _joined(begin, end)) <= LONGEST:
+        return name
+    end = f"{mark}-{end[:_LONGEST_METHOD]}".strip("-")
+    return f"{begin[: LONGEST - len(end) - 1].rstrip('-')}-{end}"
+
+
+def _joined(stem: str, method: str) -> str:
+    return unicodedata.normalize("NFC", "-".join(filter(None, [stem, short(method)])))
+
+
+def _hyphenated(text: str) -> str:
+    signs = (sign if sign.isalnum() else "-" for sign in unicodedata.normalize("NFC", text))
+    return re.sub("-+", "-", "".join(signs)).strip("-")
+
+
+def write(folder: Path, config: Config, name: str, source: Path | None = None) -> str:
     """Write the app: pyproject.toml and a package of two modules and the configuration.
 
     Args:
         name: of the project, and of the run folder at the server.
+        source: the configuration file; an app of another file is not replaced.
 
     Returns:
-        What of the configuration has no meaning on a network, and what else nodes need, as lines to add to a message.
+        What of the configuration has no meaning on a network, and what else is to be known, as lines to add to a
+        message.
 
     Raises:
-        UserError: the folder holds something else.
+        UserError: the folder holds something else, or Flower would refuse its name.
         RunError: it cannot be written.
     """
-    method, task = config.method["name"], config.task.name
+    own = folder.resolve().name
+    if not accepts(own):
+        better = folder.parent / name_of(own)
+        raise UserError(f"{RULE}, as the name of an app's folder, so it would refuse {own!r}; give --out {better}")
+    method, task, origin = config.method["name"], config.task.name, _origin(source)
+    _check_origin(folder, origin)
     files = {
         "pyproject.toml": _PROJECT.format(name=name, method=method, task=task, out=f"runs/{name}"),
         "federation/__init__.py": "",
         "federation/server.py": _MODULE.format(side="server"),
         "federation/client.py": _MODULE.format(side="client"),
-        "federation/config.yaml": yaml.safe_dump(as_dict(config), sort_keys=False),
+        "federation/config.yaml": origin + yaml.safe_dump(as_dict(config), sort_keys=False),
     }
     write_folder(folder, {path: text.encode() for path, text in files.items()}, "a Flower app")
     notes = []
+    if source and name != _joined(source.stem, method):
+        notes.append(f"The app is named {name}, as {RULE}.")
+    if others := [str(path) for path in _namesakes(folder, name)]:
+        notes.append(
+            f"The name {name} is also that of {', '.join(others)}, so at the server both would have the run folder "
+            f"""runs/{name}; give one of them another: flwr run ... --run-config 'out="FOLDER"'"""
+        )
     if config.delay.sigma or config.delay.drop_out:
         notes.append("(delay.* is virtual time of a simulation; over a network answers are late by themselves)")
     outside = [name for name, known in ((method, methods.NAMES), (task, tasks.TASKS)) if name not in known]
@@ -71,3 +135,41 @@ def write(folder: Path, config: Config, name: str) -> str:
             f'operator add allow="{",".join(outside)}" to --node-config'
         )
     return "".join(f"\n{note}" for note in notes)
+
+
+def _origin(source: Path | None) -> str:
+    """A comment that says from which file an app was written. Nodes get it too, so of its folder it has a hash."""
+    if source is None:
+        return ""
+    place = hashlib.sha256(str(source.resolve().parent).encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{_ORIGIN}{one_line(source.name)} ({place}).\n"
+
+
+def _check_origin(folder: Path, origin: str) -> None:
+    """Refuse to replace the app of another configuration file.
+
+    Raises:
+        UserError: there is one.
+    """
+    try:
+        with open(folder / "federation" / "config.yaml", encoding="utf-8") as file:
+            first = file.readline()
+    except (OSError, UnicodeDecodeError):
+        return
+    if origin and first.startswith(_ORIGIN) and first != origin:
+        raise UserError(
+            f"{folder} holds the app of another file, {first.removeprefix(_ORIGIN).rpartition(' (')[0]}, which would "
+            "be lost; give another --out, or remove the folder if its file was moved or is not needed"
+        )
+
+
+def _namesakes(folder: Path, name: str) -> Iterator[Path]:
+    """Apps of llm_fed beside this one that have the same name."""
+    for project in sorted(folder.resolve().parent.glob("*/pyproject.toml")):
+        try:
+            text = project.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        named = f'name = "{name}"\n' in text and 'publisher = "llm-fed"\n' in text
+        if named and project.parent != folder.resolve():
+            yield folder.parent / project.parent.name

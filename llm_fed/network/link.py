@@ -52,6 +52,17 @@ class Reply:
         clients = given.items() if isinstance(given, dict) else ()
         return {name: number for name, number in clients if name and one_line(name) == name and _counts(number)}
 
+    def names(self, key: str) -> list[str]:
+        """The names in this place that could be those of clients."""
+        given = self.content.get(key)
+        names = given if isinstance(given, list) and not self.error else []
+        return [name for name in names if isinstance(name, str) and name and one_line(name) == name]
+
+    @property
+    def unscored(self) -> bool:
+        """Whether it says that the client has no example to be scored on."""
+        return not self.error and self.content.get("score", self) is None
+
     @property
     def recipe(self) -> dict[str, Any]:
         """What a merging method found out at the client, its texts in printable lines.

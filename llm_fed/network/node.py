@@ -8,11 +8,11 @@ checkpoint, a client that was killed at work, and an answer that got lost all co
 from __future__ import annotations
 
 import math
-import re
 import secrets
 import statistics
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,7 +27,7 @@ from llm_fed.config import Config, Device, ServerConfig
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import ClientError, RunError, UserError, lookup, one_line
 from llm_fed.eval.clients import Personal, measure
-from llm_fed.experiment import bases, build, finish
+from llm_fed.experiment import bases, build, finish, taking_part
 from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
@@ -35,7 +35,7 @@ from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError, unpack
-from llm_fed.network.bundle import PROTOCOL, content_of, joined
+from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
 from llm_fed.network.node_rows import RowsAtNode
 from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.checkpoint import Checkpoints
@@ -46,8 +46,8 @@ from llm_fed.site import Site
 from llm_fed.state import State
 
 _EXPERIMENTS = 4  # that a node holds at once: those of a merge and of the two runs that it starts from, and one more
+_AGAIN = 60.0  # seconds until data that were missing are looked for again
 _COMMON = ("kind", "run", "round", "lr", "split", "name")  # of orders that are carried out side by side
-_NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")  # of runs: they name folders here, and the server is another party
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Node:
     def __init__(self) -> None:
         self._bases = bases.Bases()
         self._built: dict[str, tuple[Experiment, RowsAtNode]] = {}  # by the configuration's text
+        self._since: dict[str, float] = {}  # likewise, when it was built
         self._stores: dict[Path, Checkpoints] = {}
 
     def answer(
@@ -109,9 +110,10 @@ class Node:
     def _hello(
         self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        built = self._experiment(place, config, [message["run"]] if "run" in message else [], works=False)
-        sizes = {name: reported_examples(site, config) for name, site in sorted(built.clients.items())}
-        return {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}, b""
+        built = self._experiment(place, config, [message["run"]] if "run" in message else [])
+        sizes = {name: reported_examples(site, config) for name, site in sorted(built.trainers.items())}
+        said = {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}
+        return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*built.unscored]}, b""
 
     def _work(
         self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
@@ -236,7 +238,7 @@ class Node:
     def _there(self, work: _Work) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
         """What is built for these orders; by client its site with the memory that its order says, or why it cannot
         work; and by client what it is sent."""
-        built = self._experiment(work.place, work.config, work.runs)
+        built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
         messages: dict[str, Message] = {}
 
         def opened(client: str, site: Site) -> Site:
@@ -249,7 +251,9 @@ class Node:
         """By client its site with the memory that its order says, or why it has none."""
 
         def remembering(client: str, order: Mapping[str, Any]) -> Site:
-            site, store, after = lookup("client", client, built.clients), self._store(work, client), order["after"]
+            if client not in built.clients:
+                raise UserError(f"this machine has no data of client {client} now")
+            site, store, after = built.clients[client], self._store(work, client), order["after"]
             try:
                 site.memory = store.load(after).memory("memory") if after else Memory(store.store)
             except WireError as error:
@@ -265,30 +269,43 @@ class Node:
             self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
         return self._stores[folder]
 
-    def _experiment(self, place: Place, config: Config, runs: Sequence[str], works: bool = True) -> Experiment:
-        """What is built for a run, of which this machine keeps in which splits its rows are.
+    def _experiment(
+        self, place: Place, config: Config, runs: Sequence[str], asked: Set[str] = frozenset()
+    ) -> Experiment:
+        """What is built for a run, of which this machine keeps in which splits its rows are. If a client that is asked
+        has nothing to train on in it, its data may have come back since: they are looked for again, at most every
+        _AGAIN seconds.
 
         Args:
             runs: its token, and those of the runs that it starts from.
-            works: whether rows are trained on or scored now; until then nothing is written.
+            asked: the clients that train or are scored now; until there are some, nothing is written.
         """
         here = self._here(place, config)
         key = repr((here, place.allow, runs))  # what was allowed once may not be now
         if key not in self._built:
-            same_base = {k: pair for k, pair in self._built.items() if pair[0].config.base == here.base}
-            self._built = dict(list(same_base.items())[1 - _EXPERIMENTS :])
-            base, loaded = self._bases.of(here), self._bases.loads
-            rows = RowsAtNode(place.home, runs)
-            silent = Reporter(Console(quiet=True))
-            built = build.prepare(here, silent, base=base, everybody=False, known=rows.known)
-            self._built[key] = built, rows
-            print(f"{config.method['name']} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
-            for label, text in built.reading.for_people().items() if built.reading else ():
-                print(f"{label}: {text}", flush=True)
+            self._build(key, here, RowsAtNode(place.home, runs))
+        elif not asked <= self._built[key][0].trainers.keys() and time.monotonic() - self._since[key] >= _AGAIN:
+            try:
+                self._build(key, here, RowsAtNode(place.home, runs))
+            except Exception as error:  # of any kind: the others' data are still good
+                print(f"data that were missing cannot be read yet: {error}", flush=True)
         built, rows = self._built[key]
-        if works:
+        if asked:
             rows.keep(built.record)
         return built
+
+    def _build(self, key: str, here: Config, rows: RowsAtNode) -> None:
+        self._since[key] = time.monotonic()
+        base, loaded = self._bases.of(here), self._bases.loads
+        silent = Reporter(Console(quiet=True))
+        built = build.prepare(here, silent, base=base, everybody=False, known=rows.known)
+        same_base = {k: pair for k, pair in self._built.items() if pair[0].config.base == here.base and k != key}
+        self._built = dict(list(same_base.items())[1 - _EXPERIMENTS :]) | {key: (built, rows)}
+        name = here.method["name"]
+        print(f"{name} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
+        reading = built.reading.for_people() if built.reading else {}
+        for line in [*(f"{label}: {text}" for label, text in reading.items()), *taking_part.notes(built)]:
+            print(line, flush=True)
 
     def _here(self, place: Place, config: Config) -> Config:
         """The configuration with this machine's data; who is asked, and when, is the server's affair."""
@@ -317,7 +334,7 @@ class _Work:
         """The token of the run that the orders are of, and of those that it starts from; a name that cannot be one is
         refused where it is used."""
         given = [its.get("run") for order in self.orders.values() for its in order.get("given", {}).values()]
-        return [run for run in dict.fromkeys([self.common["run"], *given]) if run and _NAME.fullmatch(run)]
+        return [run for run in dict.fromkeys([self.common["run"], *given]) if run and RUN_NAME.fullmatch(run)]
 
     @property
     def common(self) -> Mapping[str, Any]:
@@ -368,6 +385,6 @@ def _settings(text: str) -> Config:
 
 
 def _plain(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not RUN_NAME.fullmatch(name):
         raise UserError(f"the server's name {name!r} cannot name a folder here")
     return name

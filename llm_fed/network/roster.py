@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from llm_fed.config import NetworkConfig
-from llm_fed.errors import UserError, one_line
+from llm_fed.errors import UserError, listed, one_line
 from llm_fed.network.bundle import PROTOCOL
-from llm_fed.network.link import Link
+from llm_fed.network.link import Link, Reply
+
+_AGAIN = 60.0  # seconds until a node that cannot take part is asked again
 
 
 def homes(clients: Sequence[str] | int) -> dict[str, str]:
@@ -49,35 +52,52 @@ class Roster:
         self.owners: dict[str, int] = {}
         self.examples: dict[str, int] = {}
         self.node: dict[str, int] = {}
+        self.unscored: set[str] = set()  # clients without test examples, as their nodes say
         self.base = ""  # the fingerprint that the base of every node must have
         self._greeted: set[int] = set()
+        self._refused: dict[int, float] = {}  # nodes that cannot take part, and when they are greeted again
+        self._said: dict[int, str] = {}  # why
         self._greetings: dict[str, int] = {}  # hellos on their way, and to which node
 
     def greet(self) -> None:
-        """Ask new nodes, and those that were away, which clients they have; take in what was answered."""
+        """Ask which clients they have those nodes that are new or were away, and from time to time those that could not
+        take part, as their data may have come back; take in what was answered."""
         there = self._link.nodes()
         self._greeted &= there.keys()
         self._greetings = {id: node for id, node in self._greetings.items() if node in there}
-        new = sorted(there.keys() - self._greeted - set(self._greetings.values()))
+        self._refused = {node: until for node, until in self._refused.items() if node in there}
+        waiting = {node for node, until in self._refused.items() if time.monotonic() < until}
+        new = sorted(there.keys() - self._greeted - waiting - set(self._greetings.values()))
         ids = self._link.send(
             [(node, {"kind": "hello", "protocol": PROTOCOL}, b"") for node in new], self._settings.patience
         )
         self._greetings |= {id: node for id, node in zip(ids, new, strict=True) if id is not None}
         for id, reply in self._link.receive(self._greetings.keys()).items():
             node = self._greetings.pop(id)
-            self._greeted.add(node)
             self.node = {name: its_node for name, its_node in self.node.items() if its_node != node}
-            if reply.error:
-                self._say(f"node {node} cannot take part: {reply.error}")
-            elif (spoken := reply.content.get("protocol", 1)) != PROTOCOL:
-                self._say(
-                    f"node {node} cannot take part: it speaks version {one_line(str(spoken))} of the protocol, and the "
-                    f"server version {PROTOCOL}; install the server's llm_fed there, and end its worker"
-                )
-            elif reply.content.get("base") != self.base:
-                self._say(f"node {node} cannot take part: its base model is not the server's")
-            else:
-                self._admit(node, there[node], reply.clients)
+            if why := self._refusal(reply):
+                self._refused[node] = time.monotonic() + _AGAIN
+                if self._said.get(node) != why:
+                    self._say(f"node {node} cannot take part: {why}")
+                self._said[node] = why
+                continue
+            self._greeted.add(node)
+            self._said.pop(node, None)
+            if idle := reply.names("idle"):
+                self._say(f"node {node}: these clients have no training example and do not take part: {listed(idle)}")
+            self._admit(node, there[node], reply.clients)
+            self.unscored |= {*reply.names("unscored")}
+
+    def _refusal(self, reply: Reply) -> str:
+        """Why a node cannot take part now, by its answer to a greeting; empty where it can."""
+        if reply.error:
+            return reply.error
+        if (spoken := reply.content.get("protocol", 1)) != PROTOCOL:
+            return (
+                f"it speaks version {one_line(str(spoken))} of the protocol, and the server version {PROTOCOL}; "
+                "install the server's llm_fed there, and end its worker"
+            )
+        return "" if reply.content.get("base") == self.base else "its base model is not the server's"
 
     def weight(self, name: str, among: Iterable[str]) -> int:
         """The number of examples with which a client counts in means: its own, but at most `network.weight_bound` times

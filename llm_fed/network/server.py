@@ -12,7 +12,7 @@ from llm_fed import signs, tasks
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, one_line
 from llm_fed.eval import merges
-from llm_fed.experiment import announce, bases, splits, start, unused
+from llm_fed.experiment import announce, bases, splits, taking_part, unused
 from llm_fed.experiment.build import Experiment, prepare, structures
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
@@ -21,12 +21,13 @@ from llm_fed.export import models
 from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring, federate
-from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.messages.wire import Message, WireError
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
+from llm_fed.network import limits
+from llm_fed.network.bundle import RUN_NAME
 from llm_fed.network.clients import RemoteClients
 from llm_fed.network.link import Link
 from llm_fed.plugins import short
@@ -62,12 +63,18 @@ def train(
         UserError, RunError: see `Run`, `prepare`, `federate` and `RemoteClients`.
     """
     reporter = reporter or Reporter()
-    _check(config)
+    limits.check(config)
+    name = name or folder.resolve().name
     with reporter.working(), Run(folder, config, fresh, reporter.record) as run:
         done = run.summary()
         if done is not None and not done.get("unfinished"):
             reporter.note(f"{folder} is complete: {config.rounds} rounds; fresh=true starts again")
             return done
+        if config.export.clients != "none" and not RUN_NAME.fullmatch(name):
+            raise UserError(
+                f"the run folder {folder} is named {name!r}, which nodes refuse as the name of a folder; give it a "
+                "name of letters, digits and hyphens"
+            )
         begins = fresh or not holds_results(folder)
         if begins:
             unused.check(run.config)
@@ -94,13 +101,14 @@ def train(
         with signs.part("waiting for the clients"):
             clients.gather(bases.identity(built.base), known["clients"], known["nodes"], known["examples"])
         models.check_names(config.export.clients, clients.names)
+        if not built.scored and (unscored := [name for name in clients.names if name in clients.roster.unscored]):
+            reporter.note_once(taking_part.line(taking_part.UNSCORED, unscored, len(clients.names)))
         told = {"clients": list(clients.names), "nodes": clients.roster.owners, "examples": clients.roster.examples}
         run.remember("network.json", known | told)
         built.server.clients, built.server.cohort = clients.names, clients.cohort_size
         built.server.structures = structures(config, built.method, built.base, clients.names)
         aggregation.check_cohort(config, clients.cohort_size)
         reporter.announce(announce.run_plan(built, reached=run.reached, names=clients.names).rows())
-        name = name or folder.name
         if built.method.needs:
             return _merge(built, run, clients, link, reporter, name)
         federation = Federation(built.method, clients, built.server, built.runtime, noise_seed=secret)
@@ -209,43 +217,6 @@ class _Marked:
 
     def send(self, orders: Any, patience: float) -> list[str | None]:
         return self._link.send([(node, {**self._marks, **order}, content) for node, order, content in orders], patience)
-
-
-def _check(config: Config) -> None:
-    if tasks.find(config.task.name).images:
-        if tasks.images.labels_of(config.task) is None:
-            raise UserError(
-                f"task.name={config.task.name}: over a network no machine sees all pictures, so task.labels must name "
-                "all classes, e.g. task.labels=[cat,dog]"
-            )
-        if config.task.image_size is None:
-            raise UserError("over a network the server sees no picture; set task.image_size to their height and width")
-        if config.task.partition.kind != "natural":
-            raise UserError(
-                f"task.partition.kind={config.task.partition.kind} divides pictures that are all here; over a network "
-                "each client is a folder or a domain of its machine's data: set it to natural"
-            )
-        if config.base.clients and isinstance(config.network.clients, int):
-            raise UserError(
-                "base.clients goes by the clients' order, which over a network is that of network.clients; list their "
-                "names there"
-            )
-    check_elsewhere(config.privacy)
-    if config.adapter and isinstance(config.adapter.rank, tuple) and isinstance(config.network.clients, int):
-        raise UserError(
-            "a list in adapter.rank goes by the clients' order, which over a network is that of network.clients; list "
-            "their names there, or give {client: rank}"
-        )
-    if config.eval.base:
-        raise UserError(
-            "eval.base=true is for runs in one process or under accelerate launch: over a network clients score only "
-            "what they are sent; set eval.base=false"
-        )
-    if start.place(config):
-        raise UserError(
-            "adapter.start: over a network every machine would need those adapters, which is not supported yet; set "
-            "it to null, or run in one process"
-        )
 
 
 def _own_data(config: Config, known: Record | None) -> TaskData:

@@ -1,10 +1,11 @@
 """Worker: a process that keeps a machine's base model loaded between orders, behind a Unix socket.
 
 Flower starts a process for every message and ends it with the reply. That one (`call`) only hands its orders over; the
-worker, which it starts where there is none, lives on, also when its caller is killed. This module imports nothing
-heavy: what an order needs is imported when the first one comes.
+worker, which it starts where there is none, lives on, also when its caller is killed. It ends with the SuperNodes that
+it serves (`lifetime`), or when no order has come for long. This module imports nothing heavy: what an order needs is
+imported when the first one comes.
 
-    python -m llm_fed.network.worker HOME [--idle SECONDS]
+    python -m llm_fed.network.worker HOME [--idle SECONDS] [--node PID,PID]
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ import argparse
 import hashlib
 import json
 import os
+import queue
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from llm_fed.errors import RunError, UserError
+from llm_fed.network.lifetime import Nodes, node_of_this_process
 from llm_fed.runs.lock import HeldError, Lock
 from llm_fed.terminal import lasting_streams
 
@@ -38,18 +44,23 @@ def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) 
         RunError: it does not start, or ends before it replies.
         UserError: somebody else owns the folder of its socket.
     """
-    with _connect(home, idle) as connection:
+    node = node_of_this_process()
+    with _connect(home, idle, node) as connection:
         try:
-            connection.send_bytes(json.dumps(order).encode())
+            connection.send_bytes(json.dumps({**order, "node": node}).encode())
             connection.send_bytes(content)
             return json.loads(connection.recv_bytes()), connection.recv_bytes()
         except (EOFError, OSError) as error:
             raise RunError(f"the worker of {home} ended while it worked; see {home / 'worker.log'}") from error
 
 
-def serve(home: Path, idle: float = IDLE) -> None:
-    """Answer orders one after another, until none has come for `idle` seconds; returns at once where another worker
-    serves this home."""
+def serve(home: Path, idle: float = IDLE, node: Sequence[int] = ()) -> None:
+    """Answer orders one after another, until none has come for `idle` seconds or the nodes that gave any have ended;
+    returns at once where another worker serves this home.
+
+    Args:
+        node: the processes of the node that starts it; it may end before its first order has come.
+    """
     lock = Lock(home, "worker.lock")
     try:
         lock.acquire(lambda text: print(text, flush=True))
@@ -57,6 +68,7 @@ def serve(home: Path, idle: float = IDLE) -> None:
         return
     path = address(home)
     _remove_socket(path)
+    nodes = Nodes(node)
     with socket.socket(socket.AF_UNIX) as listener:
         mask = os.umask(0o177)  # the socket is its owner's alone from the moment it exists
         try:
@@ -64,26 +76,58 @@ def serve(home: Path, idle: float = IDLE) -> None:
         finally:
             os.umask(mask)
         listener.listen()
-        listener.settimeout(idle)
-        node = None
         try:
-            while True:
-                accepted, _ = listener.accept()
-                accepted.settimeout(None)
-                with Connection(accepted.detach()) as connection:
-                    try:
-                        order, content = json.loads(connection.recv_bytes()), connection.recv_bytes()
-                        node = node or _node()
-                        reply, answer = _answer(node, order, content)
-                        connection.send_bytes(json.dumps(reply).encode())
-                        connection.send_bytes(answer)
-                    except (EOFError, OSError, ValueError) as error:
-                        print(f"a caller went away: {error!r}", flush=True)  # it will ask again
-        except TimeoutError:
-            print(f"no order for {idle:g} s", flush=True)
+            with nodes.end_this_process():
+                _serve(listener, nodes, idle)
         finally:
             path.unlink(missing_ok=True)
             lock.release()
+
+
+def _serve(listener: socket.socket, nodes: Nodes, idle: float) -> None:
+    """Answer what comes, until nothing has come for `idle` seconds.
+
+    Orders are taken in while another one is carried out, so that it is known who waits when a node ends.
+    """
+    waiting: queue.Queue[tuple[Connection, dict[str, Any]]] = queue.Queue()
+    threading.Thread(target=_accept, args=[listener, nodes, waiting], daemon=True).start()
+    node = None
+    while True:
+        try:
+            connection, order = waiting.get(timeout=idle)
+        except queue.Empty:
+            print(f"no order for {idle:g} s", flush=True)
+            return
+        with connection:
+            try:
+                content = connection.recv_bytes()
+                node = node or _node()
+                reply, answer = _answer(node, order, content)
+                connection.send_bytes(json.dumps(reply).encode())
+                connection.send_bytes(answer)
+            except (EOFError, OSError, ValueError) as error:
+                _gone(error)
+
+
+def _accept(listener: socket.socket, nodes: Nodes, waiting: queue.Queue[tuple[Connection, dict[str, Any]]]) -> None:
+    while True:
+        try:
+            accepted, _ = listener.accept()
+        except OSError:  # the worker ends
+            return
+        connection = Connection(accepted.detach())
+        try:
+            order = json.loads(connection.recv_bytes())
+            nodes.add(order.pop("node", ()))  # callers of earlier versions do not say it
+        except (EOFError, OSError, ValueError, AttributeError, TypeError) as error:
+            _gone(error)
+            connection.close()
+        else:
+            waiting.put((connection, order))
+
+
+def _gone(error: Exception) -> None:
+    print(f"a caller went away: {error!r}", flush=True)  # it will ask again
 
 
 def _remove_socket(path: Path) -> None:
@@ -139,7 +183,7 @@ def _answer(node: Any, order: dict[str, Any], content: bytes) -> tuple[dict[str,
     return node.answer(here, order["config"], order["order"], content)
 
 
-def _connect(home: Path, idle: float) -> Connection:
+def _connect(home: Path, idle: float, node: Sequence[int]) -> Connection:
     path, started, until = address(home), None, time.monotonic() + _START
     while True:
         client = socket.socket(socket.AF_UNIX)
@@ -152,6 +196,7 @@ def _connect(home: Path, idle: float) -> Connection:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(home / "worker.log", "ab") as log:
                 command = [sys.executable, "-m", "llm_fed.network.worker", str(home), "--idle", str(idle)]
+                command += ["--node", ",".join(map(str, node))]
                 started = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
@@ -165,9 +210,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("home", type=Path)
     parser.add_argument("--idle", type=float, default=IDLE)
+    parser.add_argument("--node", type=lambda text: [int(word) for word in text.split(",")], default=[])
     arguments = parser.parse_args()
-    with lasting_streams():  # a full disk of its log is no reason to end
-        serve(arguments.home, arguments.idle)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that nothing is left behind
+    try:
+        with lasting_streams():  # a full disk of its log is no reason to end
+            serve(arguments.home, arguments.idle, arguments.node)
+    except SystemExit:
+        os._exit(0)  # taking torch apart lasts seconds, for which the base would stay in memory
 
 
 if __name__ == "__main__":

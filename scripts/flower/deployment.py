@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -131,6 +132,10 @@ class Deployment:
             process.kill()
         if place in self._processes and self._processes[place].pid in {process.pid for process in found}:
             self._processes[place].wait()  # as a zombie it would look alive to its children, and they would go on
+
+    def reaped(self, place: str) -> None:
+        """Take the place's process off the list as soon as it ends, as a shell or a service manager does."""
+        threading.Thread(target=self._processes[place].wait, daemon=True).start()
 
     def start_superlink(self) -> None:
         """Start the SuperLink, again after it was killed: it knows the nodes and the runs from its database."""

@@ -104,10 +104,6 @@ def no_folder(data: Path) -> None:
     shutil.rmtree(data)
 
 
-def no_test_file(data: Path) -> None:
-    (data / "bob/test.jsonl").unlink()
-
-
 def malformed_line(data: Path) -> None:
     with open(data / "bob/train.jsonl", "a") as file:
         file.write('{"instruction": "w20"\n')
@@ -121,7 +117,6 @@ def empty_client(data: Path) -> None:
     "damage, parts",
     [
         (no_folder, ["no such file or folder"]),
-        (no_test_file, ["client 'bob' has no test example", "add some, or leave the client out"]),
         (malformed_line, ["bob/train.jsonl, line 7", "malformed JSON"]),
         (empty_client, ["client 'bob'", "train.jsonl holds no example", "remove the client"]),
     ],

@@ -86,7 +86,7 @@ def test_a_run_places_them_where_its_base_is(tmp_path, reporter):
     config = configfile.from_dict(tiny_images.tree(tiny_images.npz(tmp_path / "data.npz"), base={"name": "cnn"}))
     task = tasks.load(config.task, config.seed)
     base = bases.load(config, task, "meta")
-    clients, _ = build.build(config, task, base, methods.build(config.method), "accuracy", 1, reporter)
+    clients, _ = build.build(config, task, base, methods.build(config.method), "accuracy", reporter)
     found = [p for site in clients.values() for p in (*site.train, *site.data.held_out, *site.data.queries["test"])]
     assert {picture.pixels.device for picture in found} == {META}
 

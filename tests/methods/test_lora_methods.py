@@ -240,8 +240,9 @@ def test_ifca_can_choose_by_held_out_examples(tmp_path):
     run = go("ifca", tmp_path, settings={"num_models": 2, "warmup_rounds": 1})
     message, method = {"models": run.state["models"], "assigned": None}, IFCA(num_models=2, choice_data="held-out")
     for name, site in run.clients.items():
-        (refused,) = run.runtime.run({name: method._choice(site, message)}).values()
-        assert "has no held-out example" in str(refused)
+        (by_training,) = run.runtime.run({name: method._choice(site, message)}).values()
+        (losses,) = run.runtime.run({name: site.losses_of(message["models"], site.train)}).values()
+        assert by_training == losses.index(min(losses))  # as it has none
         site.data = replace(site.data, held_out=site.train[:2])
         (losses,) = run.runtime.run({name: site.losses_of(message["models"], site.train[:2])}).values()
         (chosen,) = run.runtime.run({name: method._choice(site, message)}).values()

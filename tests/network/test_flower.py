@@ -157,6 +157,22 @@ def test_faults_over_flower(small, tmp_path):
         assert adapters(tmp_path / f"home-{client}/adapters/run" / client)
 
 
+@pytest.mark.parametrize("command", ["flower-supernode", "flower-superexec"])
+def test_a_worker_at_work_ends_with_its_node(small, tmp_path, command):
+    """The two others' stay. Flower's own processes are recognised, whatever its next version calls them."""
+    config = settings(small, rounds=1, local={"steps": 1_000_000}, eval={"every": 0})
+    flower_app.write(tmp_path / "app", config, "small")
+    with deploy(tmp_path, small) as net:
+        net.run(tmp_path / "app", {"out": str(tmp_path / "run")})
+        until(lambda: list((tmp_path / "home-bob/runs").glob("*/bob")))
+        (worker,) = net.processes("bob", "llm_fed.network.worker")
+        net.reaped("bob")
+        net.kill("bob", command)
+        until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 60)
+        assert "its node has ended" in (tmp_path / "home-bob/worker.log").read_text()
+        assert net.processes("ada", "llm_fed.network.worker") and net.processes("cyd", "llm_fed.network.worker")
+
+
 def test_a_node_that_does_not_keep_to_the_rules_and_a_full_disk_over_flower(small, tmp_path):
     """Garbage, NaN, another shape, a hundred times the size, an old answer again: refused, and the run goes on. Cyd's
     disk takes no checkpoint in one round, and she continues from the round before."""

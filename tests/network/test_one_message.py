@@ -194,7 +194,7 @@ def test_an_order_for_somebody_who_is_not_there_fails_alone(small, tmp_path):
     message = work(*asked, content=content)
     reply, _ = Node().answer(link.places[1], link._text, message, content)
     ada, eve, cyd, again = reply["replies"]
-    assert ada["score"] == again["score"] >= 0 and "client='eve' is unknown" in eve["error"]
+    assert ada["score"] == again["score"] >= 0 and "this machine has no data of client eve now" in eve["error"]
     assert "its message cannot be at [0, 1000000000]" in cyd["error"]
 
 

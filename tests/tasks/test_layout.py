@@ -124,7 +124,6 @@ def test_what_names_mean(what):
         (["n.jsonl", "test.jsonl"], "test.jsonl, of all clients, and n.jsonl, of one"),
         (["n.jsonl", "s/train.jsonl"], "n.jsonl and a folder of a client, s/train.jsonl"),
         (["test/a.jsonl", "n/train.jsonl"], "test/a.jsonl and a folder of a client"),
-        (["n-test.jsonl", "s.jsonl"], "client 'n' has no train file beside n-test.jsonl"),
         (["test.jsonl"], "D has no train file beside test.jsonl"),
         (["train/n-test.jsonl"], "the folder of train/n-test.jsonl says train, its name test"),
     ],

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,7 @@ GOOD = '{"instruction": "a", "output": "b"}\n'
             '{"text": "a", "label": "b"}\n',
             "no column for the prompt among text, label; set task.columns.prompt=COLUMN",
         ),
-        ("", r"has no training rows \(a/train.jsonl holds none\); it needs a train split"),
+        ("", r"has no rows \(a/train.jsonl holds none\); it needs a train split"),
         (
             "\u95ee\u9898\u95ee\u9898".encode("gb18030").decode("utf-8", "surrogateescape"),
             "train.jsonl is not text in UTF-8, and its letters do not tell what it is; convert it",
@@ -209,8 +210,8 @@ def test_missing_and_ambiguous_files_are_refused(tmp_path):
         load(tmp_path / "notes.odt")
     write(tmp_path / "a" / "train.jsonl", records(2))
     write(tmp_path / "b" / "test.jsonl", records(2))
-    with pytest.raises(UserError, match="client 'b' has no train file beside b/test.jsonl; add train.jsonl"):
-        load(tmp_path)
+    loaded = load(tmp_path)
+    assert (list(loaded.clients), loaded.everybody, len(loaded.clients["b"].test)) == (["a", "b"], ("a", "b"), 2)
     (tmp_path / "b" / "test.jsonl").unlink()
     assert load(tmp_path).reading.for_people() == {"not used": "b/, notes.odt"}
     write(tmp_path / "a" / "train.csv", records(2))
@@ -225,11 +226,10 @@ def test_missing_and_ambiguous_files_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "clients, message",
     [
-        (["a", "a", "b"], "client 'b' has no test example"),  # the one example cannot be split
         (["Ada", "Ada", "ada", "ada"], "client ids 'Ada' and 'ada' differ in case only"),
     ],
 )
-def test_empty_clients_and_unusable_ids_are_refused(tmp_path, clients, message):
+def test_unusable_ids_are_refused(tmp_path, clients, message):
     path = write(
         tmp_path / "all.jsonl", [row | {"client": client} for row, client in zip(records(4), clients, strict=False)]
     )
@@ -262,11 +262,39 @@ def test_one_file_per_client(tmp_path):
         load(tmp_path)
 
 
-def test_a_client_that_only_tests_is_refused(tmp_path):
-    write(tmp_path / "train.jsonl", records(3, client="a"))
+def test_a_client_may_have_training_or_test_examples_alone(tmp_path):
+    write(tmp_path / "train.jsonl", records(3, client="a") + records(3, client="c"))
     write(tmp_path / "test.jsonl", records(1, client="a") + records(1, client="b"))
-    with pytest.raises(UserError, match="client 'b' has no train example"):
-        load(tmp_path)
+    write(tmp_path / "validation.jsonl", records(1, client="d"))
+    data = load(tmp_path, validation=0.0)
+    assert [(id, len(c.train), len(c.test)) for id, c in data.clients.items()] == [
+        ("a", 3, 1),
+        ("b", 0, 1),
+        ("c", 3, 0),
+    ]
+    assert data.everybody == ("a", "b", "c", "d")  # of whom one has no use
+    with pytest.raises(UserError, match="none of the clients d has a training or test example; add some"):
+        load(tmp_path, groups=("d",))
+
+
+def test_one_example_is_trained_on(tmp_path):
+    """It cannot be split: of two, one is held out."""
+    path = write(tmp_path / "all.jsonl", records(2, client="a") + records(1, client="b"))
+    found = load(path).clients
+    assert {id: (len(c.train), len(c.validation), len(c.test)) for id, c in found.items()} == {
+        "a": (1, 0, 1), "b": (1, 0, 0),
+    }  # fmt: skip
+
+
+def test_groups_may_be_absent_where_data_can_go_away(tmp_path):
+    path = write(tmp_path / "all.jsonl", records(4, client="a") + records(4, client="b"))
+    config = TaskConfig("files", str(path), groups=("b", "gone"))
+    with pytest.raises(UserError, match="task.groups='gone' is unknown"):
+        tasks.load(config, 0)
+    found = tasks.load(config, 0, absent=True)
+    assert (list(found.clients), found.everybody) == (["b"], ("b", "gone"))
+    with pytest.raises(UserError, match="task.groups='gone' is unknown"):
+        tasks.load(replace(config, groups=("gone",)), 0, absent=True)
 
 
 def test_hub_data_set(monkeypatch):

@@ -1,0 +1,127 @@
+"""What `llm-fed flower` writes is what Flower takes, by its name and by that of its folder; else it is refused."""
+
+from __future__ import annotations
+
+import re
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from network import NetworkInProcess, tree
+
+from llm_fed import shipped
+from llm_fed.errors import UserError
+from llm_fed.network import flower_app, server
+
+valid_name = pytest.importorskip("flwr.supercore.utils").is_valid_name
+NAMES = st.text(max_size=50) | st.text(string.ascii_letters + string.digits + "-_. ", max_size=50)
+
+
+def project(folder: Path) -> str:
+    (name,) = re.findall('^name = "(.*)"$', (folder / "pyproject.toml").read_text(), re.MULTILINE)
+    return name
+
+
+@settings(max_examples=500, deadline=None)
+@given(NAMES)
+@example("a" * 32)
+@example("a" * 33)
+@example("a\n")
+def test_the_rule_is_flowers(name):
+    assert flower_app.accepts(name) == valid_name(name)[0]
+
+
+@settings(max_examples=500, deadline=None)
+@given(NAMES, NAMES)
+@example("", "")
+@example("🏥", "_")
+@example("2024_" + "x" * 40, "my_module:" + "Y" * 40)
+def test_flower_takes_the_name_of_any_file_and_method(stem, method):
+    name = flower_app.name_of(stem, method)
+    assert valid_name(name) == (True, "") and flower_app.name_of(name) == name
+
+
+@pytest.mark.parametrize(
+    ("stem", "method", "name"),
+    [
+        ("clinics", "fedit", "clinics-fedit"),
+        ("Klinik-Köln", "fedit", "Klinik-Köln-fedit"),
+        ("my_clinics", "fed+ft", "my-clinics-fed-ft"),
+        ("Ward 7", "my_module:MyMethod", "Ward-7-MyMethod"),
+        ("2024", "fedit", "app-2024-fedit"),
+        ("a-study-of-many-hospitals-in-spring", "fedmerge", "a-study-of-many-ho-e28b-fedmerge"),
+        ("a-study-of-many-hospitals-in-autumn", "fedmerge", "a-study-of-many-ho-6609-fedmerge"),
+    ],
+)
+def test_a_name_is_changed_no_further_than_it_must_be(stem, method, name):
+    assert flower_app.name_of(stem, method) == name
+
+
+@pytest.mark.parametrize("stem", ["my_clinics", "Ward 7", "clinics"])
+def test_an_app_says_its_name_only_where_that_is_not_the_files(small, here, llm_fed, stem):
+    said = llm_fed("flower", small.config(here / f"{stem}.yaml"), "network.clients=[ada]")
+    folder = Path("apps") / flower_app.name_of(stem, "fedit")
+    assert said.code == 0 and project(folder) == folder.name and valid_name(folder.name)[0]
+    assert said.out.startswith(f"wrote {folder}. Next: flwr run {folder} SUPERLINK")
+    assert (f"The app is named {folder.name}, as Flower takes" in said.out) == (stem != "clinics")
+
+
+@pytest.mark.parametrize("name", [name for name in shipped.files() if name.startswith("flowertune")])
+def test_the_shipped_files_of_flowers_leaderboard_become_apps(here, llm_fed, name):
+    from flwr.cli.build import build_fab_from_disk
+
+    assert llm_fed("flower", name).code == 0
+    assert build_fab_from_disk(here / "apps" / flower_app.name_of(name.removesuffix(".yaml"), "fedit"))
+
+
+@pytest.mark.parametrize("folder", ["my_app", "x" * 33, "7", "an app", "-"])
+def test_a_folder_that_flower_would_refuse_is_not_written(small, here, llm_fed, folder):
+    config = small.config(here / "clinics.yaml")
+    said = llm_fed("flower", config, "--out", f"apps/{folder}")
+    said.assert_refused("Flower takes letters, digits and hyphens, 32 at most", "give --out apps/")
+    assert not (here / "apps").exists()
+    better = said.err.split("give --out ")[1].strip()
+    assert llm_fed("flower", config, "--out", better).code == 0
+
+
+def test_the_name_of_a_linked_folder_is_that_of_its_target_as_flower_resolves_it(small, here, llm_fed):
+    (here / "my_app").mkdir()
+    (here / "app").symlink_to(here / "my_app")
+    llm_fed("flower", small.config(here / "clinics.yaml"), "--out", "app").assert_refused("would refuse 'my_app'")
+
+
+def test_the_app_of_another_file_is_not_replaced(small, here, llm_fed):
+    """Both are called my-clinics-fedit."""
+    one, other = (small.config(here / f"{stem}.yaml") for stem in ("my_clinics", "my-clinics"))
+    assert llm_fed("flower", one).code == 0 and llm_fed("flower", one, "rounds=7").code == 0
+    llm_fed("flower", other).assert_refused("apps/my-clinics-fedit holds the app of another file, my_clinics.yaml")
+    (here / "b").mkdir()
+    same_name = small.config(here / "b" / "my_clinics.yaml")
+    llm_fed("flower", same_name).assert_refused("holds the app of another file")
+    assert "rounds: 7" in Path("apps/my-clinics-fedit/federation/config.yaml").read_text()
+
+
+def test_apps_that_share_a_name_are_told(small, here, llm_fed):
+    config = small.config(here / "clinics.yaml")
+    assert "is also that of" not in llm_fed("flower", config, "--out", "apps/one").out
+    said = llm_fed("flower", config, "--out", "apps/two")
+    assert "The name clinics-fedit is also that of apps/one, so at the server both would have the run" in said.out
+    assert "is also that of" not in llm_fed("flower", config, "method=local", "--out", "apps/three").out
+
+
+def test_what_a_network_cannot_do_is_refused_where_the_app_is_written(small, here, llm_fed):
+    config = small.config(here / "clinics.yaml", adapter={"start": "earlier"})
+    llm_fed("flower", config).assert_refused("adapter.start: over a network")
+    assert not (here / "apps").exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_folder_whose_name_nodes_would_refuse_ends_the_run_before_it_begins(small, tmp_path):
+    link = NetworkInProcess(tmp_path, small, tree(small))
+    with pytest.raises(UserError, match="is named 'my run', which nodes refuse"):
+        server.train(link.config, tmp_path / "my run", link)
+    assert not link.orders
+    link = NetworkInProcess(tmp_path, small, tree(small, export={"clients": "none"}))
+    assert "unfinished" not in server.train(link.config, tmp_path / "my run", link)  # nodes write no folder
