@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +15,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from llm_fed.eval.scores import METRICS
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 # A [bracket] or a :word: in what is printed is text: the name of a client, a value, a path.
 out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
-def beside_base(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The scores of runs on the same data by name, after those of the base alone where that was scored."""
-    base = [("base", result["base"]) for result in results.values() if "base" in result][:1]
-    return dict(base) | {name: result["scores"] for name, result in results.items()}
+def beside_baselines(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The scores of runs on the same data by name, after those of the base alone and of the best rule that trains
+    nothing; of texts these are empty where the runs have not scored them."""
+    metric = next((result["scores"]["metric"] for result in results.values() if "metric" in result["scores"]), None)
+    text = metric is not None and METRICS[metric].scores != "labels"
+    found = {
+        kind: next((result[kind] for result in results.values() if kind in result), {}) for kind in ("base", "rule")
+    }
+    known = {kind: line for kind, line in found.items() if line or text}
+    return known | {name: result["scores"] for name, result in results.items()}
 
 
 def program_name() -> str:
@@ -36,25 +45,47 @@ def count_of(pictures: list[Path]) -> str:
 
 
 def print_scores(scores: dict[str, dict[str, Any]]) -> None:
-    """A row per client and a column per method (or metric)."""
-    scores = {name: score for name, score in scores.items() if "clients" in score}
-    if not scores:
+    """A row per client and a column per method (or metric), base and rule; then which rules these are, and which
+    methods are below them."""
+    known = {name: score for name, score in scores.items() if "clients" in score}
+    if not known:
         out.print("There are no scores, because no client has test examples.")
         return
-    metric = next(iter(scores.values()))["metric"]
-    table = Table(title=f"{metric} (0-100)", title_justify="left")
+    last = next(reversed(known.values()))
+    table = Table(title=f"{last['metric']} (0-100)", title_justify="left")
     table.add_column("client")
-    for name in scores:
+    shown = {name: score for name, score in scores.items() if name in known or not score}
+    for name in shown:
         table.add_column(name, justify="right")
-    for client in next(iter(scores.values()))["clients"]:
-        table.add_row(client, *(f"{score['clients'][client]:.1f}" for score in scores.values()))
-    if len(next(iter(scores.values()))["clients"]) == 1:
-        out.print(table)
-        return
-    table.add_section()
-    for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
-        table.add_row(label, *(f"{score[key]:.1f}" for score in scores.values()))
+    for client in last["clients"]:
+        table.add_row(client, *(_number(score.get("clients", {}).get(client)) for score in shown.values()))
+    if len(last["clients"]) > 1:
+        table.add_section()
+        for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
+            table.add_row(label, *(_number(score.get(key)) for score in shown.values()))
     out.print(table)
+    for line in about_rule(known):
+        out.print(line)
+
+
+def about_rule(scores: dict[str, dict[str, Any]]) -> list[str]:
+    """Which rules the column `rule` has, and which methods have a lower mean; nothing without that column."""
+    if "rule" not in scores:
+        return []
+    rule = scores["rule"]
+    counted = Counter(rule["rules"].values())
+    several = len(rule["rules"]) > 1
+    names = ", ".join(f"{name} ({count} of the clients)" if several else name for name, count in counted.most_common())
+    lines = [f"rule: the best rule that trains nothing, chosen on the training examples: {names}"]
+    methods = {name: score["mean"] for name, score in scores.items() if name not in ("base", "rule")}
+    if below := [name for name, mean in methods.items() if mean < rule["mean"]]:
+        which = "every method" if len(below) == len(methods) > 1 else " and ".join(below)
+        lines.append(f"below rule in the mean: {which}; a rule that trains nothing answers these examples better")
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def print_cross(folder: Path, found: dict[str, Any], as_json: bool) -> None:

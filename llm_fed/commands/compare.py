@@ -17,6 +17,7 @@ from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_trade
 from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
 from llm_fed.experiment import unused
+from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import prepare
 from llm_fed.files import write_file
@@ -68,10 +69,14 @@ def compare(
             reporter.note(note)
         bases = Bases()
         table = _empty_table(plan, bases)
+    baselines = Baselines()
+    for job in plan.jobs():
+        if isinstance(job.outcome, dict):
+            baselines.remember(job.config, job.outcome)
     open_jobs = [job for job in plan.jobs() if not job.outcome]
     for number, job in enumerate(open_jobs, start=1):
         reporter.note(f"{job.folder.name}: run {number} of {len(open_jobs)}")
-        job.train(reporter, bases.of(job.config))
+        job.train(reporter, bases.of(job.config), baselines)
         if isinstance(job.outcome, str):
             reporter.note(f"{job.folder.name} failed: {job.outcome}")
         _write(_fill(table, plan), out)

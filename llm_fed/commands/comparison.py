@@ -22,6 +22,7 @@ from llm_fed.eval.costs import Traffic, read_traffic
 from llm_fed.eval.tables import Result
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.needed import needed_config
 from llm_fed.method import Method
 from llm_fed.models.images import ImageBase
@@ -51,7 +52,7 @@ class Job:
                 done = run.summary()
                 self.outcome = "" if done is None or experiment.lacks_exports(run) else done
 
-    def train(self, reporter: Reporter, base: Base | ImageBase) -> None:
+    def train(self, reporter: Reporter, base: Base | ImageBase, baselines: Baselines) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
         for name, need in self.needs.items():
             if isinstance(need.outcome, str):
@@ -59,7 +60,9 @@ class Job:
                 return
         needed = {name: need.folder for name, need in self.needs.items()}
         try:
-            self.outcome = experiment.train(self.config, self.folder, reporter=reporter, needed=needed, base=base)
+            self.outcome = experiment.train(
+                self.config, self.folder, reporter=reporter, needed=needed, base=base, baselines=baselines
+            )
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())
 
@@ -74,6 +77,8 @@ class Job:
             average=scores.get("mean"),
             worst_half=scores.get("worst_half"),
             base=self.outcome.get("base"),
+            rule=self.outcome.get("rule"),
+            shared=shared_by(self.config, scores.get("metric", "")),
             traffic=self._traffic(),
             federation=self.config.federation_seed,
             training=self.config.training_seed,

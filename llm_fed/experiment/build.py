@@ -77,6 +77,12 @@ class Experiment:
         limit = self.config.eval.limit
         return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit, **options)
 
+    @property
+    def scores_base(self) -> bool:
+        """Whether the base without any adapter is scored on the test split."""
+        asked = self.config.eval.base
+        return asked is True or (asked == "auto" and isinstance(self.base, Base))
+
     def score_base(self, split: str) -> Summary | None:
         """The scores without training."""
         bare, state = self.untrained()
@@ -209,10 +215,10 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
     if pictures != (METRICS[metric].scores == "labels"):
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
-    if config.eval.base and pictures:
+    if config.eval.base is True and pictures:
         raise UserError(
             "eval.base=true scores the base before training, when the head of an image model is still untrained; set "
-            "eval.base=false"
+            "eval.base=auto"
         )
     if task.server and task.server.test and not method.one_model:
         raise UserError(

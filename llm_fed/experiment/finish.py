@@ -10,6 +10,7 @@ from llm_fed import checksum, signs
 from llm_fed.errors import RunError
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import experts
+from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
@@ -17,7 +18,6 @@ from llm_fed.export.card import model_card
 from llm_fed.export.prompt import prompt_of
 from llm_fed.federation import privacy
 from llm_fed.federation.clients import finish, messages_for
-from llm_fed.federation.loop import log_base
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError
@@ -32,7 +32,9 @@ UNMOVED = (
 )
 
 
-def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> dict[str, Any]:
+def finish_and_deliver(
+    experiment: Experiment, run: Run, progress: Progress, reporter: Reporter, baselines: Baselines
+) -> dict[str, Any]:
     """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
     config = experiment.config
     progress = selected_round(experiment, run, progress, reporter)
@@ -46,7 +48,7 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, rep
         run.log({"kind": "privacy", "round": config.rounds, **spent})
     everybody = {**experiment.clients, **experiment.scored}
     messages = messages_for(experiment.method, progress.state, everybody, config.transport.down)
-    return deliver(experiment, run, messages, progress.round, models.seen(run.records(), progress.round))
+    return deliver(experiment, run, messages, progress.round, models.seen(run.records(), progress.round), baselines)
 
 
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
@@ -73,16 +75,17 @@ def deliver(
     messages: Mapping[str, Message],
     round: int,
     seen: Collection[str],
+    baselines: Baselines,
     **facts: Any,
 ) -> dict[str, Any]:
     """Test scores, sample predictions, exported adapters, the report, and last the summary, with further `facts`.
 
     Args:
         seen: clients of which an answer had arrived by this round.
+        baselines: of other runs on the same data.
     """
+    facts |= baselines.score(experiment, run)
     with signs.part("test"):
-        if experiment.config.eval.base and (base := log_base(run, "test", experiment.score_base)):
-            facts["base"] = base
         server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, if it is scored
         exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
         written = set(exported)

@@ -17,6 +17,7 @@ from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.experiment import announce, start, unused
+from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.environment import same_environment
@@ -46,6 +47,7 @@ def train(
     reporter: Reporter | None = None,
     needed: Mapping[str, Path] | None = None,
     base: Base | ImageBase | None = None,
+    baselines: Baselines | None = None,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end: adapters, test scores and report lie in `folder` afterwards.
 
@@ -53,6 +55,7 @@ def train(
         needed: by name of a method that this one needs, the folder of that run, which is begun or continued as
             necessary (default: `folder/needs/<name>`).
         base: the configured base, where it is loaded already.
+        baselines: what other runs have scored that this one need not score again.
 
     Returns:
         The content of `summary.json`: the test scores, and which round they belong to.
@@ -60,7 +63,7 @@ def train(
     Raises:
         UserError, RunError: see `Run`, `prepare` and `federate`.
     """
-    reporter = reporter or Reporter()
+    reporter, baselines = reporter or Reporter(), baselines or Baselines()
     ranks = other_ranks()
     if ranks and config.base.device_map:
         raise UserError(
@@ -101,14 +104,14 @@ def train(
             (folder / "summary.json").unlink()
         same_environment(run, experiment, reporter)
         if experiment.method.needs:
-            return _merge(experiment, run, needed or {}, reporter)
+            return _merge(experiment, run, needed or {}, reporter, baselines)
         with reporter.tracking(config, folder, announce.ahead(experiment)):
             clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
             federation = Federation(experiment.method, clients, experiment.server, experiment.runtime)
-            base_scores = experiment.score_base if config.eval.base else None
+            base_scores = experiment.score_base if config.eval.base is True else None
             scoring = Scoring(experiment.scored, experiment.evaluate, base_scores)
             progress = federate(federation, run, scoring, on_resume=reporter.resumed)
-            return finish_and_deliver(experiment, run, progress, reporter)
+            return finish_and_deliver(experiment, run, progress, reporter, baselines)
 
 
 def dry_run(
@@ -153,14 +156,16 @@ def _check_place(config: Config, folder: Path) -> None:
         raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
 
 
-def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporter: Reporter) -> dict[str, Any]:
+def _merge(
+    experiment: Experiment, run: Run, needed: Mapping[str, Path], reporter: Reporter, baselines: Baselines
+) -> dict[str, Any]:
     """The whole run of a method that starts from the results of others."""
     config, method, name = experiment.config, experiment.method, experiment.config.method["name"]
     rounds, given, seen = {}, {}, set()
     for need in method.needs:
         folder, its_config = needed.get(need, run.folder / "needs" / need), needed_config(config, need)
         reporter.note(f"{name} starts from {need}: {folder}")
-        summary = train(its_config, folder, reporter=reporter, needed=needed, base=experiment.base)
+        summary = train(its_config, folder, reporter=reporter, needed=needed, base=experiment.base, baselines=baselines)
         chosen = method.needed(need).round
         rounds[need] = summary["round"] if chosen is None else chosen
         given[need] = states_of_run(folder, chosen, its_config, experiment.base, experiment.clients, experiment.runtime)
@@ -176,7 +181,7 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
         if "note" in recipe:
             reporter.note(f"{id}: {recipe['note']}")
-    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, needs=rounds)
+    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, needs=rounds)
 
 
 def merge(experiment: Experiment, given: Mapping[str, Mapping[str, Message]], round: int, lr: float) -> None:

@@ -18,6 +18,7 @@ from llm_fed.method import Method
 from llm_fed.requests import Runtime
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, log_event, rounded
+from llm_fed.runs.reading import comparable
 from llm_fed.runs.tracking import Watch
 from llm_fed.site import Site
 
@@ -128,7 +129,7 @@ def federate(
 
 def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) -> dict[str, Any] | None:
     """The score line of a split without any adapter, logged unless it is there already; None without that split."""
-    for line in run.records():
+    for line in comparable(run.records()):
         if line["kind"] == "score" and (line["round"], line["split"]) == (0, split):
             return line
     if (summary := score_base(split)) is None:

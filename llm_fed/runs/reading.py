@@ -19,7 +19,7 @@ from llm_fed.errors import UserError, require
 from llm_fed.runs.records import read_records
 
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
-_FORMERLY = {"base.dtype": "bfloat16"}
+_FORMERLY = {"base.dtype": "bfloat16", "eval.base": False}
 
 
 def read_config(folder: Path) -> Config:

@@ -179,6 +179,8 @@ class Reporter:
         elif record["kind"] == "privacy":  # logged before its round's line
             self._spent = "" if record["epsilon"] is None else f", epsilon {record['epsilon']:.3g}"
             self._track({"privacy/epsilon": record["epsilon"]} if self._spent else {}, record["round"])
+        elif record["kind"] == "rule":
+            self.note(f"the best rule that trains nothing: {record['split']} {record['metric']} {record['mean']:.2f}")
         elif record["kind"] == "event":
             self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
 
