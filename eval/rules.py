@@ -34,6 +34,7 @@ NAMES = (
     "most frequent answer", "first option", "most frequent position", "all options", "copy of the prompt",
     "last paragraph of the prompt", "most frequent class",
 )  # fmt: skip
+FEW = 12  # clients whose rules are named one by one
 MOST = 50  # training examples of a client on which its rules are scored
 
 Rule = Callable[[Example], str]  # the answer to an example
@@ -157,3 +158,17 @@ def _most_frequent_class(train: Sequence[Picture], test: Sequence[Picture], metr
 
 def _most_frequent(values: Iterable[Any]) -> Any:
     return Counter(values).most_common(1)[0][0]  # of equal counts the first that came
+
+
+def in_words(line: Mapping[str, Any]) -> str:
+    """Which rules a line of kind `rule` has: of few clients whose each is, of more how many have it."""
+    by_rule: dict[str, list[str]] = {}
+    for client, name in line["rules"].items():
+        by_rule.setdefault(name, []).append(client)
+    if len(line["rules"]) == 1:
+        return next(iter(by_rule))
+    parts = [
+        f"{name} ({', '.join(clients) if len(line['rules']) <= FEW else f'{len(clients)} of the clients'})"
+        for name, clients in sorted(by_rule.items(), key=lambda item: -len(item[1]))
+    ]
+    return "; ".join(parts)

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +26,7 @@ def beside_baselines(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
     nothing; of texts these are empty where the runs have not scored them."""
     metric = next((result["scores"]["metric"] for result in results.values() if "metric" in result["scores"]), None)
     text = metric is not None and METRICS[metric].scores != "labels"
-    found = {
+    found: dict[str, dict[str, Any]] = {
         kind: next((result[kind] for result in results.values() if kind in result), {}) for kind in ("base", "rule")
     }
     known = {kind: line for kind, line in found.items() if line or text}
@@ -72,11 +71,10 @@ def about_rule(scores: dict[str, dict[str, Any]]) -> list[str]:
     """Which rules the column `rule` has, and which methods have a lower mean; nothing without that column."""
     if "rule" not in scores:
         return []
+    from llm_fed.eval.rules import in_words  # with torch, which mistakes are named without
+
     rule = scores["rule"]
-    counted = Counter(rule["rules"].values())
-    several = len(rule["rules"]) > 1
-    names = ", ".join(f"{name} ({count} of the clients)" if several else name for name, count in counted.most_common())
-    lines = [f"rule: the best rule that trains nothing, chosen on the training examples: {names}"]
+    lines = [f"rule: the best rule that trains nothing, chosen on the training examples: {in_words(rule)}"]
     methods = {name: score["mean"] for name, score in scores.items() if name not in ("base", "rule")}
     if below := [name for name, mean in methods.items() if mean < rule["mean"]]:
         which = "every method" if len(below) == len(methods) > 1 else " and ".join(below)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from llm_fed import signs
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.eval.rules import BestRule, best_rule
 from llm_fed.eval.scores import summarize
+from llm_fed.experiment import samples
 from llm_fed.federation.loop import log_base
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import comparable
@@ -30,11 +31,20 @@ class Baselines:
 
     def __init__(self) -> None:
         self._bases: dict[str, Line] = {}
+        self._answers: dict[str, dict[str, Sequence[Any]]] = {}  # the base's first ones by client, of the same
 
     def remember(self, config: Config, summary: Line) -> None:
         """Take over what a finished run's summary.json says of the base."""
         if "base" in summary:
             self._bases[shared_by(config, summary["base"]["metric"])] = summary["base"]
+
+    def knows(self, experiment: Experiment) -> bool:
+        """Whether the base need not be scored for a run."""
+        return shared_by(experiment.config, experiment.metric) in self._bases
+
+    def answers(self, experiment: Experiment) -> Mapping[str, Sequence[Any]]:
+        """By client the base's predictions on its first test examples, as far as this command has seen any."""
+        return self._answers.get(shared_by(experiment.config, experiment.metric), {})
 
     def score(self, experiment: Experiment, run: Run) -> dict[str, Any]:
         """The lines `base` and `rule` of a run, as far as it has them, logged unless they are there already."""
@@ -49,8 +59,8 @@ class Baselines:
         key = shared_by(experiment.config, experiment.metric)
         if key in self._bases:
             return _logged(run, self._bases[key])
-        with signs.part("testing the base"):
-            line = log_base(run, "test", experiment.score_base)
+        listen = partial(_take, self._answers.setdefault(key, {}), samples.wanted(experiment))
+        line = log_base(run, "test", partial(experiment.score_base, listen=listen))
         if line is not None:
             self._bases[key] = line
         return line
@@ -113,6 +123,11 @@ def _best_rule(experiment: Experiment, site: Site) -> BestRule | None:
     if site is experiment.server:  # one model for all is tested there: the rule is made of all clients' answers
         train = list(chain.from_iterable(texts_of(client.train) for client in experiment.clients.values()))
     return rule_of(site, experiment.metric, experiment.config.eval.limit, train)
+
+
+def _take(answers: dict[str, Sequence[Any]], most: int, client: str, predictions: Sequence[Any]) -> None:
+    if len(answers) < samples.MAX_CLIENTS:
+        answers[client] = predictions[:most]
 
 
 def _logged(run: Run, line: Line) -> dict[str, Any]:

@@ -83,14 +83,15 @@ class Experiment:
         asked = self.config.eval.base
         return asked is True or (asked == "auto" and isinstance(self.base, Base))
 
-    def score_base(self, split: str) -> Summary | None:
-        """The scores without training."""
+    def score_base(self, split: str, **options: Any) -> Summary | None:
+        """The scores without training; `options` as of `evaluate`."""
         bare, state = self.untrained()
 
         async def personal(site: Site) -> State:
             return state
 
-        return evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=self.config.eval.limit)
+        limit = self.config.eval.limit
+        return evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=limit, **options)
 
     def untrained(self) -> tuple[dict[str, Site], State]:
         """Everybody who is scored with a plain adapter, and the state of one whose B is zero, which adds nothing."""

@@ -95,7 +95,7 @@ def deliver(
         samples = Samples(experiment)
         summary = experiment.score_states(personal, "test", listen=samples.listen)
     with signs.part("the base's answers to the samples"):
-        samples.write(run)
+        samples.write(run, baselines.answers(experiment))
     with signs.part("the weights of the experts"):
         experts.write(experiment, run, personal)
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from llm_fed import methods, signs
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.experiment import announce, start, unused
+from llm_fed.experiment import announce, start, timing, unused
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import Experiment, prepare
@@ -105,7 +106,11 @@ def train(
         same_environment(run, experiment, reporter)
         if experiment.method.needs:
             return _merge(experiment, run, needed or {}, reporter, baselines)
-        with reporter.tracking(config, folder, announce.ahead(experiment)):
+        plan = timing.ahead(experiment, baselines)
+        if reporter.heard:
+            plan = timing.with_forecast(experiment, plan, run.reached)
+            reporter.expect(plan.in_words(run.reached))
+        with reporter.tracking(config, folder, plan):
             clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
             federation = Federation(experiment.method, clients, experiment.server, experiment.runtime)
             base_scores = experiment.score_base if config.eval.base is True else None
@@ -141,6 +146,8 @@ def dry_run(
             for need in built.method.needs
         ]
         plan = announce.run_plan(built, reached=reached, complete=complete)
+        if not complete and not parents:
+            plan = replace(plan, time=timing.with_forecast(built, timing.ahead(built), reached).in_words(reached))
         with signs.part("measuring the memory of a training step"):
             return announce.with_costs(plan, built, folder, parents)
 

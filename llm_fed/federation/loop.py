@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from llm_fed import signs
 from llm_fed.errors import ClientError, RunError
 from llm_fed.eval.scores import Summary
 from llm_fed.federation.clients import Clients, Messages, messages_for
@@ -132,7 +133,9 @@ def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) 
     for line in comparable(run.records()):
         if line["kind"] == "score" and (line["round"], line["split"]) == (0, split):
             return line
-    if (summary := score_base(split)) is None:
+    with signs.part("testing the base"):
+        summary = score_base(split)
+    if summary is None:
         return None
     line = {"kind": "score", "round": 0, "split": split, **summary.as_json()}
     run.log(line)

@@ -63,7 +63,7 @@ def scores_in_training(lines: Sequence[dict[str, Any]], split: str) -> dict[int,
     for line in comparable(lines):
         if line["kind"] == "score" and line["split"] == split:
             found.setdefault(line["round"], line)
-    return found
+    return dict(sorted(found.items()))  # the base alone may be scored last
 
 
 def scores_by_round(folder: Path, split: str) -> dict[int, float]:

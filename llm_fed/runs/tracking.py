@@ -71,6 +71,11 @@ class Reporter:
         self._accelerator: Accelerator | None = None
         self._announced: dict[str, str] = {}
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody sees what is said."""
+        return not self.console.quiet
+
     def note(self, text: str) -> None:
         """One line."""
         with self._lock:
@@ -84,6 +89,11 @@ class Reporter:
             if self._announced.get(label) != text:
                 self.note(f"{label:<11}{text}")
         self._announced = dict(rows)
+
+    def expect(self, time: str) -> None:
+        """How long a run will take, in words, as a further line of its plan; nothing where that is not known."""
+        if time:
+            self.note(f"{'time':<11}{time}")
 
     def note_once(self, text: str) -> None:
         """One line, unless it was said before: several runs of one command may share their data."""
