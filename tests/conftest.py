@@ -29,6 +29,16 @@ def quick_disks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_speed() -> Iterator[None]:
+    """What runs and `init` say does not depend on the machine."""
+    from llm_fed.models import speed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "hint", lambda: "")
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_reports() -> Iterator[None]:
     """A module whose tests look at pictures of reports has a fixture of this name that does nothing."""

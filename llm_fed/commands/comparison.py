@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from llm_fed import configfile, methods, paths
+from llm_fed import configfile, methods, paths, tasks
 from llm_fed.commands import section
 from llm_fed.config import Config, Dtype, ExportConfig
 from llm_fed.errors import RunError, UserError
@@ -25,6 +25,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.needed import needed_config
 from llm_fed.method import Method
+from llm_fed.models import speed
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.plugins import short
@@ -139,7 +140,10 @@ class Plan:
         if auto:
             settled, note = replace(config.base, dtype=auto), f"computing in {auto}, as in the runs that are there"
         else:
-            settled, note = settle_dtype(config.base, choose_device(config.device))
+            device = choose_device(config.device)
+            settled, note = settle_dtype(config.base, device)
+            if device == "cpu" and not tasks.find(config.task.name).images and (hint := speed.hint()):
+                note = f"{note} ({hint})"
         self.notes += [note] if note not in self.notes else []
         return replace(config, base=settled)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -16,6 +17,7 @@ from llm_fed.commands import survey
 from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
 from llm_fed.errors import RunError, UserError
 from llm_fed.files import write_file
+from llm_fed.models import speed
 from llm_fed.tasks.common import TaskData, text_of
 from llm_fed.tasks.files import split_files, training_files
 from llm_fed.tasks.rows import REQUIRED, USUAL_NAMES, find_columns, read_rows
@@ -113,6 +115,8 @@ def draft(given: Given, ask: Ask | None) -> Draft:
         else "a few labels, scored by exact_match" if metric
         else "free text, scored by ROUGE-1"
     )  # fmt: skip
+    if not torch.cuda.is_available() and (hint := speed.hint()):
+        findings["speed"] = hint
     small = model is not None and getattr(model, "hidden_size", SMALL) < SMALL
     method = given.method or ("fedmerge" if len(data.clients) > 1 else "local")
     rounds = min(50, max(10, round(EPOCHS * middle / (STEPS * BATCH))))
@@ -120,7 +124,6 @@ def draft(given: Given, ask: Ask | None) -> Draft:
         "every": math.ceil(rounds / 4),
         "metric": metric,
         "max_new_tokens": limits.get("answer"),
-        "base": True,
     }
     text = _rendered(
         rounds=rounds,

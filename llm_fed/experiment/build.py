@@ -25,7 +25,7 @@ from llm_fed.federation import aggregation, privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
-from llm_fed.models import ranks
+from llm_fed.models import ranks, speed
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.models.lora import Lora
@@ -150,6 +150,8 @@ def prepare(
     if said:
         config = replace(config, base=settled)
         reporter.note(said)
+        if device == "cpu" and not task.labels and (hint := speed.hint()):
+            reporter.note_once(hint)
     with signs.part(f"loading the base {config.base.name}"):
         base = base or bases.load(config, task, device)
     schedule = schedule_of(config, tuple(task.clients))

@@ -24,6 +24,9 @@ class Span:
     def __mul__(self, times: float) -> Span:
         return Span(self.low * times, self.high * times)
 
+    def __truediv__(self, parts: float) -> Span:
+        return self * (1 / parts)
+
     def __str__(self) -> str:
         """`14 min`, or `10 to 20 min`."""
         if self.high <= CLEAR * self.low or duration(self.low) == duration(self.high):

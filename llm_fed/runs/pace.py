@@ -46,13 +46,16 @@ class Ahead:
     base_answers: int = 0
     forecast: Forecast | None = None
 
+    def answers_after(self, reached: int) -> int:
+        """How many are scored under personal models after a round, in the final test, too."""
+        rounds = sum(self.scored(round) for round in range(reached + 1, self.rounds + 1))
+        return rounds * self.answers.get(self.during, 0) + self.answers.get("test", 0)
+
     def in_words(self, reached: int = 0) -> str:
         """How long all will take that follows a round; empty without a forecast."""
         if self.forecast is None:
             return ""
-        scored = sum(self.scored(round) for round in range(reached + 1, self.rounds + 1))
-        answers = scored * self.answers.get(self.during, 0) + self.answers.get("test", 0)
-        return self.forecast.in_words(self.rounds - reached, answers, self.base_answers)
+        return self.forecast.in_words(self.rounds - reached, self.answers_after(reached), self.base_answers)
 
 
 class Pace:
