@@ -76,19 +76,19 @@ def shared_by(config: Config, metric: str) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def rule_line(experiment: Experiment) -> dict[str, Any] | None:
-    """The scores of the best rules on the test split, and under `rules` which rule each client has.
+def rule_line(experiment: Experiment, split: str = "test") -> dict[str, Any] | None:
+    """The scores of the best rules on a split, and under `rules` which rule each client has.
 
-    None where nobody has test examples, and with `privacy.clip`: a rule is made of training answers, without noise, and
+    None where nobody has examples of it, and with `privacy.clip`: a rule is made of training answers without noise, so
     its name and its score say something of them.
     """
     if experiment.config.privacy.clip is not None:
         return None
-    found = {id: rule for id, site in experiment.scored.items() if (rule := _best_rule(experiment, site))}
-    return line_of(experiment.metric, {id: (rule.name, rule.score) for id, rule in found.items()})
+    found = {id: rule for id, site in experiment.scored.items() if (rule := _best_rule(experiment, site, split))}
+    return line_of(experiment.metric, {id: (rule.name, rule.score) for id, rule in found.items()}, split)
 
 
-def line_of(metric: str, rules: Mapping[str, tuple[str, float]]) -> dict[str, Any] | None:
+def line_of(metric: str, rules: Mapping[str, tuple[str, float]], split: str = "test") -> dict[str, Any] | None:
     """A line of metrics.jsonl with the name and the score of each client's rule; None without any."""
     if not rules:
         return None
@@ -97,20 +97,22 @@ def line_of(metric: str, rules: Mapping[str, tuple[str, float]]) -> dict[str, An
     return {
         "kind": "rule",
         "round": 0,
-        "split": "test",
+        "split": split,
         **scores,
         "rules": {id: name for id, (name, _) in rules.items()},
     }
 
 
-def rule_of(site: Site, metric: str, limit: int | None, train: Sequence[Any] | None = None) -> BestRule | None:
-    """The best rule of a site on the first `limit` of its test examples; None where it has none.
+def rule_of(
+    site: Site, metric: str, limit: int | None, split: str = "test", train: Sequence[Any] | None = None
+) -> BestRule | None:
+    """The best rule of a site on the first `limit` of its examples of a split; None where it has none.
 
     Args:
         train: instead of the site's own training examples.
     """
     train = texts_of(site.train) if train is None else train
-    return best_rule(train, texts_of(site.data.queries.get("test", ()))[:limit], metric)
+    return best_rule(train, texts_of(site.data.queries.get(split, ()))[:limit], metric)
 
 
 def texts_of(encoded: Sequence[Any]) -> Sequence[Any]:
@@ -118,11 +120,11 @@ def texts_of(encoded: Sequence[Any]) -> Sequence[Any]:
     return getattr(encoded, "examples", encoded)
 
 
-def _best_rule(experiment: Experiment, site: Site) -> BestRule | None:
+def _best_rule(experiment: Experiment, site: Site, split: str) -> BestRule | None:
     train = None
     if site is experiment.server:  # one model for all is tested there: the rule is made of all clients' answers
         train = list(chain.from_iterable(texts_of(client.train) for client in experiment.clients.values()))
-    return rule_of(site, experiment.metric, experiment.config.eval.limit, train)
+    return rule_of(site, experiment.metric, experiment.config.eval.limit, split, train)
 
 
 def _take(answers: dict[str, Sequence[Any]], most: int, client: str, predictions: Sequence[Any]) -> None:
