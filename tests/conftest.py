@@ -21,21 +21,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_disks() -> Iterator[None]:
+def quick_runs() -> Iterator[None]:
     import without
 
     with pytest.MonkeyPatch.context() as patch:
         without.disks(patch)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_speed() -> Iterator[None]:
-    """What runs and `init` say does not depend on the machine."""
-    from llm_fed.models import speed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "hint", lambda: "")
+        without.measures(patch)
         yield
 
 

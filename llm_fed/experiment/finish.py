@@ -176,6 +176,7 @@ def write_summary(
     run.mark()
     run.digests.end(round, run.folder)
     run.digests.mark()
+    run.lap("after the rounds")
     with signs.part("writing the report"):
         write_report(run.folder)
     run.remember("summary.json", result)  # the last file: a folder that has it is complete

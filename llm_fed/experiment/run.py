@@ -34,8 +34,8 @@ from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, look
-from llm_fed.runs.records import read_records
-from llm_fed.runs.tracking import Reporter, time_of_day
+from llm_fed.runs.records import read_records, time_of_day
+from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks
 
@@ -178,11 +178,13 @@ def _merge(
         given[need] = states_of_run(folder, chosen, its_config, experiment.base, experiment.clients, experiment.runtime)
         seen |= models.seen(read_records(folder / "metrics.jsonl"), rounds[need])
     run.rewind()
+    run.lap()  # the runs that it needs have folders of their own
     began = time.perf_counter()
     with signs.part("merging at the clients"):
         merge(experiment, given, config.rounds + 1, config.local.lr)
     seconds = round(time.perf_counter() - began, 4)
     run.log_timing({"round": config.rounds, "seconds": seconds, "parts": {"merge": seconds}, "ended": time_of_day()})
+    run.lap()
     for id, site in experiment.clients.items():
         recipe = method.recipe(site)
         run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})

@@ -86,6 +86,7 @@ def federate(
     if private and not by_example(config.privacy):
         expected = method.upload_like(method.broadcast(progress.state, server.clients[0]))
         check_upload(expected)
+    run.lap("before the rounds")
     for round in range(progress.round + 1, config.rounds + 1):
         watch, lr = Watch(round), extend.lr(config, round)
         progress.round = round
@@ -125,6 +126,7 @@ def federate(
             with watch("evaluate"):
                 score()
         run.log_timing({"round": round, **watch.record()})
+    run.lap()
     return progress
 
 

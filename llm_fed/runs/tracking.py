@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import UserError, install, printable, require
 from llm_fed.paths import public
 from llm_fed.runs.pace import Ahead, Pace
+from llm_fed.runs.records import time_of_day
 
 
 def check_trackers(track: TrackConfig) -> None:
@@ -301,8 +301,3 @@ class Watch:
         """Seconds of the round so far, and of each part; and the time of day."""
         signs.round_ended()
         return {"seconds": round(time.perf_counter() - self._start, 4), "parts": self._parts, "ended": time_of_day()}
-
-
-def time_of_day() -> str:
-    """Now, by the clocks of all countries (UTC), to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -27,7 +27,7 @@ from llm_fed.network.node import Node
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import saved_config
 
-HINT = speed.hint  # which tests do without, see conftest.py
+HINT = speed.hint  # which other tests do without, see without.py
 AUTO = {"dtype": "auto"}
 
 
