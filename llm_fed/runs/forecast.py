@@ -52,12 +52,16 @@ class Forecast:
     base_answer: Span = Span()
     ending: Span = Span()
 
+    def whole(self, rounds: int, answers: int, base_answers: int) -> Span:
+        """The time of so many rounds and answers, and of the end."""
+        return self.round * rounds + self.answer * answers + self.base_answer * base_answers + self.ending
+
     def in_words(self, rounds: int, answers: int, base_answers: int) -> str:
-        """`about 12 min: training 8 min, scoring 4 min, export and report 5 s`, of so many rounds and answers."""
-        training, scoring = self.round * rounds, self.answer * answers + self.base_answer * base_answers
-        parts = {"training": training, "scoring": scoring, "export and report": self.ending}
+        """`about 12 min: training 8 min, scoring 4 min, export and report 5 s`."""
+        scoring = self.answer * answers + self.base_answer * base_answers
+        parts = {"training": self.round * rounds, "scoring": scoring, "export and report": self.ending}
         said = ", ".join(f"{name} {span}" for name, span in parts.items() if span.high > 0)
-        return f"about {training + scoring + self.ending}: {said}"
+        return f"about {self.whole(rounds, answers, base_answers)}: {said}"
 
 
 def duration(seconds: float) -> str:

@@ -51,11 +51,15 @@ class Ahead:
         rounds = sum(self.scored(round) for round in range(reached + 1, self.rounds + 1))
         return rounds * self.answers.get(self.during, 0) + self.answers.get("test", 0)
 
+    def amounts(self, reached: int = 0) -> tuple[int, int, int]:
+        """Rounds after this one, answers of personal models, and answers of the base."""
+        return self.rounds - reached, self.answers_after(reached), self.base_answers
+
     def in_words(self, reached: int = 0) -> str:
         """How long all will take that follows a round; empty without a forecast."""
         if self.forecast is None:
             return ""
-        return self.forecast.in_words(self.rounds - reached, self.answers_after(reached), self.base_answers)
+        return self.forecast.in_words(*self.amounts(reached))
 
 
 class Pace:

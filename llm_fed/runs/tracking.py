@@ -24,6 +24,7 @@ from llm_fed.config import Config, TrackConfig
 from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import UserError, install, printable, require
 from llm_fed.paths import public
+from llm_fed.runs.forecast import duration
 from llm_fed.runs.pace import Ahead, Pace
 from llm_fed.runs.records import time_of_day
 
@@ -65,7 +66,7 @@ class Reporter:
         self._status: Status | None = None
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
-        self._rounds = 0
+        self._rounds = self._reached = 0  # of the run; of them done before this session
         self._spent = self._missing = ""
         self._said: set[str] = set()
         self._accelerator: Accelerator | None = None
@@ -104,7 +105,7 @@ class Reporter:
     def resumed(self, round: int) -> None:
         """The run goes on with `round`."""
         self.note(f"continuing at round {round}")
-        self.pace.number = round - 1
+        self.pace.number = self._reached = round - 1
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -217,8 +218,9 @@ class Reporter:
     def tracking(self, config: Config, folder: Path, ahead: Ahead | None = None) -> Iterator[None]:
         """Show a bar over the rounds (terminals only), and start the trackers that the configuration names."""
         self._rounds = config.rounds
-        self.pace = Pace(ahead or Ahead(config.rounds), self._clock)
+        self.pace, began = Pace(ahead or Ahead(config.rounds), self._clock), self._clock()
         self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
+        self._reached = 0
         if config.track.with_:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -235,6 +237,7 @@ class Reporter:
                     yield
             else:
                 yield
+            self._took(self._clock() - began)
         finally:
             self._progress = self._bar = None
             self._stamped, self.pace = False, Pace(clock=self._clock)
@@ -242,6 +245,12 @@ class Reporter:
                 for tracker in self._accelerator.trackers:  # end_training() would also part the ranks of a launch
                     tracker.finish()
                 self._accelerator = None
+
+    def _took(self, seconds: float) -> None:
+        """How good the forecast was, where there was one."""
+        if forecast := self.pace.ahead.forecast:
+            expected = forecast.whole(*self.pace.ahead.amounts(self._reached))
+            self.note(f"took {duration(seconds)} (expected: {expected})")
 
     def show(self, bar: Progress) -> None:
         """Bring the bar to where the run is now."""

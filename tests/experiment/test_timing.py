@@ -100,6 +100,8 @@ def test_it_is_said_before_the_first_step_and_counts_down(small, tmp_path, clock
     first = next(n for n, line in enumerate(lines) if "round 1/" in line)
     assert len(places) == 1 and places[0] < first and "scoring" in lines[places[0]]
     assert not [line for line in lines if "scores not counted" in line]
+    expected = lines[places[0]].split("about ")[1].partition(":")[0]
+    assert lines[-1].endswith(f"(expected: {expected})") and " took " in lines[-1]
 
 
 def test_a_short_run_needs_none(small, tmp_path, monkeypatch):
