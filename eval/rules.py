@@ -90,11 +90,11 @@ def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str)
 
 def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
     """The rules for text that apply to a client's examples, by name, in the order in which ties are broken."""
-    if METRICS[metric].one_option:
-        given = Options(lambda example: example.options, train)
-        return {"most frequent answer": given.most_often_right, **given.rules}
     frequent = _most_frequent(example.answers[0] for example in train)
     rules: dict[str, Rule] = {"most frequent answer": lambda example: frequent}
+    if METRICS[metric].one_option:
+        given = Options(lambda example: example.options, train)
+        return {"most frequent answer": given.most_often_right, **given.rules} if given.known else rules
     options = Options(_options_of(train), train[:MOST])
     if options.known:
         rules |= options.rules | {"all options": lambda example: " ".join(options.of(example))}

@@ -92,6 +92,7 @@ def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
         config.eval.during,
         by_split,
         base,
+        elsewhere=not sites,
     )
 
 

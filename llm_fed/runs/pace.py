@@ -36,6 +36,7 @@ class Ahead:
         answers: by split, how many prompts or pictures are answered when it is scored.
         base_answers: how many the base answers in the whole run.
         forecast: what the parts will take, where it was estimated.
+        elsewhere: whether the clients answer on other machines, so that nobody here knows how much.
     """
 
     rounds: int = 0
@@ -45,6 +46,7 @@ class Ahead:
     answers: Mapping[str, int] = field(default_factory=dict)
     base_answers: int = 0
     forecast: Forecast | None = None
+    elsewhere: bool = False
 
     def answers_after(self, reached: int) -> int:
         """How many are scored under personal models after a round, in the final test, too."""
@@ -168,7 +170,7 @@ class Pace:
         """How long it will take, in words: `about 14 min left`; empty where nothing is known yet."""
         if self.over or not self.ahead.rounds or (seconds := self.seconds_left) is None:
             return ""
-        unknown = self._answers_left() > 0 and self._per_answer() is None
+        unknown = self.ahead.elsewhere or (self._answers_left() > 0 and self._per_answer() is None)
         return f"about {duration(seconds)} left" + (", scores not counted" if unknown else "")
 
     @property

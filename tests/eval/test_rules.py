@@ -88,6 +88,13 @@ def test_where_one_option_is_to_be_named_a_rule_names_one(metric):
     assert found is not None and (found.name, found.score) == ("most frequent answer", 50.0)
 
 
+def test_commonsense_answers_without_options():
+    """Where no column gives them, only the most frequent answer is sure to name one."""
+    train = [Example("q?", (f"the correct answer is answer{n}",)) for n in (1, 2, 2)]
+    found = best_rule(train, train[1:2], "commonsense_accuracy")
+    assert found is not None and (found.name, found.score) == ("most frequent answer", 100.0)
+
+
 def test_options_that_are_scored():
     """The text `no` is right most often, wherever it stands. A text that was right once says nothing of others: there
     the first option wins, or the place."""

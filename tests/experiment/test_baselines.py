@@ -173,3 +173,11 @@ def test_another_metric_is_scored_anew(small, tmp_path):
     again = small.tree(rounds=2, eval={"during": "test", "base": True, "metric": "exact_match"})
     summary = experiment.train(from_dict(again), tmp_path / "run")
     assert {summary[what]["metric"] for what in ("base", "rule", "scores")} == {"exact_match"}
+
+
+def test_a_long_comparison_says_how_long_the_other_runs_will_take(small, llm_fed, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "A_MINUTE", 0.0)
+    path = small.config(tmp_path / "c.yaml", rounds=1)
+    said = llm_fed("compare", path, "--methods", "local,fedit", "--out", tmp_path / "out").err
+    first, second = (line for line in said.splitlines() if ": run " in line)
+    assert first == "local-seed0: run 1 of 2" and second.startswith("fedit-seed0: run 2 of 2; about ")

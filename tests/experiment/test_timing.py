@@ -13,7 +13,7 @@ from llm_fed.configfile import from_dict
 from llm_fed.engine import fit, inference
 from llm_fed.experiment import build, finish, run, timing
 from llm_fed.runs.forecast import Forecast, Span, duration
-from llm_fed.runs.pace import Ahead
+from llm_fed.runs.pace import Ahead, Pace
 from llm_fed.runs.tracking import Reporter
 
 STEP, LOSS, READ, TOKEN = (
@@ -157,3 +157,14 @@ def test_what_is_ahead(small):
         assert (plan.answers, plan.base_answers) == ({"validation": 6, "test": 9}, expected)
         assert (plan.answers_after(0), plan.answers_after(2), plan.answers_after(3)) == (21, 15, 9)
     assert Ahead(3).in_words() == ""
+
+
+def test_what_clients_on_other_machines_answer_is_not_known(small):
+    """So an estimate says that it leaves their scores out, to the last."""
+    clock = [0.0]
+    pace = Pace(Ahead(2, elsewhere=True), lambda: clock[0])
+    for number in (1, 2):
+        pace.round(number)
+        clock[0] += 10
+        pace.round_ended()
+        assert pace.left().endswith("left, scores not counted")
