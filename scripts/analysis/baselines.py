@@ -20,7 +20,6 @@ from typing import Any
 from results import plain_errors, spread
 
 from llm_fed import configfile
-from llm_fed.eval.rules import in_words
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import rule_line, texts_of
 from llm_fed.experiment.bases import Bases
@@ -61,13 +60,17 @@ def _tests(built: Experiment) -> str:
 
 
 def as_table(found: Mapping[str, Mapping[int, Line]]) -> str:
-    """A line of Markdown per row, and the rules of the first seed."""
+    """A line of Markdown per row; then one per client, with its rule of the first seed."""
     text = ["| row | draws | mean | worst half |", "|---|---|---|---|"]
     for row, lines in found.items():
         cells = [spread([line[key] for line in lines.values()]) for key in ("mean", "worst_half")]
         text.append(f"| {row} | {len(lines)} | {' | '.join(cells)} |")
-    for seed, line in [*found.get("rule", {}).items()][:1]:
-        text += ["", f"Rules of seed {seed}: {in_words(line)}."]
+    clients = dict.fromkeys(id for lines in found.values() for line in lines.values() for id in line["clients"])
+    text += ["", f"| client | {' | '.join(found)} | rule of the first draw |", "|---" * (len(found) + 2) + "|"]
+    rules = next(iter(found.get("rule", {}).values()), {}).get("rules", {})
+    for id in clients:
+        scores = [[line["clients"][id] for line in lines.values() if id in line["clients"]] for lines in found.values()]
+        text.append(f"| {id} | {' | '.join(spread(own) if own else '-' for own in scores)} | {rules.get(id, '-')} |")
     return "\n".join(text)
 
 

@@ -87,7 +87,7 @@ def test_the_script_prints_both_rows_and_keeps_them(small, analysis, tmp_path, c
         analysis("baselines", config, "--draws", "2", "--to", kept)
     said = capsys.readouterr().out
     assert "| rule | 2 | 100.0 ± 0.0 | 100.0 ± 0.0 |" in said and "| base | 2 |" in said
-    assert "most frequent answer (ada, bob, cyd)" in said
+    assert "| ada | 0.0 ± 0.0 | 100.0 ± 0.0 | most frequent answer |" in said
     lines = [json.loads(line) for line in kept.read_text().splitlines()]
     assert [(line["row"], line["seed"]) for line in lines] == [
         ("fedit", 0), ("base", 0), ("base", 1), ("rule", 0), ("rule", 1),
