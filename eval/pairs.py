@@ -155,6 +155,19 @@ def compare_methods(scores: Scores) -> Column:
     return Column(pairs, methods)
 
 
+def compare_with(scores: Scores, controls: Scores, control: str) -> dict[str, Pair]:
+    """By method its comparison with its control, of those that have a common cell; the intervals hold together, as wide
+    as in a column of all methods and one control.
+
+    Args:
+        scores: as in `compare_methods`.
+        controls: by method and cell the score of its control.
+        control: the control's name.
+    """
+    methods = [name for name, values in scores.items() if values.keys() & controls.get(name, {}).keys()]
+    return {name: _pair(name, control, scores[name], controls[name], len(methods) + 1) for name in methods}
+
+
 def _pair(a: str, b: str, of_a: Mapping[Cell, float], of_b: Mapping[Cell, float], methods: int) -> Pair:
     by_draw: dict[Hashable, list[float]] = {}
     for cell in of_a.keys() & of_b.keys():

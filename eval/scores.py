@@ -22,6 +22,7 @@ class Metric:
     folder: str  # in metrics/, which computes it; empty: the loss says all
     # what a model answers: labels are those of images, and of a loss it answers nothing
     scores: Literal["texts", "options", "labels", "loss"] = "texts"
+    one_option: bool = False  # whether an answer counts only if it names exactly one of the example's options
 
 
 METRICS = {
@@ -29,8 +30,8 @@ METRICS = {
     "rouge2": Metric("rouge"),
     "rougeL": Metric("rouge"),
     "exact_match": Metric("exact_match"),
-    "option_accuracy": Metric("option_accuracy", "options"),
-    "commonsense_accuracy": Metric("commonsense_accuracy"),
+    "option_accuracy": Metric("option_accuracy", "options", one_option=True),
+    "commonsense_accuracy": Metric("commonsense_accuracy", one_option=True),
     "squad_f1": Metric("squad"),
     "squad_em": Metric("squad"),
     "accuracy": Metric("accuracy", "labels"),

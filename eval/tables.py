@@ -19,12 +19,13 @@ from rich.text import Text
 
 from llm_fed.errors import listed
 from llm_fed.eval.costs import Parameters, Traffic
-from llm_fed.eval.scores import NOT_SCORED
+from llm_fed.eval.scores import METRICS, NOT_SCORED
 from llm_fed.eval.verdict import Scored, Verdict
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
 SUMMARIES = ("average", "worst_half")
+BASELINES = ("base", "rule")
 _ONLY_IF_ANY = ("unscored", "only_tested", "uncounted")  # lists of a run's clients that table.json has unless empty
 
 
@@ -39,6 +40,8 @@ class Result:
     worst_half: float | None  # mean of the ceil(n / 2) lowest clients
     traffic: Traffic
     base: Mapping[str, Any] | None = None  # the score line of the base without any adapter, where it was scored
+    rule: Mapping[str, Any] | None = None  # the line of each client's best rule that trains nothing, where it is known
+    shared: str = ""  # equal for runs whose base and rules have the same scores
     federation: int | None = None  # its seed; None: that of the cell
     training: int | None = None
     last: Mapping[str, Any] | None = None  # `verdict.last_round`
@@ -104,23 +107,19 @@ class Table:
     pictures: list[Path] = field(default_factory=list)  # as far as they are drawn
 
     @property
-    def base(self) -> Row | None:
-        """A row of the base without any adapter, where every finished run scored it, those of a seed alike."""
-        row = Row("base", [], "", Parameters())
-        for seed in self.seeds:
-            for result in [each.results[seed] for each in self.rows if seed in each.results]:
-                if result.base is None:
-                    return None
-                scores = {key: result.base[key] for key in ("clients", "mean", "worst_half")}
-                found = Result("", 0, scores["clients"], scores["mean"], scores["worst_half"], Traffic())
-                if row.results.setdefault(seed, found) != found:
-                    return None
-        return row if row.results else None
+    def baselines(self) -> dict[str, list[Row]]:
+        """The rows `base` (the model without training) and `rule` (the best rule that trains nothing), each once, or
+        where rows of the comparison differ in base or data once for those that share it. Empty where nothing is known;
+        of pictures there is none that is not known."""
+        found = {kind: list(_baselines(self.rows, kind)) for kind in BASELINES}
+        if METRICS[self.metric].scores != "labels":
+            return {kind: rows or [Row(kind, [], "", Parameters())] for kind, rows in found.items()}
+        return {kind: rows for kind, rows in found.items() if rows}
 
     @property
     def _shown(self) -> list[Row]:
-        """The rows, after that of the base alone if there is one."""
-        return [*filter(None, [self.base]), *self.rows]
+        """The rows, after those of base and rule."""
+        return [*(row for rows in self.baselines.values() for row in rows), *self.rows]
 
     @property
     def clients(self) -> list[str]:
@@ -162,8 +161,11 @@ class Table:
 
         def tested(seed: int, result: Result) -> Scored:
             federation, training = (seed if own is None else own for own in (result.federation, result.training))
-            return Scored(federation, training, result.clients, result.average, result.worst_half, result.last)
+            line = rules.get(result.shared)
+            rule = {"average": line["mean"], "worst_half": line["worst_half"]} if line else None
+            return Scored(federation, training, result.clients, result.average, result.worst_half, result.last, rule)
 
+        rules = _known(self.rows, "rule")
         return Verdict({row.label: [tested(*item) for item in row.results.items()] for row in self.rows})
 
     @property
@@ -172,13 +174,17 @@ class Table:
         return ", ".join(f"{row.label} seed {seed}" for row in self.rows for seed in row.failures)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything: per row the scores by seed, mean and std per client, bytes and parameters."""
+        """Everything: per row the scores by seed, mean and std per client, bytes and parameters. `base` and `rule` are
+        those of all rows; null where rows have others, which `baselines` lists."""
+        found = self.baselines
+        baselines = {kind: [self._row_json(row) for row in found.get(kind, ()) if row.results] for kind in BASELINES}
         return {
             "metric": self.metric,
             "std": "of the sample over seeds, divided by n - 1; null for one seed",
             "seeds": list(self.seeds),
             "adapter": self.adapter,
-            "base": self._row_json(base) if (base := self.base) else None,
+            **{kind: rows[0] if len(rows) == 1 else None for kind, rows in baselines.items()},
+            "baselines": baselines,
             "rows": [self._row_json(row) for row in self.rows],
             "verdict": self.verdict.as_json(),
             "notes": self.notes,
@@ -241,7 +247,7 @@ class Table:
     def cells(self) -> list[tuple[str, list[tuple[str, bool]]]]:
         """Under `heads`, each row's label, and its other cells with whether they are the best of their column."""
         return [
-            (row.label, [*((_shown(cell, row), best) for cell, best in scores), *((text, False) for text in costs)])
+            (row.label, [*((_cell(row, cell), best) for cell, best in scores), *((text, False) for text in costs)])
             for row, scores, costs in self._lines(self._columns)
         ]
 
@@ -277,7 +283,9 @@ class Table:
             marked = [(row.client(id), False) for id in clients]
             marked += [(row.summary(name), row in self.rows and row.label in best[name]) for name in SUMMARIES]
             done = f"{len(row.results)}" + ("" if len(row.results) == len(self.seeds) else f" of {len(self.seeds)}")
-            yield row, marked, [done, *self._cost_cells(row, short)]
+            costs = self._cost_cells(row, short)
+            unknown = not row.results and row not in self.rows
+            yield row, marked, ["-"] * (1 + len(costs)) if unknown else [done, *costs]
 
     def _cost_cells(self, row: Row, short: bool) -> list[str]:
         """Bytes, then numbers of parameters and how many adapters that is, `6.42 M (2×)`; if `short` only these."""
@@ -307,8 +315,15 @@ class Table:
             "Parameters: on the server, in one message (down, up where they differ), on a client; "
             f"1× is one adapter of the configuration file, {self.adapter:,} parameters.",
         ]
-        if self.base:
-            notes.append("base: the base model without any adapter, before training.")
+        about = {
+            "base": "base: the base model without any adapter, before training.",
+            "rule": "rule: of each client the rule that trains nothing and is best on its training examples, such as "
+            "its most frequent answer; table.json names it.",
+        }
+        found = self.baselines
+        notes += [about[kind] for kind in found]
+        if any(not row.results for rows in found.values() for row in rows):
+            notes.append('"-": these runs have not scored it (eval.base; runs of earlier versions, or privacy.clip).')
         if len(self.clients) > MAX_CLIENTS:
             notes.append(f"The scores of {len(self.clients)} single clients are in table.csv and table.json.")
         notes += self._without_score()
@@ -342,6 +357,38 @@ class Table:
         return f"{whole} used: {said or 'nothing yet'}."
 
 
+def _known(rows: Sequence[Row], kind: str) -> dict[str, Mapping[str, Any]]:
+    """By `Result.shared` the line of a baseline."""
+    results = [result for row in rows for result in row.results.values()]
+    return {result.shared: line for result in results if (line := getattr(result, kind)) is not None}
+
+
+def _baselines(rows: Sequence[Row], kind: str) -> Iterator[Row]:
+    """A row for each group of rows that share what is known of a baseline."""
+    known = _known(rows, kind)
+    groups: list[tuple[list[str], dict[int, Result]]] = []
+    for row in rows:
+        own = {seed: _of_line(known[its.shared], kind) for seed, its in row.results.items() if its.shared in known}
+        fits = (group for group in groups if all(group[1].get(seed, its) == its for seed, its in own.items()))
+        labels, results = next(fits, ([], {}))
+        if own and not labels:
+            groups.append((labels, results))
+        labels.append(row.label)
+        results |= own
+    for labels, results in groups:
+        yield Row(kind if len(groups) == 1 else f"{kind} of {', '.join(labels)}", [], "", Parameters(), results)
+
+
+def _of_line(line: Mapping[str, Any], kind: str) -> Result:
+    its_rule = line if kind == "rule" else None
+    return Result("", 0, line["clients"], line["mean"], line["worst_half"], Traffic(), rule=its_rule)
+
+
+def _cell(row: Row, spread: Spread | None) -> str:
+    """A score in words; nothing where there may be one later, and a dash where there is none."""
+    return str(spread) if spread else "" if row.method and not row.results else "-"
+
+
 def _rich(title: str, first: str, columns: Sequence[str]) -> RichTable:
     table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(first, overflow="ellipsis")  # what is cut where the terminal is narrow
@@ -351,12 +398,7 @@ def _rich(title: str, first: str, columns: Sequence[str]) -> RichTable:
 
 
 def _mean(row: Row, cell: Spread | None, best: bool) -> Text:
-    return Text(f"{cell.mean:.2f}" if cell else _shown(cell, row), style="bold green" if best else "")
-
-
-def _shown(cell: Spread | None, row: Row) -> str:
-    """Nothing where there may be a score later."""
-    return str(cell) if cell else "-" if row.results else ""
+    return Text(f"{cell.mean:.2f}" if cell else _cell(row, None), style="bold green" if best else "")
 
 
 _COSTS = (

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from llm_fed.config import Config
+from llm_fed.eval.above_rule import AboveRule, above_rule
 from llm_fed.eval.pairs import LEAST, LEVEL, Cell, Column, compare_methods
 from llm_fed.eval.scores import without
 from llm_fed.runs.reading import scores_in_training
@@ -32,6 +33,8 @@ class Scored:
     average: float | None  # over the clients
     worst_half: float | None  # mean of the ceil(n / 2) lowest clients
     last: Mapping[str, Any] | None = None  # split, average and worst_half of the last round, where they were scored
+    # average and worst_half of the best rule that trains nothing on the same data, where it is known
+    rule: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,26 @@ class Verdict:
                 found[name] = compare_methods(scores)
                 seen.append(scores)
         return found
+
+    @cached_property
+    def rules(self) -> dict[str, AboveRule]:
+        """By quantity how the methods stand to the best rule that trains nothing, which is none of them and takes no
+        part in their pairs; empty where it is not known."""
+        found: dict[str, AboveRule] = {}
+        for name in NAMES:
+            own = self._scores({method: [getattr(run, name) for run in runs] for method, runs in self.runs.items()})
+            rules = self._scores(
+                {method: [(run.rule or {}).get(name) for run in runs] for method, runs in self.runs.items()}
+            )
+            if compared := above_rule(own, rules):
+                found[name] = compared
+        return found
+
+    @property
+    def of_rules(self) -> list[str]:
+        """The sentences on `rule`, those on the average first."""
+        said = [f"{self.title(name)}: {s}" for name, compared in self.rules.items() for s in compared.sentences]
+        return list(dict.fromkeys(said))
 
     def _quantities(self) -> Iterator[tuple[str, dict[str, dict[Cell, float]]]]:
         for name in NAMES:
@@ -127,12 +150,12 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """Per quantity who is best, then each pair; last where the variance comes from."""
+        """Per quantity who is best, then each pair; how the methods stand to `rule`; where the variance comes from."""
         found = []
         for name, column in self.columns.items():
             found.append(f"{self.title(name)}: {column.headline}")
             found += map(str, column.pairs)
-        return [*found, *self.variance]
+        return [*found, *self.of_rules, *self.variance]
 
     @property
     def variance(self) -> list[str]:
@@ -166,6 +189,9 @@ class Verdict:
         for name, column in self.columns.items():
             lines += ["", f"**{_upper(self.title(name))}**: {column.headline}.", ""]
             lines += [f"- {pair}" for pair in column.pairs]
+        if self.of_rules:
+            lines += ["", "**Against `rule`**, the best rule that trains nothing:", ""]
+            lines += [f"- {sentence}" for sentence in self.of_rules]
         if not lines:
             return ""
         return "\n".join(["", "## Verdict", *lines, "", *map(_upper, [*self.variance, *self.method]), ""])
@@ -177,7 +203,7 @@ class Verdict:
             lines.append(f"{self.title(name)}: {column.headline}")
             if not lines[1:] and len(column.pairs) <= MAX_PAIRS:
                 lines += [f"  {pair}" for pair in column.pairs]
-        return lines
+        return lines + self.of_rules
 
     def as_json(self) -> dict[str, Any]:
         """Everything: per quantity the pairs, the leaders, the headline; the shares of the variance."""
@@ -193,7 +219,11 @@ class Verdict:
         }
         unit = "training" if self.one_federation else "federation"
         shares = vars(self.shares) if self.shares else None
-        return {"level": LEVEL, "unit": unit, "columns": columns, "variance": shares, "sentences": self.sentences}
+        rules = {name: compared.as_json() for name, compared in self.rules.items()}
+        return {
+            "level": LEVEL, "unit": unit, "columns": columns, "rule": rules, "variance": shares,
+            "sentences": self.sentences,
+        }  # fmt: skip
 
 
 def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) -> dict[str, Any] | None:

@@ -39,7 +39,9 @@ class Result:
         metric: the metric of the scores; None if no client has test examples.
         scores: the test score of each client that has test examples.
         mean, worst_half: the mean of these scores, and of the worst half of them.
-        base: the test score of the base without an adapter, by client; empty without eval.base=true.
+        base: the test score of the base without an adapter, by client; empty where it was not scored.
+        rule: the test score of the best rule that trains nothing, by client; empty where it was not scored.
+        rules: which rule that is, by client, such as "most frequent answer".
         adapters: the folder of each client's personal model.
     """
 
@@ -52,6 +54,8 @@ class Result:
     mean: float | None
     worst_half: float | None
     base: dict[str, float]
+    rule: dict[str, float]
+    rules: dict[str, str]
     adapters: dict[str, Path] = field(repr=False)
 
     @property
@@ -179,6 +183,8 @@ def open_run(folder: str | Path) -> Result:
         mean=scores.get("mean"),
         worst_half=scores.get("worst_half"),
         base=dict(summary.get("base", {}).get("clients", {})),
+        rule=dict(summary.get("rule", {}).get("clients", {})),
+        rules=dict(summary.get("rule", {}).get("rules", {})),
         adapters=adapter_folders(Path(folder)),
     )
 

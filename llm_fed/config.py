@@ -255,8 +255,9 @@ class EvalConfig:
     select: Literal["best", "last"] = "best"
     during: Literal["validation", "test"] = "validation"  # the split that is scored during training
     of_last: PositiveInt | None = None  # number of last scores among which `best` chooses; null: all
-    # also score the base without any adapter, as round 0 on the split of `during` and on the test split
-    base: bool = False
+    # also score the base without any adapter: `auto` once, on the test split (language models, not over a network);
+    # `true` also as round 0 on the split of `during`
+    base: Literal["auto"] | bool = "auto"
 
 
 @dataclass(frozen=True)

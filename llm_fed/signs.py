@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCORING = ("evaluate", "test")  # the parts in which clients are scored
+BASE = ("testing the base", "the base's answers to the samples")  # those in which the base answers
 
 
 class Listener(Protocol):
@@ -53,6 +54,16 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 def heard_by(listener: Listener) -> Iterator[None]:
     """Within, `listener` is told."""
     token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Within, nobody is told."""
+    token = _listener.set(None)
     try:
         yield
     finally:

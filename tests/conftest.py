@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_disks() -> Iterator[None]:
+def quick_runs() -> Iterator[None]:
     import without
 
     with pytest.MonkeyPatch.context() as patch:
         without.disks(patch)
+        without.measures(patch)
         yield
 
 

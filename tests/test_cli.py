@@ -131,11 +131,15 @@ def test_eval_of_a_run_gives_the_runs_own_scores(llm_fed, finished):
     said = llm_fed("eval", finished, "--json")
     assert said.code == 0
     result = json.loads(said.out)  # one object alone
-    assert list(result) == KEYS
-    assert result == {key: scores[key] for key in KEYS}
+    assert list(result) == [*KEYS, "base", "rule"]
+    known = json.loads((finished / "summary.json").read_text())
+    assert (result["base"], result["rule"]) == (known["base"], known["rule"])
+    assert {key: result[key] for key in KEYS} == {key: scores[key] for key in KEYS}
     assert all(0 <= value <= 100 for value in result["clients"].values()) and result["mean"] > 0
     table = llm_fed("eval", finished)
     assert table.code == 0 and "rouge1 (0-100)" in table.out and f"{result['mean']:.1f}" in table.out
+    head = next(line for line in table.out.splitlines() if "client" in line)
+    assert head.index("base") < head.index("rule") < head.index("fedmerge")
 
 
 def test_eval_of_the_validation_split_with_another_metric(llm_fed, finished):
@@ -143,7 +147,11 @@ def test_eval_of_the_validation_split_with_another_metric(llm_fed, finished):
     tested = json.loads((finished / "summary.json").read_text())["round"]
     (score,) = [line for line in lines if line.get("split") == "validation" and line["round"] == tested]
     said = llm_fed("eval", finished, "--split", "validation", "--json")
-    assert json.loads(said.out) == {key: score[key] for key in KEYS}
+    result = json.loads(said.out)
+    assert {key: result[key] for key in KEYS} == {key: score[key] for key in KEYS}
+    assert result["base"]["metric"] == result["rule"]["metric"] == "rouge1" and result["rule"]["split"] == "validation"
+    alone = json.loads(llm_fed("eval", finished, "--split", "validation", "eval.base=false", "--json").out)
+    assert alone["base"] is None and alone["rule"] == result["rule"]
     exact = json.loads(llm_fed("eval", finished, "--metric", "exact_match", "--limit", "1", "--json").out)
     assert exact["metric"] == "exact_match" and set(exact["clients"].values()) <= {0.0, 100.0}
 

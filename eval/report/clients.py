@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,14 +43,18 @@ class SortableTable:
         return {"columns": columns, "rows": rows}
 
 
-def client_table(by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alone: Line | None) -> SortableTable:
+def client_table(
+    by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alone: Line | None, rule: Line | None
+) -> SortableTable:
     """One row per client: its score and loss on the split that is shown, last training loss, rounds, examples, bytes,
     numbers of drop-outs and of events.
 
     Args:
         shown: the score line whose scores the table has; None: there is none yet.
         alone: the score line of the base on the same split.
+        rule: the line of the best rules that train nothing on the same split.
     """
+    baselines = {title: line for title, line in (("base", alone), ("rule", rule)) if line}
     known = [*shown["clients"], *shown.get("unscored", ())] if shown else []
     work: dict[str, list[Line]] = {client: [] for client in known}
     for line in by_kind["client"]:
@@ -59,7 +63,7 @@ def client_table(by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alon
     silent = Counter(line["client"] for line in by_kind["drop-out"])
     scores, losses = (shown["clients"], shown["losses"]) if shown else ({}, {})
     columns = [Column(shown["metric"] if shown else "score", "bar")]
-    columns += [Column("base", "score")] if alone else []
+    columns += [Column(title, "score") for title in baselines]
     columns += [Column(f"{shown['split']} loss", "loss", True)] if shown and losses else []
     columns += [Column(title, "count" if title != "training loss" else "loss", True)
                 for title in ("training loss", "rounds", "examples")]  # fmt: skip
@@ -69,7 +73,7 @@ def client_table(by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alon
     rows = []
     for client, lines in work.items():
         values = [scores.get(client)]
-        values += [alone["clients"].get(client)] if alone else []
+        values += [line["clients"].get(client) for line in baselines.values()]
         values += [losses.get(client)] if losses else []
         values += [
             next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
@@ -80,16 +84,16 @@ def client_table(by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alon
         ]
         values += [silent[client]] if silent else []
         rows.append((client, [*values, trouble[client]]))
-    return SortableTable("client", columns, rows, _totals(columns, shown, alone))
+    return SortableTable("client", columns, rows, _totals(columns, shown, baselines.values()))
 
 
-def _totals(columns: Sequence[Column], shown: Line | None, alone: Line | None) -> list[tuple[str, list[str]]]:
+def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[Line]) -> list[tuple[str, list[str]]]:
     if shown is None or len(shown["clients"]) < 2:
         return []
     first, second = [f"{shown['mean']:.1f} ± {shown['std']:.1f}"], [f"{shown['worst_half']:.1f}"]
-    if alone:
-        first.append(f"{alone['mean']:.1f} ± {alone['std']:.1f}")
-        second.append(f"{alone['worst_half']:.1f}")
+    for line in baselines:
+        first.append(f"{line['mean']:.1f} ± {line['std']:.1f}")
+        second.append(f"{line['worst_half']:.1f}")
     if shown["losses"]:
         first.append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
     rows = (("mean ± std", first), ("worst half", second))

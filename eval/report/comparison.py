@@ -60,6 +60,7 @@ def write_comparison(table: Table, path: Path) -> Path:
             {"title": table.verdict.title(key), "headline": column.headline, "pairs": list(map(str, column.pairs))}
             for key, column in table.verdict.columns.items()
         ],
+        rule=table.verdict.of_rules,
         method=[*table.verdict.variance, *table.verdict.method],
         pictures=[_picture(picture) for picture in table.pictures],
     )
@@ -67,7 +68,7 @@ def write_comparison(table: Table, path: Path) -> Path:
 
 def _clients(table: Table) -> SortableTable:
     """A row per client, and a column with its mean score over the seeds per row of the comparison."""
-    rows = [*([table.base] if table.base else []), *table.rows]
+    rows = [*(row for rows in table.baselines.values() for row in rows if row.results), *table.rows]
 
     def mean(id: str) -> Sequence[float | None]:
         return [spread.mean if (spread := row.client(id)) else None for row in rows]

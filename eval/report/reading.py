@@ -147,7 +147,9 @@ def _name(folder: Path) -> str:
 def _decisive(folder: Path) -> list[Any]:
     config = _config(folder)
     seeds = config.get("seeds")  # earlier versions had none
-    return [seeds, *(config[key] for key in ("seed", "rounds", "base", "adapter", "task", "local", "eval"))]
+    evaluation = {key: value for key, value in config["eval"].items() if key != "base"}
+    keys = ("seed", "rounds", "base", "adapter", "task", "local")
+    return [seeds, evaluation, *(config[key] for key in keys)]
 
 
 def _config(folder: Path) -> Line:

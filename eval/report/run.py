@@ -14,11 +14,12 @@ from llm_fed.eval.report.clients import client_table, curves
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, read_timing, reference, usage
-from llm_fed.eval.scores import NOT_SCORED
+from llm_fed.eval.rules import in_words as rules_in_words
+from llm_fed.eval.scores import METRICS, NOT_SCORED
 from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES
 from llm_fed.runs.reading import comparable, scores_in_training
 
-KINDS = ("client", "round", "score", "event", "drop-out", "server", "merge", "privacy", "clients")
+KINDS = ("client", "round", "score", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")
 ALONE = "the base alone"
 
 
@@ -50,8 +51,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
     shown = final or (curve[-1] if curve else None)
     if shown:
         shown = {"loss": None, "losses": {}} | shown  # earlier versions scored without them
-    untrained = [line for line in by_kind["score"] if shown and (line["round"], line["split"]) == (0, shown["split"])]
-    alone = untrained[0] if untrained and untrained[0] is not shown else None
+    alone, rule = (_baseline(since, kind, shown) for kind in ("score", "rule"))
     local = reference(run_dir)
     references = {ALONE: curve[0]["mean"]} if curve and curve[0]["round"] == 0 else {}
     references |= {"local": local[during]} if during in local else {}
@@ -67,9 +67,12 @@ def _values(run_dir: Path) -> dict[str, Any]:
         done=max((line["round"] for line in by_kind["round"]), default=0),
         shown=shown,
         alone=alone,
+        rule=rule,
+        rules=rules_in_words(rule) if rule else "",
+        text=shown is not None and METRICS[shown["metric"]].scores != "labels",
         local=local.get(shown["split"]) if shown else None,
         final=bool(final),
-        table=client_table(by_kind, shown, alone),
+        table=client_table(by_kind, shown, alone, rule),
         apart=_apart(by_kind["clients"], shown),
         curves=drawn,
         curved=curved,
@@ -109,6 +112,13 @@ def _apart(lines: Sequence[Line], shown: Line | None) -> list[str]:
         "Some clients have no training example and are left out.": line.get("left_out"),
     }
     return [f"{sentence} These are {listed(names)}." for sentence, names in named.items() if names]
+
+
+def _baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | None:
+    """On the split that is shown the line of the base (`score`), or of the rules; None where it is not known."""
+    wanted = (kind, 0, shown["split"]) if shown else None
+    found = (line for line in lines if wanted == (line["kind"], line.get("round"), line.get("split")))
+    return next((line for line in found if line is not shown), None)
 
 
 def _samples(lines: Sequence[Line]) -> dict[str, list[Line]]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import TEMPLATE, Json, print_cross, print_scores
+from llm_fed.cli.printing import TEMPLATE, Json, beside_baselines, print_cross, print_scores
 from llm_fed.cli.program import app
 from llm_fed.errors import UserError
 
@@ -59,7 +59,7 @@ def evaluate(
         raise UserError("--cross compares the adapters of a run's clients, so it needs a run folder and not --base")
     configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
     # What follows takes seconds, so mistakes are named first.
-    from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
+    from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_beside
     from llm_fed.experiment.run import quiet
 
     quiet()
@@ -75,12 +75,15 @@ def evaluate(
                 run_dir, cross_scores(run_dir, split=split, metric=metric, limit=limit, settings=words), as_json
             )
             return
-        summary = evaluate_run(run_dir, split=split, metric=metric, limit=limit, settings=words)
-    else:
-        summary = evaluate_adapter(
-            str(base), adapter, Data(task, data, template, dtype), split=split, metric=metric, limit=limit,
-            settings=words,
-        )  # fmt: skip
+        found = evaluate_beside(run_dir, split=split, metric=metric, limit=limit, settings=words)
+        if as_json:
+            print(json.dumps(found["scores"] | {kind: found.get(kind) for kind in ("base", "rule")}))
+        else:
+            print_scores(beside_baselines({found["method"]: found}))
+        return
+    summary = evaluate_adapter(
+        str(base), adapter, Data(task, data, template, dtype), split=split, metric=metric, limit=limit, settings=words
+    )
     if as_json:
         print(json.dumps(summary.as_json()))
     else:

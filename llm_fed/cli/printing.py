@@ -15,7 +15,7 @@ from rich.table import Table
 
 from llm_fed.config import Config
 from llm_fed.errors import listed
-from llm_fed.eval.scores import NOT_SCORED
+from llm_fed.eval.scores import METRICS, NOT_SCORED
 from llm_fed.terminal import Terminal
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
@@ -23,10 +23,16 @@ TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in whic
 out = Terminal()
 
 
-def beside_base(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The scores of runs on the same data by name, after those of the base alone where that was scored."""
-    base = [("base", result["base"]) for result in results.values() if "base" in result][:1]
-    return dict(base) | {name: result["scores"] for name, result in results.items()}
+def beside_baselines(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The scores of runs on the same data by name, after those of the base alone and of the best rule that trains
+    nothing; of texts these are empty where the runs have not scored them."""
+    metric = next((result["scores"]["metric"] for result in results.values() if "metric" in result["scores"]), None)
+    text = metric is not None and METRICS[metric].scores != "labels"
+    found: dict[str, dict[str, Any]] = {
+        kind: next((result[kind] for result in results.values() if kind in result), {}) for kind in ("base", "rule")
+    }
+    known = {kind: line for kind, line in found.items() if line or text}
+    return known | {name: result["scores"] for name, result in results.items()}
 
 
 def program_name() -> str:
@@ -40,31 +46,50 @@ def count_of(pictures: list[Path]) -> str:
 
 
 def print_scores(scores: dict[str, dict[str, Any]]) -> None:
-    """A row per client and a column per method (or metric)."""
-    scores = {name: score for name, score in scores.items() if "clients" in score}
-    if not scores:
+    """A row per client and a column per method (or metric), base and rule; then which rules these are, and which
+    methods are below them."""
+    known = {name: score for name, score in scores.items() if "clients" in score}
+    if not known:
         out.print("There are no scores, because no client has test examples.")
         return
-    metric = next(iter(scores.values()))["metric"]
-    table = Table(title=f"{metric} (0-100)", title_justify="left")
+    last = next(reversed(known.values()))
+    table = Table(title=f"{last['metric']} (0-100)", title_justify="left")
     table.add_column("client")
-    for name in scores:
+    shown = {name: score for name, score in scores.items() if name in known or not score}
+    for name in shown:
         table.add_column(name, justify="right")
-    scored = dict.fromkeys(client for score in scores.values() for client in score["clients"])
-    unscored = dict.fromkeys(client for score in scores.values() for client in score.get("unscored", ()))
+    scored = dict.fromkeys(client for score in known.values() for client in score["clients"])
+    unscored = dict.fromkeys(client for score in known.values() for client in score.get("unscored", ()))
     for client in (*scored, *(client for client in unscored if client not in scored)):
-        table.add_row(client, *(_cell(score["clients"].get(client)) for score in scores.values()))
+        table.add_row(client, *(_number(score.get("clients", {}).get(client)) for score in shown.values()))
     if len(scored) > 1:
         table.add_section()
         for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
-            table.add_row(label, *(f"{score[key]:.1f}" for score in scores.values()))
+            table.add_row(label, *(_number(score.get(key)) for score in shown.values()))
     out.print(table)
     if unscored:
         out.print(NOT_SCORED)
+    for line in about_rule(known):
+        out.print(line)
 
 
-def _cell(score: float | None) -> str:
-    return "-" if score is None else f"{score:.1f}"
+def about_rule(scores: dict[str, dict[str, Any]]) -> list[str]:
+    """Which rules the column `rule` has, and which methods have a lower mean; nothing without that column."""
+    if "rule" not in scores:
+        return []
+    from llm_fed.eval.rules import in_words  # with torch, which mistakes are named without
+
+    rule = scores["rule"]
+    lines = [f"rule: the best rule that trains nothing, chosen on the training examples: {in_words(rule)}"]
+    methods = {name: score["mean"] for name, score in scores.items() if name not in ("base", "rule")}
+    if below := [name for name, mean in methods.items() if mean < rule["mean"]]:
+        which = "every method" if len(below) == len(methods) > 1 else " and ".join(below)
+        lines.append(f"below rule in the mean: {which}; a rule that trains nothing answers these examples better")
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def print_cross(folder: Path, found: dict[str, Any], as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import Json, beside_base, count_of, out, print_examples, print_scores, program_name
+from llm_fed.cli.printing import Json, beside_baselines, count_of, out, print_examples, print_scores, program_name
 from llm_fed.cli.program import app
 from llm_fed.errors import RunError, UserError
 
@@ -64,7 +64,7 @@ def run(
     if as_json:
         print(json.dumps(result))
         return
-    print_scores(beside_base({str(result["method"]): result}))
+    print_scores(beside_baselines({str(result["method"]): result}))
     out.print(f"adapters, metrics and report.html are in {folder}")
 
 
@@ -77,7 +77,7 @@ def quickstart(
     from llm_fed.commands import quickstart as demo
 
     results = demo.run(out_dir, seed)
-    print_scores(beside_base(results))
+    print_scores(beside_baselines(results))
     finished = out_dir / "fedmerge"
     program, run_dir = program_name(), shlex.quote(str(finished))
     out.print(

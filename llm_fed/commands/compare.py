@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +19,7 @@ from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_trade
 from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
 from llm_fed.experiment import splits, unused
+from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import prepare
 from llm_fed.files import write_file
@@ -25,8 +27,11 @@ from llm_fed.models.lora import check_names
 from llm_fed.models.structure import structure_of
 from llm_fed.paths import public_text
 from llm_fed.runs.folder import holds_results
+from llm_fed.runs.forecast import duration
 from llm_fed.runs.reading import scores_by_round
 from llm_fed.runs.tracking import Reporter
+
+A_MINUTE = 60.0  # seconds; of a shorter comparison nobody needs to know the rest
 
 
 def load_rows(path: str | Path) -> dict[str, list[str]]:
@@ -69,10 +74,16 @@ def compare(
             reporter.note(note)
         bases = Bases()
         table = _empty_table(plan, bases)
-    open_jobs = [job for job in plan.jobs() if not job.outcome]
-    for number, job in enumerate(open_jobs, start=1):
-        reporter.note(f"{job.folder.name}: run {number} of {len(open_jobs)}")
-        job.train(reporter, bases.of(job.config))
+    baselines = Baselines()
+    for job in plan.jobs():
+        if isinstance(job.outcome, dict):
+            baselines.remember(job.config, job.outcome)
+    open_jobs, began = [job for job in plan.jobs() if not job.outcome], time.monotonic()
+    for done, job in enumerate(open_jobs):
+        left = (len(open_jobs) - done) * (time.monotonic() - began) / done if done else 0.0
+        expected = f"; about {duration(left)} left if all take as long as those before" if left > A_MINUTE else ""
+        reporter.note(f"{job.folder.name}: run {done + 1} of {len(open_jobs)}{expected}")
+        job.train(reporter, bases.of(job.config), baselines)
         if isinstance(job.outcome, str):
             reporter.note(f"{job.folder.name} failed: {job.outcome}")
         _write(_fill(table, plan), out)

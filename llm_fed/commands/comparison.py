@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from llm_fed import configfile, methods, paths
+from llm_fed import configfile, methods, paths, tasks
 from llm_fed.commands import section
 from llm_fed.config import Config, ExportConfig
 from llm_fed.contents import KEYS, Contents, translated
@@ -24,8 +24,10 @@ from llm_fed.eval.scores import without
 from llm_fed.eval.tables import Result
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.needed import needed_config
 from llm_fed.method import Method
+from llm_fed.models import speed
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.plugins import short
@@ -57,7 +59,7 @@ class Job:
                 done = run.summary()
                 self.outcome = "" if done is None or experiment.lacks_exports(run) else done
 
-    def train(self, reporter: Reporter, base: Base | ImageBase) -> None:
+    def train(self, reporter: Reporter, base: Base | ImageBase, baselines: Baselines) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
         for name, need in self.needs.items():
             if isinstance(need.outcome, str):
@@ -66,7 +68,8 @@ class Job:
         needed = {name: need.folder for name, need in self.needs.items()}
         try:
             self.outcome = experiment.train(
-                self.config, self.folder, reporter=reporter, needed=needed, base=base, contents=self.contents
+                self.config, self.folder, reporter=reporter, needed=needed, base=base, contents=self.contents,
+                baselines=baselines,
             )  # fmt: skip
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())
@@ -78,7 +81,7 @@ class Job:
             uncounted: clients that count in no mean, as another row cannot score them.
         """
         assert isinstance(self.outcome, dict)
-        scores, base = self.outcome["scores"], self.outcome.get("base")
+        scores, base, rule = self.outcome["scores"], self.outcome.get("base"), self.outcome.get("rule")
         counted = without(scores, uncounted) if "clients" in scores else scores
         return Result(
             folder=self.shown,
@@ -87,6 +90,8 @@ class Job:
             average=counted.get("mean"),
             worst_half=counted.get("worst_half"),
             base=base and without(base, uncounted),
+            rule=rule and without(rule, uncounted),
+            shared=shared_by(self.config, scores.get("metric", "")),
             traffic=self._traffic(),
             federation=self.config.federation_seed,
             training=self.config.training_seed,
@@ -171,7 +176,10 @@ class Plan:
             settled = replace(config.base, dtype=dtype)  # type: ignore[arg-type]
             note = f"computing in {dtype}, as in the runs that are there"
         else:
-            settled, note = settle_dtype(config.base, choose_device(config.device))
+            device = choose_device(config.device)
+            settled, note = settle_dtype(config.base, device)
+            if device == "cpu" and not tasks.find(config.task.name).images and (hint := speed.hint()):
+                note = f"{note} ({hint})"
         self._note(note)
         return replace(config, base=settled)
 

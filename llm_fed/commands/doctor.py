@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +13,7 @@ import torch
 
 from llm_fed import cgroups
 from llm_fed.config import BaseConfig
+from llm_fed.models import speed
 from llm_fed.models.loading import settle_dtype
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "evaluate")
@@ -58,27 +57,10 @@ def _space() -> str:
 def _dtypes() -> str:
     """How long a frozen linear layer takes in bfloat16, forward and backward, as a multiple of float32."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    seconds = {dtype: _seconds(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
-    ratio = seconds[torch.bfloat16] / seconds[torch.float32]
     base, _ = settle_dtype(BaseConfig(dtype="auto"), device)
-    return f"bfloat16 takes {ratio:.2g} times as long as float32; base.dtype=auto chooses {base.dtype} here"
-
-
-def _seconds(device: str, dtype: torch.dtype) -> float:
-    """The best of up to five passes within half a second, after a first one."""
-    size = 1024 if device == "cpu" else 4096  # of more, the backward pass takes many seconds on some CPUs in bfloat16
-    weight = torch.ones(size, size, device=device, dtype=dtype)
-    values = torch.ones(size // 32, size, device=device, dtype=dtype, requires_grad=True)
-    best, until = math.inf, time.monotonic() + 0.5
-    for number in range(6):
-        start = time.perf_counter()
-        (gradient,) = torch.autograd.grad(torch.nn.functional.linear(values, weight).sum(), values)
-        gradient[0, 0].item()  # waits for the GPU
-        if number:
-            best = min(best, time.perf_counter() - start)
-        if number and time.monotonic() > until:
-            break
-    return best
+    return (
+        f"bfloat16 takes {speed.ratio(device):.2g} times as long as float32; base.dtype=auto chooses {base.dtype} here"
+    )
 
 
 def _train(quantization: Literal["nf4"] | None) -> str:

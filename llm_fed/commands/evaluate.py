@@ -16,6 +16,7 @@ from llm_fed.configfile import from_dict, keys_of, overlay
 from llm_fed.errors import RunError, UserError, require
 from llm_fed.eval.scores import Summary
 from llm_fed.experiment import splits
+from llm_fed.experiment.baselines import rule_line, shared_by
 from llm_fed.experiment.bases import load
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.export import peft_folders
@@ -39,7 +40,7 @@ SPLITS = ("test", "validation")
 # those that say how an example becomes tokens.
 _SCORING = (
     "task.", "eval.metric", "eval.limit", "eval.batch_size", "eval.max_new_tokens", "base.name", "base.dtype",
-    "base.quantization", "base.device_map", "base.revision", "device",
+    "eval.base", "base.quantization", "base.device_map", "base.revision", "device",
 )  # fmt: skip
 _DIVIDES = (
     "task.validation", "task.held_out", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise",
@@ -68,6 +69,37 @@ def evaluate_run(
     reporter = reporter or Reporter()
     config = scoring_config(folder, split=split, metric=metric, limit=limit, settings=settings, reporter=reporter)
     return _score(*reopen(folder, config, settings, reporter), split)
+
+
+def evaluate_beside(
+    folder: Path, *, split: str = "test", reporter: Reporter | None = None, **options: Any
+) -> dict[str, Any]:
+    """The same, as `scores`, beside those of the base (`base`) and of the best rule that trains nothing (`rule`), where
+    these are known; `eval.base=false` leaves out the base.
+
+    Args:
+        options: those of `evaluate_run`.
+
+    Raises:
+        UserError: see `evaluate_run`.
+    """
+    reporter = reporter or Reporter()
+    config = scoring_config(folder, split=split, reporter=reporter, **options)
+    experiment, states = reopen(folder, config, options.get("settings", ()), reporter)
+    found = {"base": _base(folder, experiment, split), "rule": rule_line(experiment, split)}
+    known = {kind: line for kind, line in found.items() if line}
+    return {"method": config.method["name"], "scores": _score(experiment, states, split).as_json(), **known}
+
+
+def _base(folder: Path, experiment: Experiment, split: str) -> dict[str, Any] | None:
+    """The base's scores: those of the run where it was scored alike, else new ones if they are asked for."""
+    known = finished(folder).get("base")
+    if known and split == "test":
+        before = shared_by(read_config(folder), known["metric"])
+        if before == shared_by(experiment.config, experiment.metric):
+            return dict(known)
+    summary = experiment.score_base(split) if experiment.scores_base else None
+    return summary.as_json() if summary else None
 
 
 def scoring_config(

@@ -153,8 +153,9 @@ def _labels(values: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _tested(run: _Run) -> Scored:
-    scores = run.summary["scores"]
+    scores, rule = run.summary["scores"], run.summary.get("rule")
     return Scored(
         run.config.federation_seed, run.config.training_seed, scores.get("clients", {}), scores.get("mean"),
         scores.get("worst_half"), last_round(run.folder, run.config, run.uncounted),
+        {"average": rule["mean"], "worst_half": rule["worst_half"]} if rule else None,
     )  # fmt: skip

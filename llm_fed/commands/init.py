@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -21,6 +22,7 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.eval.scores import LIKELIHOOD
 from llm_fed.experiment import taking_part
 from llm_fed.files import write_file
+from llm_fed.models import speed
 from llm_fed.tasks import columns as usual_columns
 from llm_fed.tasks.columns import REQUIRED
 from llm_fed.tasks.common import TaskData, text_of
@@ -137,6 +139,8 @@ def draft(given: Given, ask: Ask | None) -> Draft:
         else "a few labels, scored by exact_match" if metric
         else "free text, scored by ROUGE-1"
     )  # fmt: skip
+    if not torch.cuda.is_available() and (hint := speed.hint()):
+        findings["speed"] = hint
     small = model is not None and getattr(model, "hidden_size", SMALL) < SMALL
     method = given.method or ("fedmerge" if len(data.clients) > 1 else "local")
     rounds = min(50, max(10, round(EPOCHS * middle / (STEPS * BATCH))))
@@ -144,7 +148,6 @@ def draft(given: Given, ask: Ask | None) -> Draft:
         "every": math.ceil(rounds / 4),
         "metric": metric,
         "max_new_tokens": None if reading.texts else limits.get("answer"),
-        "base": True,
     }
     text = _rendered(
         rounds=rounds,

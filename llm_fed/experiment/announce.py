@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from llm_fed.messages.wire import Message, entries, pack, unpack
 from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
-from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.launch import processes
 from llm_fed.site import Site
 from llm_fed.state import State
@@ -52,6 +51,7 @@ class RunPlan:
         scored: on which split, after which rounds, by which metric, in words.
         notes: what the scores do not say: that right answers are longer than an answer may be.
         data: what became of the user's files, in lines by their label; empty where all was used as it is.
+        time: how long it will take, in words; empty where that was not estimated.
     """
 
     method: str
@@ -82,6 +82,7 @@ class RunPlan:
     needs: tuple[str, ...] = ()
     complete: bool = False
     costs: Costs | None = None
+    time: str = ""
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -115,7 +116,7 @@ class RunPlan:
         else:
             here = f"{folder} would be a new run"
         whole = replace(self, reached=0, complete=False)
-        rows = {"run": here, **whole.rows(), **self.cost_rows()}
+        rows = {"run": here, **whole.rows(), **self.cost_rows()} | ({"time": self.time} if self.time else {})
         return [f"{label:<11}{text}" for label, text in rows.items()]
 
     def cost_rows(self) -> dict[str, str]:
@@ -267,27 +268,6 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         disk_free=shutil.disk_usage(next(p for p in [folder, *folder.absolute().parents] if p.is_dir())).free,
     )  # fmt: skip
     return replace(plan, costs=costs, parents=tuple(parents))
-
-
-def ahead(built: Experiment) -> Ahead:
-    """What the pace of a run is measured against."""
-    config = built.config
-    steps = {id: local_steps(site) for id, site in built.clients.items() if site.train}
-    sites, limit = built.scored.values(), config.eval.limit
-
-    def asked(split: str) -> Iterator[Sized]:
-        return (site.data.queries.get(split, ()) for site in sites)
-
-    def expected(round: int) -> float:
-        return sum(steps.get(ask.client, 0) for ask in built.schedule.asks(round) if ask.delay is not None)
-
-    return Ahead(
-        config.rounds,
-        expected if steps else lambda round: 0.0,
-        lambda round: round == config.rounds or bool(config.eval.every and round % config.eval.every == 0),
-        config.eval.during,
-        {split: sum(min(len(q), limit or len(q)) for q in asked(split)) for split in ("validation", "test")},
-    )
 
 
 def local_steps(site: Site) -> int:

@@ -29,7 +29,7 @@ from llm_fed.federation import aggregation, privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
-from llm_fed.models import ranks, room
+from llm_fed.models import ranks, room, speed
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
 from llm_fed.models.lora import Lora
@@ -111,14 +111,21 @@ class Experiment:
         limit = self.config.eval.limit
         return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit, **options)
 
-    def score_base(self, split: str) -> Summary | None:
-        """The scores without training."""
+    @property
+    def scores_base(self) -> bool:
+        """Whether the base without any adapter is scored on the test split."""
+        asked = self.config.eval.base
+        return asked is True or (asked == "auto" and isinstance(self.base, Base))
+
+    def score_base(self, split: str, **options: Any) -> Summary | None:
+        """The scores without training; `options` as of `evaluate`."""
         bare, state = self.untrained()
 
         async def personal(site: Site) -> State:
             return state
 
-        return evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=self.config.eval.limit)
+        limit = self.config.eval.limit
+        return evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=limit, **options)
 
     def untrained(self) -> tuple[dict[str, Site], State]:
         """Everybody who is scored with a plain adapter, and the state of one whose B is zero, which adds nothing."""
@@ -190,6 +197,8 @@ def prepare(
     if said:
         config = replace(config, base=settled)
         reporter.note(said)
+        if device == "cpu" and not task.labels and (hint := speed.hint()):
+            reporter.note_once(hint)
     launchers.check_precision(config.base.dtype)
     if base is None and (too_little := room.shortage(config.base, device)):
         reporter.note(too_little)
@@ -276,10 +285,10 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
             f"eval.metric={metric} compares answers to prompts, but the data are texts without prompts; set "
             f"eval.metric={LIKELIHOOD} or null"
         )
-    if config.eval.base and pictures:
+    if config.eval.base is True and pictures:
         raise UserError(
             "eval.base=true scores the base before training, when the head of an image model is still untrained; set "
-            "eval.base=false"
+            "eval.base=auto"
         )
     if task.server and task.server.test and not method.one_model:
         raise UserError(

@@ -11,6 +11,7 @@ from llm_fed.errors import RunError
 from llm_fed.eval.notes import notes_on_length
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import experts
+from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
@@ -18,7 +19,6 @@ from llm_fed.export.card import model_card
 from llm_fed.export.prompt import prompt_of
 from llm_fed.federation import privacy
 from llm_fed.federation.clients import finish, messages_for
-from llm_fed.federation.loop import log_base
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError
@@ -34,7 +34,9 @@ UNMOVED = (
 )
 
 
-def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> dict[str, Any]:
+def finish_and_deliver(
+    experiment: Experiment, run: Run, progress: Progress, reporter: Reporter, baselines: Baselines
+) -> dict[str, Any]:
     """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
     config = experiment.config
     progress = selected_round(experiment, run, progress, reporter)
@@ -48,7 +50,7 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, rep
         run.log({"kind": "privacy", "round": config.rounds, **spent})
     everybody = {**experiment.clients, **experiment.scored}
     messages = messages_for(experiment.method, progress.state, everybody, config.transport.down)
-    return deliver(experiment, run, messages, progress.round, models.seen(run.records(), progress.round))
+    return deliver(experiment, run, messages, progress.round, models.seen(run.records(), progress.round), baselines)
 
 
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
@@ -75,16 +77,17 @@ def deliver(
     messages: Mapping[str, Message],
     round: int,
     seen: Collection[str],
+    baselines: Baselines,
     **facts: Any,
 ) -> dict[str, Any]:
     """Test scores, sample predictions, exported adapters, the report, and last the summary, with further `facts`.
 
     Args:
         seen: clients of which an answer had arrived by this round.
+        baselines: of other runs on the same data.
     """
+    facts |= baselines.score(experiment, run)
     with signs.part("test"):
-        if experiment.config.eval.base and (base := log_base(run, "test", experiment.score_base)):
-            facts["base"] = base
         server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, if it is scored
         exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
         written = set(exported)
@@ -97,7 +100,7 @@ def deliver(
         samples = Samples(experiment)
         summary = experiment.score_states(personal, "test", listen=samples.listen)
     with signs.part("the base's answers to the samples"):
-        samples.write(run)
+        samples.write(run, baselines.answers(experiment))
     with signs.part("the weights of the experts"):
         experts.write(experiment, run, personal)
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})
@@ -181,6 +184,7 @@ def write_summary(
     run.mark()
     run.digests.end(round, run.folder)
     run.digests.mark()
+    run.lap("after the rounds")
     with signs.part("writing the report"):
         write_report(run.folder)
     run.remember("summary.json", result)  # the last file: a folder that has it is complete

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from llm_fed.config import Config
 from llm_fed.configfile import as_dict
 from llm_fed.contents import Contents
 from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.experiment import announce, splits, start, taking_part, unused
+from llm_fed.experiment import announce, splits, start, taking_part, timing, unused
+from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.bases import Bases
 from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.environment import same_environment
@@ -34,8 +36,8 @@ from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
 from llm_fed.runs.folder import BAD_ROWS, Run, holds_results, log_event, look
-from llm_fed.runs.records import read_records
-from llm_fed.runs.tracking import Reporter, time_of_day
+from llm_fed.runs.records import read_records, time_of_day
+from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks
 from llm_fed.tasks.record import Record
@@ -51,6 +53,7 @@ def train(
     base: Base | ImageBase | None = None,
     known: Record | None = None,
     contents: Contents | None = None,
+    baselines: Baselines | None = None,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end: adapters, test scores and report lie in `folder` afterwards.
 
@@ -60,6 +63,7 @@ def train(
         base: the configured base, where it is loaded already.
         known: rows that keep the split which they have in a run for which this one is trained.
         contents: of the files that the configuration names, where they may have been read already.
+        baselines: what other runs have scored that this one need not score again.
 
     Returns:
         The content of `summary.json`: the test scores, and which round they belong to.
@@ -67,7 +71,7 @@ def train(
     Raises:
         UserError, RunError: see `Run`, `prepare` and `federate`.
     """
-    reporter = reporter or Reporter()
+    reporter, baselines = reporter or Reporter(), baselines or Baselines()
     ranks = other_ranks()
     if ranks and config.base.device_map:
         raise UserError(
@@ -130,16 +134,20 @@ def train(
             run.forget("summary.json")
         same_environment(run, experiment, reporter)
         if experiment.method.needs:
-            return _merge(experiment, run, needed or {}, reporter)
-        with reporter.tracking(config, run.folder, announce.ahead(experiment)):
+            return _merge(experiment, run, needed or {}, reporter, baselines)
+        plan = timing.ahead(experiment, baselines)
+        if reporter.heard:
+            plan = timing.with_forecast(experiment, plan, run.reached)
+            reporter.expect(plan.in_words(run.reached))
+        with reporter.tracking(config, run.folder, plan):
             clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
             federation = Federation(experiment.method, clients, experiment.server, experiment.runtime)
-            base_scores = experiment.score_base if config.eval.base else None
+            base_scores = experiment.score_base if config.eval.base is True else None
             scoring = Scoring(experiment.scored, experiment.evaluate, base_scores)
             progress = federate(
                 federation, run, scoring, on_resume=reporter.resumed, on_begin=partial(log_reading, run, experiment)
             )
-            return finish_and_deliver(experiment, run, progress, reporter)
+            return finish_and_deliver(experiment, run, progress, reporter, baselines)
 
 
 def dry_run(
@@ -175,6 +183,8 @@ def dry_run(
             for need in built.method.needs
         ]
         plan = announce.run_plan(built, reached=reached, complete=complete)
+        if not complete and not parents:
+            plan = replace(plan, time=timing.with_forecast(built, timing.ahead(built), reached).in_words(reached))
         with signs.part("measuring the memory of a training step"):
             return announce.with_costs(plan, built, folder, parents)
 
@@ -190,7 +200,9 @@ def _check_place(config: Config, folder: Path) -> None:
         raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
 
 
-def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporter: Reporter) -> dict[str, Any]:
+def _merge(
+    experiment: Experiment, run: Run, needed: Mapping[str, Path], reporter: Reporter, baselines: Baselines
+) -> dict[str, Any]:
     """The whole run of a method that starts from the results of others."""
     config, method, name = experiment.config, experiment.method, experiment.config.method["name"]
     rounds, given, seen = {}, {}, set()
@@ -199,13 +211,14 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         reporter.note(f"{name} starts from {need}: {folder}")
         summary = train(
             its_config, folder, reporter=reporter, needed=needed, base=experiment.base, known=experiment.record,
-            contents=run.contents,
+            contents=run.contents, baselines=baselines,
         )  # fmt: skip
         chosen = method.needed(need).round
         rounds[need] = summary["round"] if chosen is None else chosen
         given[need] = states_of_run(folder, chosen, its_config, experiment.base, experiment.clients, experiment.runtime)
         seen |= models.seen(read_records(folder / "metrics.jsonl"), rounds[need])
     run.rewind()
+    run.lap()  # the runs that it needs have folders of their own
     log_reading(run, experiment)
     for words in run.changes:
         log_event(run, config.rounds, "", "data changed", words)
@@ -214,12 +227,13 @@ def _merge(experiment: Experiment, run: Run, needed: Mapping[str, Path], reporte
         merge(experiment, given, config.rounds + 1, config.local.lr)
     seconds = round(time.perf_counter() - began, 4)
     run.log_timing({"round": config.rounds, "seconds": seconds, "parts": {"merge": seconds}, "ended": time_of_day()})
+    run.lap()
     for id, site in experiment.clients.items():
         recipe = method.recipe(site)
         run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
         if "note" in recipe:
             reporter.note(f"{id}: {recipe['note']}")
-    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, needs=rounds)
+    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, needs=rounds)
 
 
 def log_reading(run: Run, experiment: Experiment) -> None:

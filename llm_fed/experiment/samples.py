@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_fed.eval.clients import predict
@@ -29,14 +29,23 @@ class Samples:
         self._clients = tested[:MAX_CLIENTS] if self._most else []
         self._taken: dict[str, Sequence[Any]] = {}
 
+    @property
+    def asked(self) -> int:
+        """How many answers there will be."""
+        scored = self._experiment.scored
+        return sum(min(self._most, len(scored[id].data.queries.get("test", ()))) for id in self._clients)
+
     def listen(self, client: str, predictions: Sequence[Any]) -> None:
         """Take what belongs to the samples of a client's predictions on its test examples."""
         if client in self._clients:
             self._taken[client] = predictions[: self._most]
 
-    def write(self, run: Run) -> None:
-        """Let the base answer the same examples, and write `samples.jsonl`: a line per example, by client in their
-        order. Without any sample there is no file.
+    def write(self, run: Run, known: Mapping[str, Sequence[Any]]) -> None:
+        """Write `samples.jsonl`: a line per example, by client in their order, with the base's answers, too. Without
+        any sample there is no file.
+
+        Args:
+            known: by client the base's predictions on its first test examples, where it has answered them already.
 
         Raises:
             RunError: the disk is full.
@@ -47,19 +56,14 @@ class Samples:
         experiment = self._experiment
         base, metric = experiment.base, experiment.metric
         assert isinstance(base, Base)  # `wanted`
-        bare, state = experiment.untrained()
         asked = {
             client: experiment.scored[client].data.queries["test"][: len(self._taken[client])]
             for client in self._clients
             if client in self._taken
         }
-        answered = experiment.runtime.run(
-            {client: predict(bare[client], state, queries, metric) for client, queries in asked.items()}
-        )
+        answered = self._of_base(asked, known)
         lines = []
         for client, queries in asked.items():
-            if isinstance(answered[client], Exception):
-                raise answered[client]
             for query, alone, own in zip(queries, answered[client], self._taken[client], strict=True):
                 lines.append(
                     {
@@ -71,6 +75,24 @@ class Samples:
                     }
                 )
         run.write_lines(SAMPLES, lines)
+
+    def _of_base(
+        self, asked: Mapping[str, Sequence[Query]], known: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Sequence[Any]]:
+        """What the base answers to these, by client."""
+        found = {
+            id: known[id][: len(queries)] for id, queries in asked.items() if len(known.get(id, ())) >= len(queries)
+        }
+        experiment = self._experiment
+        bare, state = experiment.untrained()
+        work = {
+            id: predict(bare[id], state, queries, experiment.metric) for id, queries in asked.items() if id not in found
+        }
+        for id, answer in experiment.runtime.run(work).items():
+            if isinstance(answer, Exception):
+                raise answer
+            found[id] = answer
+        return found
 
 
 def wanted(experiment: Experiment) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from llm_fed import turns
+from llm_fed import signs, turns
 from llm_fed.errors import ClientError, RunError
 from llm_fed.eval.scores import Summary
 from llm_fed.federation.clients import Clients, Messages, messages_for
@@ -19,6 +19,7 @@ from llm_fed.method import Method
 from llm_fed.requests import Runtime
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, log_event, rounded
+from llm_fed.runs.reading import comparable
 from llm_fed.runs.tracking import Watch
 from llm_fed.site import Site
 
@@ -89,6 +90,7 @@ def federate(
     if private and not by_example(config.privacy):
         expected = method.upload_like(method.broadcast(progress.state, server.clients[0]))
         check_upload(expected)
+    run.lap("before the rounds")
     for round in range(progress.round + 1, config.rounds + 1):
         watch, lr = Watch(round), extend.lr(config, round)
         progress.round = round
@@ -129,15 +131,18 @@ def federate(
                 score()
         run.log_timing({"round": round, **watch.record()})
         turns.offer()
+    run.lap()
     return progress
 
 
 def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) -> dict[str, Any] | None:
     """The score line of a split without any adapter, logged unless it is there already; None without that split."""
-    for line in run.records():
+    for line in comparable(run.records()):
         if line["kind"] == "score" and (line["round"], line["split"]) == (0, split):
             return line
-    if (summary := score_base(split)) is None:
+    with signs.part("testing the base"):
+        summary = score_base(split)
+    if summary is None:
         return None
     line = {"kind": "score", "round": 0, "split": split, **summary.as_json()}
     run.log(line)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from llm_fed.errors import one_line
+from llm_fed.eval.rules import NAMES
 from llm_fed.messages.outline import Skeleton
 from llm_fed.messages.wire import WireError, unpack
 
@@ -44,6 +45,12 @@ class Reply:
     def loss(self) -> float | None:
         """None where there is none that could be one."""
         return self.number("loss", 0, _LARGEST)
+
+    @property
+    def rule(self) -> tuple[str, float] | None:
+        """The name and the score of its best rule that trains nothing; None where there is none that could be one."""
+        name, score = self.content.get("rule"), self.number("rule_score", 0, 100)
+        return None if score is None or name not in NAMES else (str(name), score)
 
     @property
     def clients(self) -> dict[str, int]:

@@ -28,6 +28,7 @@ from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import ClientError, RunError, UserError, lookup, one_line
 from llm_fed.eval.clients import Personal, measure
 from llm_fed.experiment import bases, build, finish, taking_part
+from llm_fed.experiment.baselines import rule_of
 from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
@@ -189,7 +190,8 @@ class Node:
 
         def reply(client: str, score: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
             self._export(built, work, sites[client], states[client], score)
-            return {**score, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
+            told = {**score, **_rule(built, sites[client])}
+            return {**told, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
 
         return each(scores, reply)
 
@@ -357,6 +359,12 @@ def _alike(orders: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
 def _personal(built: Experiment, sent: Mapping[str, Message]) -> Personal:
     """How each client's personal model is made of what it is sent."""
     return lambda site: built.method.personalize(site, sent[site.id])
+
+
+def _rule(built: Experiment, site: Site) -> dict[str, Any]:
+    """Of the client's best rule that trains nothing its name and its score; with privacy on nothing."""
+    rule = None if built.config.privacy.clip is not None else rule_of(site, built.metric, built.config.eval.limit)
+    return {"rule": rule.name, "rule_score": rule.score} if rule else {}
 
 
 def _well(sites: Mapping[str, Any]) -> list[Site]:

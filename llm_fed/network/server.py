@@ -12,7 +12,8 @@ from llm_fed import signs, tasks
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError, one_line
 from llm_fed.eval import merges
-from llm_fed.experiment import announce, bases, splits, taking_part, unused
+from llm_fed.experiment import announce, bases, splits, taking_part, timing, unused
+from llm_fed.experiment.baselines import line_of
 from llm_fed.experiment.build import Experiment, prepare, structures
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
@@ -29,7 +30,7 @@ from llm_fed.models.lora import check_names
 from llm_fed.network import limits
 from llm_fed.network.bundle import RUN_NAME
 from llm_fed.network.clients import RemoteClients
-from llm_fed.network.link import Link
+from llm_fed.network.link import Link, Reply
 from llm_fed.plugins import short
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, log_event
@@ -114,7 +115,7 @@ def train(
         federation = Federation(built.method, clients, built.server, built.runtime, noise_seed=secret)
         here = Scoring(built.scored, built.evaluate)  # where the server holds the test examples
         scoring = here if built.scored else Scoring(clients.names, clients.evaluate)
-        with reporter.tracking(config, folder, announce.ahead(built)):
+        with reporter.tracking(config, folder, timing.ahead(built)):
             progress = federate(federation, run, scoring, on_resume=reporter.resumed)
             progress = selected_round(built, run, progress, reporter)
             clients.take(progress)
@@ -202,9 +203,19 @@ def _finish(
     if len(unfinished) == len(replies):
         raise RunError("no client finished; give the same command again to retry")
     if summary:
+        if not built.scored:
+            facts |= _rules(built, run, replies)
         record |= summary.as_json()
         run.log(record)
     return write_summary(built, run, record, round, **facts, **({"unfinished": unfinished} if unfinished else {}))
+
+
+def _rules(built: Experiment, run: Run, replies: Mapping[str, Reply]) -> dict[str, Any]:
+    """The line of the rules that the clients have scored on their own examples, logged."""
+    line = line_of(built.metric, {client: reply.rule for client, reply in replies.items() if reply.rule})
+    if line:
+        run.log(line)
+    return {"rule": line} if line else {}
 
 
 class _Marked:

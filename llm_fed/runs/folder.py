@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +26,7 @@ from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.holder import Holder
 from llm_fed.runs.lock import NAME, HeldError, Lock
 from llm_fed.runs.reading import saved_config
-from llm_fed.runs.records import check_beginning, read_records
+from llm_fed.runs.records import check_beginning, read_records, time_of_day
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
@@ -94,7 +95,7 @@ class Run:
     ):
         folder = folder.absolute()  # another thread may go to another folder meanwhile
         self.folder, self.config, self._listen, self._note = folder, paths.absolute(config), listen, note
-        self._fresh, self.contents = fresh, contents or Contents()
+        self._fresh, self._lap, self.contents = fresh, time.perf_counter(), contents or Contents()
         try:
             self._is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
@@ -252,6 +253,15 @@ class Run:
         """Append one line to metrics.jsonl. It holds nothing that differs between equal runs."""
         self._append(self.metrics_file, record)
         self._listen(record)
+
+    def lap(self, part: str | None = None) -> None:
+        """Seconds since the run was opened, or since the last lap, go into timing.jsonl as this part of the run; None:
+        they are not kept, as what they went to has lines of its own."""
+        now = time.perf_counter()
+        if part is not None:
+            seconds = round(now - self._lap, 4)
+            self._append(self._timing_file, {"seconds": seconds, "parts": {part: seconds}, "ended": time_of_day()})
+        self._lap = now
 
     def log_timing(self, record: Mapping[str, Any]) -> None:
         """Append one line to timing.jsonl."""

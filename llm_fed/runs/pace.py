@@ -1,4 +1,5 @@
-"""Pace: where a run is, and how long it will take, from the times that this session measured."""
+"""Pace: where a run is, and how long it will take, from the times that this session measured and, as long as something
+has not been seen, from a forecast."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from llm_fed import signs
+from llm_fed.runs.forecast import Forecast, duration
 
 _REMEMBERED = 10  # rounds whose mean duration is expected of those to come
 
@@ -19,6 +21,9 @@ _WORDS = {  # parts of a round, and what is said of them
     "checkpoint": "writing the checkpoint",
     "test": "testing",
 }
+# What is done after the scores.
+_ENDING = ("the weights of the experts", "writing the personal models", "writing the report")
+_LAST = _ENDING[-1]
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,9 @@ class Ahead:
         steps: client steps expected in a round; 0 where nobody knows them before they are done.
         scored: the rounds that end with scores of `during`'s split.
         answers: by split, how many prompts or pictures are answered when it is scored.
+        base_answers: how many the base answers in the whole run.
+        forecast: what the parts will take, where it was estimated.
+        elsewhere: whether the clients answer on other machines, so that nobody here knows how much.
     """
 
     rounds: int = 0
@@ -36,13 +44,32 @@ class Ahead:
     scored: Callable[[int], bool] = lambda round: False
     during: str = "validation"
     answers: Mapping[str, int] = field(default_factory=dict)
+    base_answers: int = 0
+    forecast: Forecast | None = None
+    elsewhere: bool = False
+
+    def answers_after(self, reached: int) -> int:
+        """How many are scored under personal models after a round, in the final test, too."""
+        rounds = sum(self.scored(round) for round in range(reached + 1, self.rounds + 1))
+        return rounds * self.answers.get(self.during, 0) + self.answers.get("test", 0)
+
+    def amounts(self, reached: int = 0) -> tuple[int, int, int]:
+        """Rounds after this one, answers of personal models, and answers of the base."""
+        return self.rounds - reached, self.answers_after(reached), self.base_answers
+
+    def in_words(self, reached: int = 0) -> str:
+        """How long all will take that follows a round; empty without a forecast."""
+        if self.forecast is None:
+            return ""
+        return self.forecast.in_words(*self.amounts(reached))
 
 
 class Pace:
     """Listens to a run. Other threads may read it at any time.
 
     The time of a round, its scores apart, is expected to be the mean of the last ones; in the first round of a session
-    it follows from the steps that are done. The time of scoring is proportional to the number of answers.
+    it follows from the steps that are done. The time of scoring is proportional to the number of answers, and the base,
+    which has not learned to stop, has a pace of its own.
     """
 
     def __init__(self, ahead: Ahead | None = None, clock: Callable[[], float] = time.monotonic):
@@ -57,6 +84,9 @@ class Pace:
         self._pass: tuple[int, int, float] | None = None  # step, of, client steps of the whole pass
         self._scoring = 0.0  # seconds in this round that went to scores
         self._scored_seconds = self._scored_answers = 0.0  # of all scores so far
+        self._base_seconds = self._base_answers = 0.0  # of all that the base has answered
+        self._ended_seconds = 0.0  # that went to what is done after the scores
+        self._ended = False
         self._scored = False  # this round
         self._tested = False
         self._part_began = clock()
@@ -88,7 +118,13 @@ class Pace:
                 self._scored_answers += answers
             self._scored = self._scored or part == "evaluate"
             self._tested = self._tested or part == "test"
-        self._part_began = self._clock()
+        elif part in signs.BASE:
+            self._base_seconds += self._clock() - self._part_began
+            self._base_answers += self._answers
+        elif part in _ENDING:
+            self._ended_seconds += self._clock() - self._part_began
+            self._ended = self._ended or part == _LAST
+        self._part_began, self._answers = self._clock(), 0.0
 
     def step(self, number: int, of: int, amount: float, total: float, loss: float | None) -> None:
         self._pass = number, of, total
@@ -108,8 +144,8 @@ class Pace:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds and the test are done."""
-        return self._tested and not self._part
+        """Whether all is done, as far as it was expected."""
+        return self._tested and not self._part and (self._ended or self.ahead.forecast is None)
 
     @property
     def done(self) -> float:
@@ -134,27 +170,35 @@ class Pace:
         """How long it will take, in words: `about 14 min left`; empty where nothing is known yet."""
         if self.over or not self.ahead.rounds or (seconds := self.seconds_left) is None:
             return ""
-        unknown = self._answers_left() > 0 and self._per_answer() is None
+        unknown = self.ahead.elsewhere or (self._answers_left() > 0 and self._per_answer() is None)
         return f"about {duration(seconds)} left" + (", scores not counted" if unknown else "")
 
     @property
     def seconds_left(self) -> float | None:
         """Of the whole run, scores as far as their pace is known; None where nothing is known yet."""
-        now = self._clock()
+        training = self._training_left()
+        if training is None:
+            return None
+        scores = self._answers_left() * (self._per_answer() or 0.0)
+        return training + scores + self._base_left() * (self._per_base_answer() or 0.0) + self._ending_left()
+
+    def _training_left(self) -> float | None:
+        now, expected = self._clock(), self.ahead.forecast
         elapsed = now - self._began - self._scoring
         if self._part in signs.SCORING:
             elapsed -= now - self._part_began
         after = self.ahead.rounds - self.number
         if self._rounds:
             usual = sum(self._rounds) / len(self._rounds)
-            left = usual * after + (max(0.0, usual - elapsed) if self._inside else 0.0)
-        elif self._inside and (fraction := self._fraction()):
-            left = elapsed / fraction * after + elapsed / fraction - elapsed
-        elif after == 0 and not self._inside and self._per_answer() is not None:
-            left = 0.0
-        else:
+            return usual * after + (max(0.0, usual - elapsed) if self._inside else 0.0)
+        if self._inside and (fraction := self._fraction()):
+            return elapsed / fraction * after + elapsed / fraction - elapsed
+        if after == 0 and not self._inside and (expected or self._per_answer() is not None):
+            return 0.0
+        if expected is None:
             return None
-        return left + self._answers_left() * (self._per_answer() or 0.0)
+        usual = expected.round.middle
+        return usual * after + (max(0.0, usual - elapsed) if self._inside else 0.0)
 
     @property
     def _part(self) -> str:
@@ -184,7 +228,29 @@ class Pace:
         seconds, answers = self._scored_seconds, self._scored_answers
         if self._part in signs.SCORING and self._answers:
             seconds, answers = seconds + self._clock() - self._part_began, answers + self._answers
-        return seconds / answers if answers else None
+        if answers:
+            return seconds / answers
+        return self.ahead.forecast.answer.middle if self.ahead.forecast else None
+
+    def _per_base_answer(self) -> float | None:
+        seconds, answers = self._base_seconds, self._base_answers
+        if self._part in signs.BASE and self._answers:
+            seconds, answers = seconds + self._clock() - self._part_began, answers + self._answers
+        if answers:
+            return seconds / answers
+        return self.ahead.forecast.base_answer.middle if self.ahead.forecast else self._per_answer()
+
+    def _base_left(self) -> float:
+        """Answers of the base; after the test none, whatever was expected."""
+        now = self._answers if self._part in signs.BASE else 0.0
+        left = self.ahead.base_answers - self._base_answers - now
+        return 0.0 if self._tested and self._part not in signs.BASE else max(0.0, left)
+
+    def _ending_left(self) -> float:
+        if self.ahead.forecast is None or self._ended:
+            return 0.0
+        now = self._clock() - self._part_began if self._part in _ENDING else 0.0
+        return max(0.0, self.ahead.forecast.ending.middle - self._ended_seconds - now)
 
     def _answers_left(self) -> float:
         ahead = self.ahead
@@ -193,16 +259,3 @@ class Pace:
         left = rounds * ahead.answers.get(ahead.during, 0)
         left += 0 if self._tested else ahead.answers.get("test", 0)
         return max(0.0, left - (self._answers if self._part in signs.SCORING else 0.0))
-
-
-def duration(seconds: float) -> str:
-    """In words, with the precision of an estimate: `40 s`, `14 min`, `3.5 h`, `2.1 days`."""
-    if seconds < 9.5:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 90:
-        return f"{10 * round(seconds / 10)} s"
-    if seconds < 90 * 60:
-        return f"{round(seconds / 60)} min"
-    if seconds < 36 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} days"

@@ -19,7 +19,7 @@ from llm_fed.errors import UserError, require
 from llm_fed.runs.records import read_records
 
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
-_FORMERLY = {"base.dtype": "bfloat16", "task.held_out": "position"}
+_FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "position"}
 
 
 def read_config(folder: Path) -> Config:
@@ -63,7 +63,7 @@ def scores_in_training(lines: Sequence[dict[str, Any]], split: str) -> dict[int,
     for line in comparable(lines):
         if line["kind"] == "score" and line["split"] == split:
             found.setdefault(line["round"], line)
-    return found
+    return dict(sorted(found.items()))  # the base alone may be scored last
 
 
 def scores_by_round(folder: Path, split: str) -> dict[int, float]:

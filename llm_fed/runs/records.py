@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def timed_rounds(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's timing.jsonl that say how long a round took; others say it of what comes before the rounds
+    and after them.
+
+    Raises:
+        UserError: a line is damaged.
+    """
+    return [line for line in read_records(folder / "timing.jsonl") if "round" in line]
+
+
 def digest(path: Path, size: int | None = None) -> str:
     """The SHA-256 of the first `size` bytes of a file, or of all; a file that does not exist is empty."""
     if not path.exists():
@@ -64,3 +75,8 @@ def check_beginning(path: Path, mark: int, expected: str | None) -> int:
             "Put the file back as it was, or start again with --fresh."
         )
     return length
+
+
+def time_of_day() -> str:
+    """Now, by the clocks of all countries (UTC), to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

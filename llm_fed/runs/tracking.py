@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,9 @@ from llm_fed.config import Config, TrackConfig
 from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import UserError, install, printable, require
 from llm_fed.paths import public
+from llm_fed.runs.forecast import duration
 from llm_fed.runs.pace import Ahead, Pace
+from llm_fed.runs.records import time_of_day
 from llm_fed.terminal import Terminal
 
 
@@ -64,11 +65,16 @@ class Reporter:
         self._status: Status | None = None
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
-        self._rounds = 0
+        self._rounds = self._reached = 0  # of the run; of them done before this session
         self._spent = self._missing = ""
         self._said: set[str] = set()
         self._accelerator: Accelerator | None = None
         self._announced: dict[str, str] = {}
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody sees what is said."""
+        return not self.console.quiet
 
     def note(self, text: str) -> None:
         """One line."""
@@ -84,6 +90,11 @@ class Reporter:
                 self.note(f"{label:<11}{text}")
         self._announced = dict(rows)
 
+    def expect(self, time: str) -> None:
+        """How long a run will take, in words, as a further line of its plan; nothing where that is not known."""
+        if time:
+            self.note(f"{'time':<11}{time}")
+
     def note_once(self, text: str) -> None:
         """One line, unless it was said before: several runs of one command may share their data."""
         if text not in self._said:
@@ -93,7 +104,7 @@ class Reporter:
     def resumed(self, round: int) -> None:
         """The run goes on with `round`."""
         self.note(f"continuing at round {round}")
-        self.pace.number = round - 1
+        self.pace.number = self._reached = round - 1
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -178,6 +189,8 @@ class Reporter:
         elif record["kind"] == "privacy":  # logged before its round's line
             self._spent = "" if record["epsilon"] is None else f", epsilon {record['epsilon']:.3g}"
             self._track({"privacy/epsilon": record["epsilon"]} if self._spent else {}, record["round"])
+        elif record["kind"] == "rule":
+            self.note(f"the best rule that trains nothing: {record['split']} {record['metric']} {record['mean']:.2f}")
         elif record["kind"] == "event" and record["event"] != "data changed" and not record.get("information"):
             # The others were said when the data were read, or in the plan.
             self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
@@ -205,8 +218,9 @@ class Reporter:
     def tracking(self, config: Config, folder: Path, ahead: Ahead | None = None) -> Iterator[None]:
         """Show a bar over the rounds (terminals only), and start the trackers that the configuration names."""
         self._rounds = config.rounds
-        self.pace = Pace(ahead or Ahead(config.rounds), self._clock)
+        self.pace, began = Pace(ahead or Ahead(config.rounds), self._clock), self._clock()
         self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
+        self._reached = 0
         if config.track.with_:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -223,6 +237,7 @@ class Reporter:
                     yield
             else:
                 yield
+            self._took(self._clock() - began)
         finally:
             self._progress = self._bar = None
             self._stamped, self.pace = False, Pace(clock=self._clock)
@@ -230,6 +245,12 @@ class Reporter:
                 for tracker in self._accelerator.trackers:  # end_training() would also part the ranks of a launch
                     tracker.finish()
                 self._accelerator = None
+
+    def _took(self, seconds: float) -> None:
+        """How good the forecast was, where there was one."""
+        if forecast := self.pace.ahead.forecast:
+            expected = forecast.whole(*self.pace.ahead.amounts(self._reached))
+            self.note(f"took {duration(seconds)} (expected: {expected})")
 
     def show(self, bar: Progress) -> None:
         """Bring the bar to where the run is now."""
@@ -289,8 +310,3 @@ class Watch:
         """Seconds of the round so far, and of each part; and the time of day."""
         signs.round_ended()
         return {"seconds": round(time.perf_counter() - self._start, 4), "parts": self._parts, "ended": time_of_day()}
-
-
-def time_of_day() -> str:
-    """Now, by the clocks of all countries (UTC), to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

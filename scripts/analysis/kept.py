@@ -5,7 +5,8 @@
 
 The first command trains nothing: it says what the pages say, of the rows that are asked for (default: of all). `--add`
 first appends what a comparison's folder has beyond the file, of these rows. A line has the row, the seed, the tested
-round, the clients' test scores (0-100), and, where known, the bytes that a client sent.
+round, the clients' test scores (0-100), and, where known, the bytes that a client sent. The rows `base` and `rule`
+(`baselines.py`) come first wherever the file has them, and take no part in the verdict on pairs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from results import plain_errors, spread
 
 from llm_fed.errors import UserError
 from llm_fed.eval.scores import summarize
+from llm_fed.eval.tables import BASELINES
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.files import write_file
 from llm_fed.runs.records import read_records
@@ -66,23 +68,34 @@ def report(lines: Lines, rows: Sequence[str]) -> str:
     Raises:
         UserError: the file has no such row.
     """
-    names = list(dict.fromkeys(line["row"] for line in lines))
+    by_row: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for line in lines:
+        by_row.setdefault(line["row"], {})[line["seed"]] = line
+    baselines = {name: by_row.pop(name) for name in BASELINES if name in by_row}
+    names = list(by_row)
     if unknown := [name for name in rows if name not in names]:
         raise UserError(f"the file has no row {unknown[0]!r}; it has {', '.join(names)}")
     text, runs = ["| row | draws | mean | worst half | MB up |", "|---|---|---|---|---|"], {}
-    for name in rows or names:
-        own = [line for line in lines if line["row"] == name]
-        runs[name] = [_scored(line) for line in own]
-        means = [(run.average, run.worst_half) for run in runs[name]]
+    wanted = {name: by_row[name] for name in rows or names}
+    seeds = {seed for own in wanted.values() for seed in own}
+    baselines = {name: {seed: own[seed] for seed in own if seed in seeds} for name, own in baselines.items()}
+    for name, by_seed in {**baselines, **wanted}.items():
+        own = list(by_seed.values())
+        scored = [_scored(line, baselines.get("rule", {}).get(line["seed"])) for line in own]
+        if name in wanted:
+            runs[name] = scored
+        means = [(run.average, run.worst_half) for run in scored]
         up = [line["up"] / 1e6 for line in own if "up" in line]
         cells = [name, str(len(own)), *map(spread, zip(*means, strict=True)), f"{fmean(up):.2f}" if up else ""]
         text.append("| " + " | ".join(cells) + " |")
     return "\n".join(text) + "\n" + Verdict(runs).as_markdown()
 
 
-def _scored(line: Mapping[str, Any]) -> Scored:
+def _scored(line: Mapping[str, Any], rule: Mapping[str, Any] | None = None) -> Scored:
     found = summarize("", line["scores"])
-    return Scored(line["seed"], line["seed"], found.clients, found.mean, found.worst_half)
+    best = summarize("", rule["scores"]) if rule else None
+    beside = {"average": best.mean, "worst_half": best.worst_half} if best else None
+    return Scored(line["seed"], line["seed"], found.clients, found.mean, found.worst_half, rule=beside)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from llm_fed.commands import quickstart
 from llm_fed.configfile import from_dict
 from llm_fed.network import flower_app
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import timed_rounds
 
 FLOWER = Path(__file__).parents[1] / "flower"
 sys.path.insert(0, str(FLOWER))
@@ -100,7 +100,7 @@ def _empty(deployment: Deployment, nodes: int, rounds: int) -> list[float]:
 def _federated(deployment: Deployment, out: Path, number: int, sitting: int) -> list[float]:
     folder = out / f"run-{number}-{sitting}"
     _ended(deployment, deployment.run(out / f"app-{number}", {"out": str(folder)}))
-    return [line["seconds"] for line in read_records(folder / "timing.jsonl")][1:-1]
+    return [line["seconds"] for line in timed_rounds(folder)][1:-1]
 
 
 def _ended(deployment: Deployment, run: int) -> str:

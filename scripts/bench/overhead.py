@@ -9,7 +9,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import timed_rounds
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     print("| run | rounds | local training, s per round | everything else, ms per round | share of the round |")
     print("|---|---|---|---|---|")
     for folder in given.runs:
-        rounds = read_records(folder / "timing.jsonl")
+        rounds = timed_rounds(folder)
         local = [line["parts"]["local"] for line in rounds]
         whole = [line["seconds"] - line["parts"].get("evaluate", 0.0) for line in rounds]
         rest = [total - mine for total, mine in zip(whole, local, strict=True)]

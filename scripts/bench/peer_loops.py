@@ -210,7 +210,7 @@ def ours(work: Work) -> Adapter:
     from llm_fed.federation.loop import Federation, federate
     from llm_fed.requests import Work as Counted
     from llm_fed.runs.folder import Run
-    from llm_fed.runs.records import read_records
+    from llm_fed.runs.records import timed_rounds
     from llm_fed.runs.tracking import Reporter
     from llm_fed.runtime.local import LocalRuntime
 
@@ -228,7 +228,7 @@ def ours(work: Work) -> Adapter:
         run.begin()
         clients = LocalClients(built.clients, built.schedule, runtime)
         progress = federate(Federation(built.method, clients, built.server, runtime), run)
-    work.seconds = [line["seconds"] for line in read_records(folder / "timing.jsonl")]
+    work.seconds = [line["seconds"] for line in timed_rounds(folder)]
     return {entry_of_peft(name): progress.state[name].clone() for name in progress.state}
 
 

@@ -23,7 +23,7 @@ from llm_fed import configfile, tasks
 from llm_fed.commands import quickstart
 from llm_fed.experiment import run as experiment
 from llm_fed.network import flower_app
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import read_records, timed_rounds
 
 QUICKSTART = quickstart.ASSETS / "quickstart.yaml"
 SHORT = [f"base.name={quickstart.ASSETS / 'tiny-base'}", "rounds=3", "eval.every=0"]
@@ -74,7 +74,7 @@ def report(out: Path, clients: list[str], nodes: int, traffic: dict[str, int]) -
             apart = max(apart, *(float((one[name] - other[name]).abs().max()) for name in one))
     print(f"largest difference between personal models: {apart:.1e} (float32 eps {torch.finfo(torch.float32).eps:.1e})")
     for run in ("here", "there"):
-        seconds = [line["seconds"] for line in read_records(out / run / "timing.jsonl")]
+        seconds = [line["seconds"] for line in timed_rounds(out / run)]
         print(f"seconds per round, {run}: {statistics.median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})")
     rounds = [line for line in there if line["kind"] == "round"]
     up, down = (sum(line[f"bytes_{way}"] for line in rounds) for way in ("up", "down"))

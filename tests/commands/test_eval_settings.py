@@ -55,7 +55,7 @@ def test_settings_alone_stand_where_a_run_would(llm_fed, small, finished, tmp_pa
     "word",
     [
         "method.num_models=3", "method=fedit", "rounds=3", "adapter.rank=2", "local.lr=1", "seed=1", "eval.every=2",
-        "eval.base=true", "eval.select=last", "base.clients=[cnn]", "checkpoint.every=2",
+        "eval.select=last", "base.clients=[cnn]", "checkpoint.every=2",
     ],
 )  # fmt: skip
 def test_what_only_training_needs_is_refused_with_a_reason(finished, word):

@@ -39,6 +39,17 @@ def runs(tmp_path) -> list[Path]:
     return found + [write(tmp_path, seed, {"name": "fedmerge", "num_models": 2}, x) for seed, x in better.items()]
 
 
+def test_methods_are_held_against_the_rule_that_their_runs_know(runs):
+    """Of 52 on each federation: fedit is 2 below it or 3 above, fedmerge 6 to 14 above."""
+    for run in runs:
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"rule": {"mean": 52.0, "worst_half": 50.0}}))
+    said = compare_runs(runs).sentences
+    average = "average over the clients: fedmerge is shown to be above rule; fedit is not shown to be above rule"
+    assert average in said
+    assert not [line for line in said if " > rule" in line or "rule >" in line]
+
+
 def test_runs_are_paired_by_their_seed(runs):
     """In any order: differences 10, 11, 10, 11, whose mean is 10.5 and sd sqrt(1 / 3), far from 0."""
     verdict = compare_runs([runs[5], runs[0], *runs[6:], runs[4], *runs[1:4]])

@@ -34,7 +34,7 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert "29 per client for training; 30 for validation and 25 for testing" in said.out
     config = configfile.load("my data.yaml")
     assert (config.task.path, config.base.name) == ("my data", str(small.base))
-    assert config.method == {"name": "fedmerge", "num_models": 4} and config.eval.base
+    assert config.method == {"name": "fedmerge", "num_models": 4} and config.eval.base == "auto"
     assert (config.eval.metric, config.task.template) == ("exact_match", "alpaca-short")
     assert "llm-fed" in said.out and "run 'my data.yaml' --out 'runs/my data'" in said.out
     ran = llm_fed("run", "my data.yaml", "rounds=1", "local.steps=1", "--out", "runs/my data")

@@ -25,7 +25,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
 from llm_fed.models.loading import Base, load_base
 from llm_fed.runs.folder import Run
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import read_records, timed_rounds
 
 NF4 = {"quantization": "nf4"}
 
@@ -73,7 +73,7 @@ def test_a_run_on_a_4bit_base(train, llm_fed, monkeypatch):
         patch.setattr(Run, "log", interrupted)
         train("cut", base=NF4, local={"steps": 8})
     cut = train("cut", base=NF4, local={"steps": 8})
-    assert [line["round"] for line in read_records(cut / "timing.jsonl")] == [1, 2, 3]
+    assert [line["round"] for line in timed_rounds(cut)] == [1, 2, 3]
     assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     expected = adapters_of(whole)
     assert all(torch.equal(value, expected[name]) for name, value in adapters_of(cut).items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from small_process import Kill, llm_fed
+
+from llm_fed.runs.records import timed_rounds
 
 ROUNDS = 3
 CONFIG = {"rounds": ROUNDS, "checkpoint": {"keep": 1}}
@@ -98,8 +99,8 @@ def results(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in sorted(names.items()) if not name.startswith(skipped)}
 
 
-def timed_rounds(folder: Path) -> list[int]:
-    return [json.loads(line)["round"] for line in (folder / "timing.jsonl").read_text().splitlines()]
+def rounds_of(folder: Path) -> list[int]:
+    return [line["round"] for line in timed_rounds(folder)]
 
 
 @pytest.mark.parametrize("method", CHAINS)
@@ -112,8 +113,8 @@ def test_killed_again_and_again(small, uninterrupted, tmp_path, method):
         expected = continues
     assert start(small, method, out) == (0, expected)
     assert results(out) == results(whole)
-    assert timed_rounds(whole) == list(range(1, ROUNDS + 1))
-    assert timed_rounds(out) == sorted(set(timed_rounds(out)))
+    assert rounds_of(whole) == list(range(1, ROUNDS + 1))
+    assert rounds_of(out) == sorted(set(rounds_of(out)))
 
 
 def test_killed_while_fresh_deletes_the_earlier_run(small, uninterrupted, tmp_path):

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -32,6 +33,7 @@ def by_hand() -> Table:
 
 def test_markdown_by_hand():
     lines = by_hand().as_markdown().splitlines()
+    del lines[2:4]  # base and rule, which nobody has scored
     cells = [[cell.strip() for cell in line.replace("\\|", "/").strip("|").split("|")] for line in lines[:5]]
     assert cells[0][:7] == ["method", "ada", "bob", "average", "worst half", "seeds", "up per round"]
     assert cells[2][:6] == ["x", "62.00 ± 2.83", "15.00 ± 7.07", "38.50 ± 4.95", "15.00 ± 7.07", "2"]
@@ -66,7 +68,7 @@ def test_bold_are_those_that_nobody_is_shown_to_beat():
         return Row(label, [], "x", COSTS, results)
 
     table = Table("rouge1", range(5), 1_000, [row("x", 60, 0), row("y", 60, 1), row("z", 40, 2)])
-    lines = [line.split(" | ") for line in table.as_markdown().splitlines()[2:5]]
+    lines = [line.split(" | ") for line in table.as_markdown().splitlines()[4:7]]
     bold = [[cell.startswith("**") for cell in line[1:5]] for line in lines]
     assert bold == [[False, False, True, True], [False, False, True, True], [False] * 4]
     text = table.as_markdown()
@@ -77,7 +79,8 @@ def test_bold_are_those_that_nobody_is_shown_to_beat():
 
 def test_csv_and_json_by_hand():
     table = by_hand()
-    x, y, late = csv.DictReader(io.StringIO(table.as_csv()))
+    base, rule, x, y, late = csv.DictReader(io.StringIO(table.as_csv()))
+    assert [(row["label"], row["average mean"]) for row in (base, rule)] == [("base", ""), ("rule", "")]
     assert float(x["client ada mean"]) == 62 and float(x["client ada std"]) == pytest.approx(8**0.5)
     assert (y["label"], y["seeds done"], y["client ada std"]) == ("y|z", "1", "")
     assert x["bytes up_per_round"] == "1000000.0" and x["bytes down"] == "4000000.0"
@@ -88,6 +91,95 @@ def test_csv_and_json_by_hand():
     assert found["rows"][1]["seeds"]["1"] == "failed: no [space]" and found["rows"][2]["clients"]["ada"] is None
     assert found["rows"][0]["clients"]["ada"] == {"mean": 62, "std": pytest.approx(8**0.5)}
     assert table.failed == "y|z seed 1"
+
+
+def scored(mean: float, rules: dict[str, str] | None = None) -> dict[str, Any]:
+    """A line of metrics.jsonl of two clients with equal scores."""
+    line = {"metric": "rouge1", "clients": {"ada": mean, "bob": mean}, "mean": mean, "std": 0.0, "worst_half": mean}
+    return line | ({"rules": rules} if rules else {})
+
+
+RULES = {"ada": "copy of the prompt", "bob": "first option"}
+
+
+def with_baselines(draws: int, **rows: float) -> Table:
+    """Methods that have their score in each draw, plus the draw; a rule of 50 plus a third of the draw."""
+    found = []
+    for label, mean in rows.items():
+        results = {
+            seed: replace(
+                result(mean + seed, mean + seed), base=scored(10), rule=scored(50 + seed / 3, RULES), shared=f"{seed}"
+            )
+            for seed in range(draws)
+        }
+        found.append(Row(label, [], "m", COSTS, results))
+    return Table("rouge1", range(draws), 1_000, found)
+
+
+def test_base_and_rule_come_first_and_are_no_methods():
+    table = with_baselines(3, good=60, bad=40)
+    labels = [line.split(" | ")[0].strip("| ") for line in table.as_markdown().splitlines()[2:6]]
+    assert labels == ["base", "rule", "good", "bad"]
+    found = table.as_json()
+    assert found["base"]["average"]["mean"] == 10 and found["rule"]["average"]["mean"] == pytest.approx(50 + 1 / 3)
+    assert (
+        found["rule"]["seeds"]["0"]["rule"]["rules"] == RULES
+        and found["rows"][0]["seeds"]["0"]["rule"]["rules"] == RULES
+    )
+    pairs = found["verdict"]["columns"]["average"]["pairs"]
+    assert {pair["first"] for pair in pairs} | {pair["second"] for pair in pairs} == {"good", "bad"}
+
+
+def test_a_line_says_which_methods_are_not_shown_to_be_above_the_rule():
+    """Differences to the rule are mean - 50 + 2/3 of the draw: 10.67 ± 0.67, 0.17 ± 0.67 and -9.33 ± 0.67; of three
+    methods and one control in three draws the half width is some 10 standard errors of 0.38."""
+    table = with_baselines(3, good=60, even=49.5, bad=40)
+    said = "good is shown to be above rule; bad is shown to be below rule; even is not shown to be above rule"
+    assert f"average over the clients: {said}" in table.verdict.sentences
+    assert said in table.as_markdown() and said in "".join(map(str, table.for_terminal()))
+    assert table.as_json()["verdict"]["rule"]["average"]["above"] == ["good"]
+    few = with_baselines(2, good=60, even=49.5).verdict.sentences
+    assert "average over the clients: good and even are not shown to be above rule (at least 3 draws are needed)" in few
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    ({"a": 49, "b": 40}, "every method is below rule, which trains nothing: at most 49.0 against 50.0"),
+    ({"a": 49}, "a is below rule, which trains nothing: 49.0 against 50.0"),
+    ({"a": 49, "b": 51}, ""),
+])  # fmt: skip
+def test_where_every_method_is_below_the_rule_one_sentence_says_so(rows, said):
+    sentences = [line for line in with_baselines(1, **rows).verdict.sentences if "which trains nothing" in line]
+    assert sentences[:1] == ([f"average over the clients: {said}"] if said else [])
+
+
+def test_rows_with_other_data_have_other_baselines():
+    table = with_baselines(2, one=60, two=40, other=50)
+    for seed, old in table.rows[2].results.items():
+        table.rows[2].results[seed] = replace(old, base=scored(11), shared=f"other {seed}")
+    assert [row.label for row in table.baselines["base"]] == ["base of one, two", "base of other"]
+    assert [row.label for row in table.baselines["rule"]] == ["rule"]  # the same scores
+    found = table.as_json()
+    assert found["base"] is None and len(found["baselines"]["base"]) == 2 and found["rule"]["label"] == "rule"
+
+
+def test_a_run_of_before_takes_what_others_on_its_data_have():
+    table = with_baselines(3, new=60, old=40)
+    for seed, result in table.rows[1].results.items():
+        table.rows[1].results[seed] = replace(result, base=None, rule=None)
+    assert len(table.baselines["base"]) == 1 and table.as_json()["verdict"]["rule"]["average"]["below"] == ["old"]
+    for seed, result in table.rows[0].results.items():
+        table.rows[0].results[seed] = replace(result, base=None, rule=None)
+    lines = [line.split(" | ") for line in table.as_markdown().splitlines()[2:4]]
+    assert [(line[0].strip("| "), line[3], line[4]) for line in lines] == [("base", "-", "-"), ("rule", "-", "-")]
+    assert not table.verdict.of_rules and '"-": these runs have not scored it' in table.as_markdown()
+
+
+def test_pictures_have_only_the_rows_that_are_known():
+    table = with_baselines(3, a=60)
+    table.metric = "accuracy"
+    for seed, result in table.rows[0].results.items():
+        table.rows[0].results[seed] = replace(result, base=None)
+    assert list(table.baselines) == ["rule"]
 
 
 def test_many_clients_have_columns_in_csv_alone():

@@ -181,21 +181,18 @@ def test_the_report_has_a_column(small, tmp_path):
     assert "base</th>" not in (tmp_path / "other/report.html").read_text()
 
 
-def test_a_comparison_has_a_line_where_every_run_has_it(small, tmp_path, monkeypatch):
+def test_a_comparison_has_a_line(small, tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "_draw", lambda table, out, split: [])
     section = {"seeds": [0], "rows": {"one": ["method=local"], "two": ["method=fedit"]}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1, compare=section)))
     table = compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
     text = (tmp_path / "out/table.md").read_text().splitlines()
-    assert [line.split(" | ")[0].lstrip("| ") for line in text[2:5]] == ["base", "one", "two"]
+    assert [line.split(" | ")[0].lstrip("| ") for line in text[2:6]] == ["base", "rule", "one", "two"]
     assert any("without any adapter" in line for line in text)
-    assert table.base and table.base.client("ada")
+    (base,) = table.baselines["base"]
+    assert base.client("ada")
     assert (tmp_path / "out/table.csv").read_text().splitlines()[1].startswith("base,,1,")
     assert json.loads((tmp_path / "out/table.json").read_text())["base"]["label"] == "base"
-    table.rows[0].results[0] = type(table.rows[0].results[0])(
-        **{**vars(table.rows[0].results[0]), "base": None}
-    )  # of a run from before
-    assert table.base is None and "| base |" not in table.as_markdown()
 
 
 def test_a_comparison_from_before_is_taken_over(small, tmp_path, monkeypatch):
@@ -204,13 +201,14 @@ def test_a_comparison_from_before_is_taken_over(small, tmp_path, monkeypatch):
     for base in (False, True):
         (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1, eval={"base": base}, compare=section)))
         table = compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
-        assert table.base is None and len(table.rows[0].results) == 1
+        assert not table.baselines["base"][0].results and len(table.rows[0].results) == 1
+        assert "| base | - | - |" in table.as_markdown()
     assert len(list(tmp_path.glob("out/*/metrics.jsonl"))) == 1
 
 
 def test_images_and_networks_are_refused(small, tmp_path):
     path = tiny_images.npz(tmp_path / "a.npz", train=24, test=12)
-    with pytest.raises(UserError, match="eval.base=true.*head of an image model.*eval.base=false"):
+    with pytest.raises(UserError, match="eval.base=true.*head of an image model.*eval.base=auto"):
         experiment.train(from_dict(tiny_images.tree(path, eval={"base": True})), tmp_path / "run")
     with pytest.raises(UserError, match="eval.base=true is for runs in one process"):
         server.train(from_dict(tree(small)), tmp_path / "run", None)  # type: ignore[arg-type]

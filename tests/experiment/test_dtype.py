@@ -21,11 +21,13 @@ from llm_fed.config import BaseConfig
 from llm_fed.configfile import from_dict
 from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
+from llm_fed.models import speed
 from llm_fed.models.loading import settle_dtype
 from llm_fed.network.node import Node
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import saved_config
 
+HINT = speed.hint  # which other tests do without, see without.py
 AUTO = {"dtype": "auto"}
 
 
@@ -207,3 +209,26 @@ def test_the_doctor_measures_it_quickly():
     said = doctor._dtypes()
     assert "times as long as float32; base.dtype=auto chooses float32 here" in said
     assert time.monotonic() - begun < 10  # two seconds on an idle machine
+
+
+def test_a_cpu_that_is_faster_in_bfloat16_is_told(small, llm_fed, tmp_path, monkeypatch):
+    """Where float32 is chosen by `auto`, once; not where it is given, and not on a CPU that gains nothing."""
+    monkeypatch.setattr(speed, "hint", HINT)
+    monkeypatch.setattr(speed, "ratio", lambda device: 0.37)
+    settings = small.tree(rounds=1, base=AUTO)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
+    said = "a layer takes 0.37 times as long in bfloat16 as in float32 on this CPU"
+    HINT.cache_clear()
+    assert llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "run").err.count(said) == 1
+    assert llm_fed("init", small.data, "--base", small.base, "--out", tmp_path / "i.yaml").out.count(said) == 1
+    table = llm_fed("compare", tmp_path / "c.yaml", "--methods", "local,fedit", "--out", tmp_path / "table")
+    assert table.code == 0 and table.err.count(said) == 1
+    assert said not in llm_fed("run", tmp_path / "c.yaml", "base.dtype=float32", "--out", tmp_path / "given").err
+    monkeypatch.setattr(speed, "ratio", lambda device: 0.9)
+    HINT.cache_clear()
+    assert "bfloat16 as in" not in llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "slow").err
+    HINT.cache_clear()
+
+
+def test_the_ratio_is_measured():
+    assert 0 < speed.ratio("cpu") < 1000

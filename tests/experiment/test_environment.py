@@ -15,7 +15,8 @@ from llm_fed.engine.calibration import Calibration
 from llm_fed.engine.packing import plan
 from llm_fed.experiment import environment, finish
 from llm_fed.experiment import run as experiment
-from llm_fed.runs.records import read_records
+from llm_fed.runs import folder as run_folder
+from llm_fed.runs.records import read_records, timed_rounds
 from llm_fed.runs.tracking import Reporter
 
 
@@ -57,7 +58,7 @@ def test_a_run_of_an_earlier_version_goes_on(small, tmp_path):
 
 def test_the_time_of_day_is_where_equal_runs_may_differ(small, tmp_path):
     go(small, tmp_path / "run", 1)
-    (line,) = read_records(tmp_path / "run/timing.jsonl")
+    (line,) = timed_rounds(tmp_path / "run")
     assert line["ended"].startswith("20") and line["ended"].endswith("+00:00")
     for name in ("metrics.jsonl", "environment.json", "summary.json"):
         assert line["ended"][:10] not in (tmp_path / "run" / name).read_text()
@@ -87,3 +88,16 @@ def test_on_a_cpu_the_constants_stay(small, tmp_path, monkeypatch):
     assert "packing" not in go(small, tmp_path / "run", 1)
     assert "packing" not in json.loads((tmp_path / "run/environment.json").read_text())
     assert packed == {(1024, 32)}
+
+
+def test_the_time_of_a_run_is_all_of_it(small, tmp_path, monkeypatch):
+    """What comes before the rounds and after them counts, and a continued run adds its own."""
+    now = [0.0]
+    monkeypatch.setattr(run_folder.time, "perf_counter", lambda: now.__setitem__(0, now[0] + 1.0) or now[0])
+    go(small, tmp_path / "run", 1)
+    began, round, ended = read_records(tmp_path / "run/timing.jsonl")
+    assert [next(iter(line["parts"])) for line in (began, ended)] == ["before the rounds", "after the rounds"]
+    assert sum(line["seconds"] for line in (began, round, ended)) == pytest.approx(now[0] - 1, abs=4)
+    go(small, tmp_path / "run", 2)
+    assert [line["round"] for line in timed_rounds(tmp_path / "run")] == [1, 2]
+    assert len(read_records(tmp_path / "run/timing.jsonl")) == 6

@@ -17,7 +17,7 @@ from llm_fed.experiment import experts, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.methods.ifca import IFCA
 from llm_fed.runs.reading import read_config
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import read_records, timed_rounds
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_a_method_without_experts_tells_nothing(small, tmp_path):
 
 def test_a_merge_says_when_it_was_made(small, tmp_path):
     told(small.tree(rounds=1, method={"name": "mean"}), tmp_path / "run")
-    (line,) = read_records(tmp_path / "run/timing.jsonl")
+    (line,) = timed_rounds(tmp_path / "run")
     assert list(line["parts"]) == ["merge"] and line["ended"].startswith("20") and line["ended"].endswith("+00:00")
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed import configfile, files, tasks
-from llm_fed.experiment import announce, build, encoding, run
+from llm_fed.experiment import announce, build, encoding, run, timing
 from llm_fed.models.loading import Base
 from llm_fed.requests import Query
 from llm_fed.runs.reading import read_config
@@ -72,7 +72,7 @@ def test_the_start_holds_no_row(small, tmp_path, monkeypatch):
     monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", counted)
     clients, before = 2_000, held()
     built = build.prepare(config_of(tmp_path, small.base, clients), quiet())
-    announce.ahead(built)
+    timing.ahead(built)
     announce.run_plan(built)
     assert len(built.clients) == clients and held() < before + 10
     assert 2 <= calls["texts"] <= 2 * (2 * clients // encoding.BATCH + 1) and calls["text"] < 50

@@ -37,14 +37,15 @@ def adapters(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
     """Scores, losses and bytes to the digit, personal models to 1e-5; the server's folder holds no personal model."""
-    settings = tree(small, rounds=2, method={"name": method})
+    settings = tree(small, rounds=2, method={"name": method}, eval={"base": False})
     here = experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
     _, there = federate(tmp_path / "there", small, settings)
+    assert there["rule"] == here["rule"] and "base" not in there
     assert there["round"] == here["round"] and there["scores"].keys() == here["scores"].keys()
     for key in here["scores"].keys() - {"loss", "losses"}:
         assert there["scores"][key] == here["scores"][key]
-    before = [line for line in lines(tmp_path / "run-here", "client", "score", "merge")]
-    after = [line for line in lines(tmp_path / "there", "client", "score", "merge")]
+    before = [line for line in lines(tmp_path / "run-here", "client", "score", "rule", "merge")]
+    after = [line for line in lines(tmp_path / "there", "client", "score", "rule", "merge")]
     assert len(before) == len(after) and len(after) >= len(CLIENTS)
     for one, other in zip(before, after, strict=True):
         assert one.keys() == other.keys()
@@ -60,6 +61,15 @@ def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
         assert mine.keys() == theirs.keys() and mine
         for name in mine:
             assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
+
+
+def test_of_a_rule_its_name_and_score_travel_alone_and_with_privacy_nothing(small, tmp_path):
+    """A client's own rule is made and scored at its node."""
+    network, done = federate(tmp_path / "there", small, tree(small, rounds=1))
+    assert done["rule"]["rules"] == dict.fromkeys(CLIENTS, "most frequent answer")
+    private = tree(small, rounds=1, privacy={"clip": 1.0, "noise": 1.0, "where": "client"})
+    _, hidden = federate(tmp_path / "hidden", small, private)
+    assert "rule" not in hidden and not lines(tmp_path / "hidden", "rule")
 
 
 def test_a_robust_mean_too(small, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,14 @@ from llm_fed.configfile import as_dict, from_dict
 from llm_fed.methods.fedit import FedIT
 from llm_fed.network import server
 from llm_fed.network.clients import RemoteClients
+from llm_fed.runs.records import timed_rounds
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 
 def seconds(folder: Path) -> float:
     """What the only round of a run took."""
-    (round,) = map(json.loads, (folder / "run/timing.jsonl").read_text().splitlines())
+    (round,) = timed_rounds(folder / "run")
     return round["seconds"]
 
 

@@ -29,7 +29,7 @@ from llm_fed.network import server
 from llm_fed.runs import extend, tracking
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import Run
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import read_records, timed_rounds
 
 CONSTANT = {"steps": 1, "lr": 0.05, "lr_end": 0.05}
 SCORES = {1: 30.0, 2: 90.0, 3: 60.0, 4: 50.0, 5: 70.0, 6: 10.0, 7: 80.0, 8: 20.0}
@@ -159,7 +159,7 @@ def test_the_search_among_the_last_goes_back_where_it_must(tmp_path):
     toy_run(tmp_path, 4, FedIT(), **settings)
     assert Checkpoints(tmp_path / "checkpoints").rounds() == [2, 4]
     toy_run(tmp_path, 5, FedIT(), **settings)
-    assert [x["round"] for x in read_records(tmp_path / "timing.jsonl")] == [1, 2, 3, 4, 3, 4, 5]
+    assert [x["round"] for x in timed_rounds(tmp_path)] == [1, 2, 3, 4, 3, 4, 5]
 
 
 def test_an_unfinished_run_is_extended_or_cut_short(small, tmp_path, monkeypatch):
@@ -348,10 +348,10 @@ def test_another_selection_of_a_finished_run_is_made_without_training(small, tmp
     _scores(monkeypatch, {1: 99.0, 2: 20.0, 3: 30.0})
     train(small, tmp_path / "last", 3, eval={"every": 1, "select": "last"})
     assert json.loads((tmp_path / "best/summary.json").read_text())["round"] == 1
-    trained = (tmp_path / "best/timing.jsonl").read_bytes()
+    trained = timed_rounds(tmp_path / "best")
     train(small, tmp_path / "best", 3, eval={"every": 1, "select": "last"})
     assert results(tmp_path / "best") == results(tmp_path / "last")
-    assert (tmp_path / "best/timing.jsonl").read_bytes() == trained
+    assert timed_rounds(tmp_path / "best") == trained
 
 
 def test_what_starts_from_other_runs_extends_these_and_merges_anew(small, tmp_path):

@@ -64,3 +64,33 @@ def test_the_page_says_what_its_scores_say(script):
     page = (KEPT.parent / "fedmoe.md").read_text()
     difference, low, high = re.search(r"- standalone > fedmoe by (\S+) \[(\S+), (\S+)\]", found).groups()
     assert f"| training alone > FedMoE | {float(difference):.1f} [{float(low):.1f}, {float(high):.1f}] |" in page
+
+
+def test_base_and_rule_stand_first_and_are_no_methods(script):
+    """Of the seeds that the rows have; the verdict says how the rows stand to `rule`, and compares no other pair."""
+    lines = [{"row": "rule", "seed": seed, "scores": {"ada": 50.0 + seed % 2}} for seed in range(5)]
+    lines += [{"row": "base", "seed": seed, "scores": {"ada": 1.0}} for seed in range(5)]
+    lines += [{"row": "fedit", "seed": seed, "scores": {"ada": 60.0 + seed}} for seed in range(3)]
+    table = script.report(lines, [])
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:5]] == ["| base", "| rule", "| fedit"]
+    assert "| rule | 3 | 50.3 ± 0.6 |" in table and "fedit is shown to be above rule" in table
+    assert " > " not in table and " ~ " not in table
+    with pytest.raises(UserError, match="it has fedit"):
+        script.report(lines, ["rule"])
+
+
+def test_the_script_prints_both_rows_and_keeps_them(small, analysis, tmp_path, capsys):
+    kept = tmp_path / "rows.jsonl"
+    kept.write_text(json.dumps({"row": "fedit", "seed": 0, "scores": {"ada": 1.0}}) + "\n")
+    config = small.config(tmp_path / "c.yaml")
+    for _ in range(2):  # the second time its rows take the place of those of the first
+        analysis("baselines", config, "--draws", "2", "--to", kept)
+    said = capsys.readouterr().out
+    assert "| rule | 2 | 100.0 ± 0.0 | 100.0 ± 0.0 |" in said and "| base | 2 |" in said
+    assert "| ada | 0.0 ± 0.0 | 100.0 ± 0.0 | most frequent answer |" in said
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert [(line["row"], line["seed"]) for line in lines] == [
+        ("fedit", 0), ("base", 0), ("base", 1), ("rule", 0), ("rule", 1),
+    ]  # fmt: skip
+    analysis("baselines", config, "--no-base")
+    assert "| base |" not in capsys.readouterr().out

@@ -233,6 +233,7 @@ def prepare(configs: Iterable[Path]) -> None:
     torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
     without.disks(patch)
+    without.measures(patch)
     without.pictures(patch)
     for config in configs:
         with tempfile.TemporaryDirectory() as out, open(os.devnull, "w") as nowhere:  # noqa: SIM117

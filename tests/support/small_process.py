@@ -76,6 +76,7 @@ def _run(words: list[str], log: str, kill: Any, largest_file: int | None) -> Non
 
     patch = pytest.MonkeyPatch()
     without.disks(patch)
+    without.measures(patch)
     if not largest_file:
         without.pictures(patch)
     if kill:

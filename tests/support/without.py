@@ -1,4 +1,5 @@
-"""What takes most of the time of a small run and few tests look at: pictures, and safety from a power cut."""
+"""What takes most of the time of a small run, or depends on the machine, and few tests look at: pictures, safety from a
+power cut, and what is timed before a run begins."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from matplotlib.figure import Figure
 from llm_fed import files
 from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
+from llm_fed.experiment import timing
+from llm_fed.models import speed
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -37,6 +40,12 @@ def pictures(patch: pytest.MonkeyPatch) -> None:
             return embed(*args)
 
     patch.setattr(drawn, "embed", embed_pixel)
+
+
+def measures(patch: pytest.MonkeyPatch) -> None:
+    """No run times its steps before it begins, or compares dtypes: how many steps a process takes is known."""
+    patch.setattr(timing, "forecast", lambda experiment, plan, rounds: None)
+    patch.setattr(speed, "hint", lambda: "")
 
 
 def disks(patch: pytest.MonkeyPatch) -> None:

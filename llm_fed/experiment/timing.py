@@ -1,0 +1,246 @@
+"""How long a run will take, from a few steps and answers of its own that are timed before it begins.
+
+What is timed changes nothing: it is the work of copies of the clients and of the engine, whose results nobody keeps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from accelerate import PartialState
+
+from llm_fed import signs
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.generation import seconds_of_tokens
+from llm_fed.engine.images import VisionEngine
+from llm_fed.eval.scores import METRICS
+from llm_fed.experiment.announce import local_steps
+from llm_fed.experiment.baselines import Baselines
+from llm_fed.experiment.build import Experiment
+from llm_fed.experiment.samples import Samples
+from llm_fed.federation.clients import broadcast
+from llm_fed.messages.wire import unpack
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import Lora
+from llm_fed.runs.forecast import Forecast, Span
+from llm_fed.runs.pace import Ahead
+from llm_fed.runtime.local import LocalRuntime
+from llm_fed.site import Site
+
+clock = time.perf_counter
+SHARE = 0.02  # of a run's steps, and of its answers, that is timed at most
+SHORT = 10.0  # seconds; of a run that trains and scores in less nothing is said
+BRIEF = 2.0  # seconds; what takes longer is timed once
+TOKENS = 4  # of each answer, that are timed
+REPORT = Span(1.0, 5.0)  # seconds that the report takes, as measured on two cores
+MODEL = Span(0.01, 0.05)  # of one client's exported model
+
+
+def forecast(experiment: Experiment, ahead: Ahead, rounds: int) -> Forecast | None:
+    """What the parts of a run with so many rounds to come will take.
+
+    None for a run of some seconds, for one without training clients here, and where a timed step fails: what fails here
+    fails in the run, too, which then says where.
+    """
+    sites = _asked(experiment)
+    if not sites or not rounds:
+        return None
+    try:
+        with signs.part("estimating the time"), signs.unheard():
+            training, (answer, base_answer) = _Timed(experiment).round(sites, rounds), _answers(experiment, ahead)
+            scoring = answer * ahead.answers_after(ahead.rounds - rounds) + base_answer * ahead.base_answers
+            if (training * rounds + scoring).high < SHORT:
+                return None
+            processes = PartialState().num_processes
+            return Forecast(training / processes, answer / processes, base_answer / processes, _ending(experiment))
+    except Exception:
+        return None
+
+
+def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
+    """What a run will do.
+
+    Args:
+        baselines: what need not be scored, as other runs of this command have done so.
+    """
+    config, sites, limit = built.config, built.scored.values(), built.config.eval.limit
+    steps = {id: local_steps(site) for id, site in built.clients.items() if site.train}
+
+    def expected(round: int) -> float:
+        return sum(steps.get(ask.client, 0) for ask in built.schedule.asks(round) if ask.delay is not None)
+
+    def answers(split: str) -> int:
+        counts = [len(site.data.queries.get(split, ())) for site in sites]
+        return sum(min(count, limit or count) for count in counts)
+
+    by_split = {split: answers(split) for split in ("validation", "test")}
+    baselines, base = baselines or Baselines(), 0
+    if built.scores_base and not baselines.knows(built):
+        base = by_split["test"] + (by_split[config.eval.during] if config.eval.base is True else 0)
+    elif not baselines.answers(built):
+        base = Samples(built).asked
+    return Ahead(
+        config.rounds,
+        expected if steps else lambda round: 0.0,
+        lambda round: round == config.rounds or bool(config.eval.every and round % config.eval.every == 0),
+        config.eval.during,
+        by_split,
+        base,
+        elsewhere=not sites,
+    )
+
+
+def with_forecast(experiment: Experiment, plan: Ahead, reached: int = 0) -> Ahead:
+    """What a run will do, with a forecast of what follows the round `reached`, where there is one."""
+    return replace(plan, forecast=forecast(experiment, plan, plan.rounds - reached))
+
+
+def _asked(experiment: Experiment) -> list[Site]:
+    """Who trains in the first round."""
+    asked = [ask.client for ask in experiment.schedule.asks(1) if ask.delay is not None]
+    return [site for id in asked if (site := experiment.clients.get(id)) is not None and site.train]
+
+
+class _Timed:
+    """Times steps of clients, the method's own work around them included."""
+
+    def __init__(self, experiment: Experiment):
+        self._built = experiment
+        self._state = experiment.method.init(experiment.server)
+
+    def round(self, sites: Sequence[Site], rounds: int) -> Span:
+        """Seconds of a round in which these clients train."""
+        one, taken = self._seconds(sites[:1], 1)
+        # What is timed is one step of each fit, or all that a method does whatever `local.steps` says.
+        steps = fmean(local_steps(site) if taken < local_steps(site) else 1 for site in sites)
+        able = int(SHARE * steps * len(sites) * rounds)
+        count = min(len(sites), self._built.runtime.clients_per_pass, able)
+        if count < 2:
+            seconds = one * steps * len(sites)
+            return Span(seconds, seconds)
+        chosen = [sites[place * len(sites) // count] for place in range(count)]
+        first, _ = self._seconds(chosen, 1)
+        further = first
+        if able >= 4 * count and steps > 1:  # what does not grow with the steps shows in more of them
+            further = min(first, max(first / 10, (self._seconds(chosen, 3)[0] - first) / 2))
+        seconds = (first + further * (steps - 1)) / count * len(sites)
+        return Span(seconds, seconds)
+
+    def _seconds(self, sites: Sequence[Site], steps: int) -> tuple[float, int]:
+        """How long so many steps of these clients take in one pass, and how many steps the first one took."""
+        built = self._built
+        ids = [site.id for site in sites]
+        messages = broadcast(built.method, self._state, ids, built.config.transport.down)
+        taken = 0
+
+        def train() -> None:
+            nonlocal taken
+            copies = {site.id: _copied(site, steps) for site in sites}
+            _run(built, {id: built.method.client_update(site, unpack(messages[id])) for id, site in copies.items()})
+            taken = len(copies[ids[0]].losses)
+
+        return _least(train), taken
+
+
+def _copied(site: Site, steps: int) -> Site:
+    found = copy(site)
+    found.memory, found.local = {}, replace(site.local, steps=steps, epochs=None)
+    found.begin(1, site.local.lr)
+    return found
+
+
+def _engine(built: Experiment) -> Any:
+    """A copy of this process's engine: what it finds out of memory, and the work that it counts, are its own."""
+    engine = copy(built.engine)
+    if isinstance(engine, VisionEngine):
+        engine.adapters = copy(engine.adapters)
+    return engine
+
+
+def _answers(built: Experiment, ahead: Ahead) -> tuple[Span, Span]:
+    """Seconds of an answer that is scored, of a personal model and of the base."""
+    splits = [split for split, number in ahead.answers.items() if number]
+    if not splits:
+        return Span(), Span()
+    asked = [(site, site.data.queries[split]) for split in splits for site in built.scored.values()
+             if site.data.queries.get(split)]  # fmt: skip
+    total = ahead.answers_after(0) + ahead.base_answers
+    most = max(1, min(built.config.eval.batch_size, int(SHARE * total), ahead.answers[splits[0]]))
+    site, queries = asked[0]
+    if METRICS[built.metric].scores == "labels":
+        seconds = _per_item(built, lambda items: site.logits(site.initial(), items), queries[:most])
+        return Span(seconds, seconds), Span()
+    return _texts(built, asked, most, min(built.config.eval.batch_size, max(ahead.answers.values())))
+
+
+def _texts(built: Experiment, asked: Sequence[tuple[Site, Any]], most: int, batch: int) -> tuple[Span, Span]:
+    """The same of texts.
+
+    Args:
+        asked: who is asked which queries.
+        most: how many of them may be timed.
+        batch: how many will be answered at once.
+    """
+    assert isinstance(built.base, Base)
+    bare, state = built.untrained()
+    queries = [query for _, its in asked for query in its[: -(-most // len(asked))]][:most]
+    site = next(iter(bare.values()))
+    loss = _per_item(built, lambda items: site.loss_of_answers(state, items), queries)
+    if METRICS[built.metric].scores == "options":
+        one = _per_item(built, lambda items: site.option_scores(state, items), queries) + loss
+        return Span(one, one), Span(one, one)
+    assert isinstance(site.structure, Lora)  # of the base alone
+    bank = AdapterBank(built.base.model, site.structure, 1, state.row.dtype)
+    bank.load(0, state)
+    prompts = [(0, query.prompt) for query in queries]
+    first, further = seconds_of_tokens(built.base, bank, prompts, TOKENS)
+    if first < BRIEF:
+        again = seconds_of_tokens(built.base, bank, prompts, TOKENS)
+        first, further = min(first, again[0]), min(further, again[1])
+    # Between reading the weights once for the whole batch, and work that grows with it.
+    token = Span(further / batch, max(further / batch, further / len(prompts)))
+    longest = built.config.eval.max_new_tokens
+    lengths = [min(longest, sum(query.example.target)) for query in queries if query.example] or [longest]
+    usual, begun = fmean(lengths), first / len(prompts) + loss
+
+    def answers(low: float, high: float) -> Span:
+        return Span(begun + token.low * low, begun + token.high * high)
+
+    return answers(usual, min(longest, 1.5 * max(lengths))), answers(usual, longest)
+
+
+def _per_item(
+    built: Experiment, work: Callable[[Sequence[Any]], Coroutine[Any, Any, Any]], items: Sequence[Any]
+) -> float:
+    """Seconds of each of these."""
+    return _least(lambda: _run(built, {"": work(items)})) / len(items)
+
+
+def _run(built: Experiment, work: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
+    for outcome in LocalRuntime(_engine(built), len(work)).run(work).values():
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+def _least(work: Callable[[], None]) -> float:
+    """Seconds that this takes. The first time takes longer, as memory and kernels are prepared, and what takes a moment
+    may have to wait for another process: it is done again, and the least of three counts."""
+    least = math.inf
+    for again in (BRIEF, BRIEF / 10, 0.0):
+        began = clock()
+        work()
+        least = min(least, clock() - began)
+        if least > again:
+            break
+    return least
+
+
+def _ending(built: Experiment) -> Span:
+    models = 0 if built.config.export.clients == "none" else len(built.scored)
+    return REPORT + MODEL * models

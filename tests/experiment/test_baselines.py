@@ -1,0 +1,183 @@
+"""What stands beside a run's scores without being asked for: the base alone, and the best rule that trains nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_images
+import yaml
+from rich.console import Console
+
+from llm_fed.api import open_run
+from llm_fed.commands import compare
+from llm_fed.configfile import from_dict
+from llm_fed.experiment import build, finish
+from llm_fed.experiment import run as experiment
+from llm_fed.runs.reading import saved_config
+from llm_fed.runs.records import read_records
+from llm_fed.runs.tracking import Reporter
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    """Reports take most of the time; those that a test reads are written."""
+    if "report" not in request.node.name:
+        monkeypatch.setattr(finish, "write_report", lambda folder: None)
+    monkeypatch.setattr(compare, "_draw", lambda table, out, split: [])
+
+
+@pytest.fixture
+def scored_bases(monkeypatch) -> list[str]:
+    """The splits on which the base was scored."""
+    splits, score = [], build.Experiment.score_base
+
+    def counted(self: build.Experiment, split: str, **options: Any) -> Any:
+        splits.append(split)
+        return score(self, split, **options)
+
+    monkeypatch.setattr(build.Experiment, "score_base", counted)
+    return splits
+
+
+def kinds(run: Path) -> list[tuple[str, int, str]]:
+    lines = read_records(run / "metrics.jsonl")
+    return [(line["kind"], line["round"], line["split"]) for line in lines if line["kind"] in ("score", "rule")]
+
+
+def test_a_run_scores_both_once_at_its_end(small, tmp_path, scored_bases):
+    """A client's answers are always the same, so the most frequent one is always right."""
+    summary = experiment.train(from_dict(small.tree(rounds=2)), tmp_path / "run")
+    assert scored_bases == ["test"]
+    assert kinds(tmp_path / "run")[2:] == [
+        ("score", 0, "test"),
+        ("rule", 0, "test"),
+        ("score", summary["round"], "test"),
+    ]
+    assert summary["base"]["split"] == "test" and summary["rule"]["mean"] == 100
+    assert summary["rule"]["rules"] == dict.fromkeys(["ada", "bob", "cyd"], "most frequent answer")
+    result = open_run(tmp_path / "run")
+    assert result.rule == dict.fromkeys(["ada", "bob", "cyd"], 100.0) and result.rules == summary["rule"]["rules"]
+    assert result.base == summary["base"]["clients"]
+
+
+def test_the_samples_take_the_answers_that_the_base_has_given(small, tmp_path, monkeypatch):
+    """They are the same lines as if it were asked once more."""
+    asked, run = [], build.LocalRuntime.run
+    monkeypatch.setattr(build.LocalRuntime, "run", lambda self, work: asked.append(len(work)) or run(self, work))
+    for base in ("auto", False):
+        config = from_dict(small.tree(rounds=1, eval={"base": base}))
+        experiment.train(config, tmp_path / str(base), reporter=Reporter(Console(quiet=True)))
+        asked.append(-1)
+    alone, again = "".join(map(str, asked)).split("-1")[:2]
+    assert len(alone) == len(again)  # scoring the base in the place of asking it for the samples
+    lines = [(tmp_path / name / "samples.jsonl").read_bytes() for name in ("auto", "False")]
+    assert lines[0] == lines[1] and b'"base": "' in lines[0]
+
+
+def test_runs_of_a_comparison_score_the_base_once_per_draw(small, tmp_path, scored_bases):
+    """Also a merge and the runs that it needs, and a comparison that is continued; not rows with another base or
+    template."""
+    rows = {"one": ["method=local"], "two": ["method=fedit"], "merge": ["method=potara", "method.samples=2"]}
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(small.tree(rounds=1, compare={"seeds": [0, 1], "rows": rows})))
+    table = compare.compare(path, out=tmp_path / "out")
+    assert len(scored_bases) == 2 and len(table.rows) == 3
+    found = json.loads((tmp_path / "out/table.json").read_text())
+    assert len(found["base"]["seeds"]) == len(found["rule"]["seeds"]) == 2
+    assert found["rows"][0]["seeds"]["1"]["rule"]["rules"]["ada"] == "most frequent answer"
+    assert found["rule"]["average"] == {"mean": 100, "std": 0}
+    more = rows | {"three": ["method=ffa"], "long": ["method=fedit", "task.template=alpaca"]}
+    path.write_text(yaml.safe_dump(small.tree(rounds=1, compare={"seeds": [0, 1], "rows": more})))
+    table = compare.compare(path, out=tmp_path / "out")
+    assert len(scored_bases) == 4
+    labels = [row.label for row in table.baselines["base"]]
+    assert labels == ["base of one, two, merge, three", "base of long"] or labels == ["base"]  # both may be zero
+    assert (tmp_path / "out/three-seed0/metrics.jsonl").read_text().count('"round": 0, "split": "test"') == 2
+
+
+def test_the_table_and_the_terminal_say_that_the_rule_is_better(small, llm_fed, tmp_path):
+    path = small.config(tmp_path / "c.yaml", rounds=1)
+    said = llm_fed("run", path, "--out", tmp_path / "run")
+    assert "most frequent answer (ada, bob, cyd)" in said.out and "below rule in the mean: fedit" in said.out
+    head = next(line for line in said.out.splitlines() if "client" in line)
+    assert head.index("base") < head.index("rule") < head.index("fedit")
+    table = llm_fed("compare", path, "--methods", "local,fedit", "--out", tmp_path / "table")
+    sentence = "every method is below rule, which trains nothing"
+    assert sentence in table.out and sentence in (tmp_path / "table/table.md").read_text()
+    page = (tmp_path / "table/table.html").read_text()
+    assert sentence in page and '<th scope="row" title="rule">rule</th>' in page
+
+
+def test_the_report_has_both(small, tmp_path):
+    experiment.train(from_dict(small.tree(rounds=1)), tmp_path / "run")
+    page = (tmp_path / "run/report.html").read_text()
+    for part in ("<dt>the base alone</dt>", "<dt>the best rule</dt><dd>100.0</dd>", '<th scope="col">rule</th>',
+                 "most frequent answer (ada, bob, cyd)", "The mean is below that of the rule"):  # fmt: skip
+        assert part in page
+
+
+def test_a_run_of_before_has_dashes(small, llm_fed, tmp_path, monkeypatch):
+    """Its configuration lacks the key, or says false, and its summary has neither score."""
+    path = small.config(tmp_path / "c.yaml", rounds=1, eval={"base": False})
+    with monkeypatch.context() as patch:
+        patch.setattr("llm_fed.experiment.baselines.rule_line", lambda experiment: None)
+        assert llm_fed("run", path, "--out", tmp_path / "run").code == 0
+    saved = tmp_path / "run/config.yaml"
+    old = yaml.safe_load(saved.read_text())
+    assert old["eval"].pop("base") is False
+    saved.write_text(yaml.safe_dump(old))
+    assert saved_config(tmp_path / "run")["eval"]["base"] is False
+    again = llm_fed("run", small.config(tmp_path / "now.yaml", rounds=1), "--out", tmp_path / "run")
+    assert again.code == 0 and "is complete" in again.err
+    row = next(line for line in again.out.splitlines() if "mean" in line)
+    assert [cell.strip() for cell in row.split("│")[2:4]] == ["-", "-"] and "rule:" not in again.out
+    assert open_run(tmp_path / "run").rule == {}
+
+
+def test_an_unfinished_run_of_before_continues(small, tmp_path, monkeypatch, scored_bases):
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "finish_and_deliver", lambda *_: {})
+        experiment.train(from_dict(small.tree(rounds=2, eval={"base": False})), tmp_path / "run")
+    experiment.train(from_dict(small.tree(rounds=2, eval={"base": False})), tmp_path / "run")
+    assert scored_bases == [] and ("rule", 0, "test") in kinds(tmp_path / "run")
+
+
+def test_under_privacy_there_is_no_rule(small, tmp_path):
+    """It is made of training answers without noise."""
+    private = small.tree(rounds=1, privacy={"clip": 1.0, "noise": 1.0}, participation=1.0)
+    summary = experiment.train(from_dict(private), tmp_path / "run")
+    assert "rule" not in summary and "base" in summary
+    assert ("rule", 0, "test") not in kinds(tmp_path / "run")
+
+
+def test_pictures_have_the_most_frequent_class_and_no_base(tmp_path):
+    path = tiny_images.npz(tmp_path / "a.npz", train=24, test=12)
+    summary = experiment.train(from_dict(tiny_images.tree(path, rounds=1)), tmp_path / "run")
+    assert "base" not in summary and set(summary["rule"]["rules"].values()) == {"most frequent class"}
+
+
+def test_where_the_server_is_tested_the_rule_is_made_of_all_clients_answers(small, tmp_path):
+    config = small.tree(rounds=1, method={"name": "fedit"}, task={"server": {"test": True, "examples": 0}})
+    summary = experiment.train(from_dict(config), tmp_path / "run")
+    assert list(summary["rule"]["clients"]) == ["server"] and 0 < summary["rule"]["mean"] < 100
+
+
+def test_another_metric_is_scored_anew(small, tmp_path):
+    """A finished run that goes on with another metric has its base and its rule by this one, also where both are
+    tested during training."""
+    first = small.tree(rounds=1, eval={"during": "test", "base": True})
+    experiment.train(from_dict(first), tmp_path / "run")
+    again = small.tree(rounds=2, eval={"during": "test", "base": True, "metric": "exact_match"})
+    summary = experiment.train(from_dict(again), tmp_path / "run")
+    assert {summary[what]["metric"] for what in ("base", "rule", "scores")} == {"exact_match"}
+
+
+def test_a_long_comparison_says_how_long_the_other_runs_will_take(small, llm_fed, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "A_MINUTE", 0.0)
+    path = small.config(tmp_path / "c.yaml", rounds=1)
+    said = llm_fed("compare", path, "--methods", "local,fedit", "--out", tmp_path / "out").err
+    first, second = (line for line in said.splitlines() if ": run " in line)
+    assert first == "local-seed0: run 1 of 2" and second.startswith("fedit-seed0: run 2 of 2; about ")
