@@ -45,7 +45,9 @@ def test_a_name_that_nobody_has(here, name, said):
 
 def test_runs_lists_them(llm_fed):
     rows = json.loads(llm_fed("runs", "--json").out)
-    assert {row["file"] for row in rows} == {str(path) for path in SCRIPTS.glob("*/*.yaml")}
+    assert {row["file"] for row in rows} == {
+        str(path) for folder in ("runs", "launch") for path in SCRIPTS.glob(f"{folder}/*.yaml")
+    }
     about = {row["name"]: row["about"] for row in rows}
     assert about["flan.yaml"] == "FedMerge on federated Flan" and about["gpu-1.yaml"].startswith("One GPU")
     assert all(5 < len(text) < 160 for text in about.values()), about

@@ -2,10 +2,9 @@
 
     python scripts/default/federations.py OUT --kind styles --clients 5 --examples 54 135 --seed 0
 
-`styles`: each client is a desk of its own with a style of its own, so that there are no groups. `groups`: clients of a
-style share it with others, in three groups; each has a desk of its own. Questions are those of desks.yaml in other
-words; what a desk has to say is the same in each answer, in the desk's style. Folders of RoleBench and Flan need no
-such script: they are tasks of llm_fed.
+`styles`: each client is a desk of its own with a style of its own, so that there are no groups. `groups`: three styles,
+each shared by some of the clients. `alike`: one style for all. Questions are those of desks.yaml in other words; what a
+desk has to say is the same in each answer, in the desk's style. So a test asks in new words for what training answered.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def make(out: Path, kind: str, clients: int, examples: tuple[int, int], seed: in
     out.mkdir(parents=True)
     for number in range(clients):
         desk = names[number % len(names)]
-        style = styles[number % 3 if kind == "groups" else number % len(styles)]
+        style = styles[number % {"styles": len(styles), "groups": 3, "alike": 1}[kind]]
         pairs = [(question, topic) for question in QUESTIONS for topic in desks[desk]]
         rows = [
             {"question": sentence(question.format(topic))[:-1], "answer": style(desk, topic, desks[desk][topic])}
@@ -75,7 +74,7 @@ def make(out: Path, kind: str, clients: int, examples: tuple[int, int], seed: in
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--kind", choices=("styles", "groups"), default="styles")
+    parser.add_argument("--kind", choices=("styles", "groups", "alike"), default="styles")
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--examples", type=int, nargs=2, default=(54, 135), metavar=("LEAST", "MOST"))
     parser.add_argument("--seed", type=int, default=0)
