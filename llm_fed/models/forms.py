@@ -45,8 +45,11 @@ def check_file(name: str, path: Path) -> None:
     raise _refused(name, "is a file", "give the folder of a model, as save_pretrained writes it")
 
 
-def check_folder(name: str, folder: Path) -> None:
+def check_folder(name: str, folder: Path, weights: bool = True) -> None:
     """Refuse a folder that holds something else than a model as `save_pretrained` writes it.
+
+    Args:
+        weights: whether these are needed, and not the tokenizer alone.
 
     Raises:
         UserError: what it holds, and what to give.
@@ -61,12 +64,12 @@ def check_folder(name: str, folder: Path) -> None:
     packed = config.get("quantization")
     if isinstance(packed, dict) and "bits" in packed:
         raise _refused(name, f"is quantised for MLX ({packed['bits']} bits)", _unquantised("MLX"))
-    weights = [path for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
-    for path in weights:
+    parts = [path for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
+    for path in parts if weights else ():
         with open(path, "rb") as file:
             if file.read(len(_POINTER)) == _POINTER:
                 raise _refused(name, f"has a pointer of Git LFS in the place of {path.name}", "run git lfs pull there")
-    if not weights:
+    if weights and not parts:
         raise _refused(name, *_without_weights(folder, files))
 
 

@@ -165,7 +165,7 @@ def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int
     Raises:
         UserError: there is no such folder or Hub model, or it is no language model.
     """
-    place, options = check_name(config.name), {"revision": config.revision, "trust_remote_code": False}
+    place, options = check_name(config.name, weights=False), {"revision": config.revision, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
         settings = AutoConfig.from_pretrained(place, **options)
@@ -218,18 +218,19 @@ def check_rows(ids: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase
         )
 
 
-def check_name(name: str, also: Iterable[str] = ()) -> str:
+def check_name(name: str, also: Iterable[str] = (), weights: bool = True) -> str:
     """The name for transformers: a folder's full path, or a Hub id.
 
     Args:
         also: other names that would have been possible here.
+        weights: whether the base's weights are needed, and not its tokenizer alone.
 
     Raises:
         UserError: it is neither, or what it holds is no base (`forms`).
     """
     folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
-        forms.check_folder(name, folder)
+        forms.check_folder(name, folder, weights)
         return str(folder)
     if name:
         forms.check_file(name, folder)

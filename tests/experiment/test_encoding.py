@@ -167,7 +167,7 @@ def test_a_conversation_is_asked_for_its_last_turn_as_it_was_trained():
     words = tokenizer.convert_ids_to_tokens
     assert words(trained.answer) == ["w5", "w6", "</s>"] and trained.asked == query.prompt
     assert [words(option) for option in query.options] == [["w5", "w6", "</s>"], ["w7", "</s>"]]
-    assert sum(trained.target) == 5 and query.example == trained and query.correct == 0
+    assert sum(trained.target) == 5 and query.example == trained and query.correct == (0,)
     (length,) = next(made.lengths([[talk]]))
     assert (length.prompt, length.whole) == (len(query.prompt), len(trained.input_ids))
 

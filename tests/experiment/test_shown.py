@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import tiny
 import yaml
 from odd_tokenizers import tokenizers
 
+from llm_fed import api, tasks
 from llm_fed.experiment import shown as module
 
 CHAT = (
@@ -48,19 +50,30 @@ def test_the_examples_as_json(tmp_path, llm_fed):
     assert found.code == 0, found.err
     said = json.loads(found.out)
     examples = said["examples"]
-    assert [(each["client"], each["split"]) for each in examples] == [
-        (client, split) for client in ("ada", "bob") for split, count in
-        (("training", 2), ("validation", 1), ("test", 2)) for _ in range(count)
-    ]  # fmt: skip
+    settings = api.resolve(tmp_path / "c.yaml", [], None)
+    data = tasks.load(settings.task, settings.federation_seed, settings.evaluation_seed)
+    held = [
+        (client, split, example)
+        for client, given in data.clients.items()
+        for split, rows in (("training", given.train), ("validation", given.validation), ("test", given.test))
+        for example in rows[:2]
+    ]
+    assert {split for _, split, _ in held} == {"training", "validation", "test"}
     tokenizer, _ = tokenizers()["bytes"]
-    for each in examples:
+    for each, (client, split, example) in zip(examples, held, strict=True):
+        assert (each["client"], each["split"]) == (client, split)
+        (question,), (answer,) = example.prompt, example.answers
+        assert f"user\n{question.content}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>" in each["text"]
         assert set(each) == {"client", "split", "text", "input_ids", "target", "stop_token_ids"}
         assert each["text"] == tokenizer.decode(each["input_ids"]) and len(each["target"]) == len(each["input_ids"])
         asked = "".join(each["text"].rpartition("<|im_start|>assistant\n")[:2])
         told = tokenizer.decode([id for id, one in zip(each["input_ids"], each["target"], strict=True) if one])
         assert each["text"] == f"{asked}{told}\n" and told.endswith("<|im_end|>")
         assert each["stop_token_ids"] == sorted(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
-    assert said["example_counts"]["training"] == {"total": 14, "least": 7, "most": 7}
+    for split, counts in said["example_counts"].items():
+        numbers = [len({"training": c.train, "validation": c.validation, "test": c.test}[split])
+                   for c in data.clients.values()]  # fmt: skip
+        assert counts == {"total": sum(numbers), "least": min(numbers), "most": max(numbers)}
     assert said["left_out"] == {} and "'<|im_end|>' in 2 examples are read as text" in said["note"]
     assert not (tmp_path / "runs").exists()
 
@@ -69,8 +82,10 @@ def test_the_examples_in_a_terminal(tmp_path, llm_fed):
     """What is trained stands between marks, and what the data hold cannot steer the terminal."""
     found = llm_fed("run", written(tmp_path), "--dry-run", "--show", 9)
     assert found.code == 0, found.err
-    assert "ada, training: 18 tokens, 2 of them trained\n<|im_start|>user\nWhich bay, ada?<|im_end|>\n" in found.out
-    assert "assistant\n>>>4<|im_end|><<<\n" in found.out
+    shown = r"ada, (training|validation|test): 18 tokens, 2 of them (trained|asked for)\n"
+    shown += re.escape("<|im_start|>user\nWhich bay, ada?<|im_end|>\n<|im_start|>assistant\n>>>4<|im_end|><<<\n")
+    assert re.search(shown, found.out)
+    assert ", training:" in found.out and ", validation:" in found.out and ", test:" in found.out
     assert "[x]?[2J<|im_end|>" in found.out and "\x1b" not in found.out
     assert ">>>é <|im_end|> 5<|im_end|><<<" in found.out and "asked for" in found.out
     assert "An answer ends at one of these tokens: <|im_end|>" in found.out
