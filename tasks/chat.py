@@ -73,6 +73,11 @@ class ChatTemplate:
         return [cast(int, self.tokenizer.convert_tokens_to_ids(text)) for text in sorted(self.habits.ends)]
 
     @property
+    def opens(self) -> bool:
+        """Whether a prompt ends with the tag of reasoning."""
+        return self.habits.opened != ""
+
+    @property
     def closes(self) -> bool:
         """Whether the generation prompt ends where the assistant's own text begins, so that a prompt has the same
         tokens in training and in evaluation. White space between the two is the assistant's if it is in one token with

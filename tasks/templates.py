@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llm_fed.errors import UserError, lookup
 from llm_fed.tasks.chat import ChatTemplate, answering
 from llm_fed.tasks.common import TEMPLATES, Encoded, Template, Turn
-from llm_fed.tasks.control import Marks, SafeTokenizer, without_surrogates
+from llm_fed.tasks.control import THINK, Marks, SafeTokenizer, without_surrogates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,6 +83,11 @@ class TextTemplate:
         self.safe = SafeTokenizer(tokenizer, template.text)
 
     ends: ClassVar[list[int]] = []  # besides EOS
+
+    @property
+    def opens(self) -> bool:
+        """Whether a prompt ends with the tag of reasoning."""
+        return self.template.text.rstrip().endswith(THINK)
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
         """The tokens that the next answer follows.

@@ -23,6 +23,7 @@ from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
 from llm_fed.errors import RunError, UserError
 from llm_fed.models.loading import Base, end_tokens
 from llm_fed.tasks.control import THINK, answer_of
+from llm_fed.tasks.templates import filled
 
 _NAN = -1  # stands for a token where the logits are no numbers
 
@@ -298,9 +299,21 @@ def _context(base: Base) -> int | None:
 
 
 def answer_text(base: Base, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text of generated tokens, without the reasoning before an answer, which a prompt may have begun."""
-    begun = THINK if str(base.tokenizer.decode([*prompt[-8:]])).rstrip().endswith(THINK) else ""
-    return answer_of(begun + str(base.tokenizer.decode([*tokens], skip_special_tokens=True))).strip()
+    """The text of generated tokens, without the reasoning before an answer, which a prompt may have begun.
+
+    Where the tokenizer has a token of `<think>`, other tokens that read so are text.
+    """
+    read = base.tokenizer
+    text = str(read.decode([*tokens], skip_special_tokens=True))
+    if _opens(base) and str(read.decode([*prompt[-8:]])).rstrip().endswith(THINK):
+        return answer_of(THINK + text).strip()
+    tag = read.get_added_vocab().get(THINK) if THINK in text else None
+    return (text if tag is not None and tag not in tokens else answer_of(text)).strip()
+
+
+def _opens(base: Base) -> bool:
+    """Whether the template may end a prompt with the tag of reasoning, and not only who asks."""
+    return base.prompt is None or filled(base.prompt.template, base.tokenizer).opens
 
 
 def stop_tokens(base: Base) -> set[int]:

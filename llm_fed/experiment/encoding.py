@@ -18,7 +18,7 @@ from llm_fed.errors import UserError, one_line
 from llm_fed.models.loading import check_rows
 from llm_fed.requests import Query
 from llm_fed.tasks.common import Encoded, Example, Template, fitting, select, text_of
-from llm_fed.tasks.control import THINK, answer_of, has_surrogates, reasoning, without_surrogates
+from llm_fed.tasks.control import THINK, THOUGHT, answer_of, has_surrogates, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, filled, template_of
 
@@ -68,6 +68,7 @@ class Encoder:
         self._filled = filled(self.template, tokenizer)
         self._kept = _Kept()
         self._halves = 0  # examples with halves of characters
+        self._unanswered = 0  # examples whose reply is reasoning alone
         self._spelled: Counter[str] = Counter()  # examples by the first control token that they spell
 
     def lengths(self, splits: Iterable[Sequence[Example]]) -> Iterator[list[Length]]:
@@ -155,6 +156,11 @@ class Encoder:
         said = [f"{counts} examples are longer than {self.task.max_length} tokens and are left out"] if counts else []
         if self._halves:
             said.append(f"halves of characters (lone surrogates) in {self._halves} examples are read as U+FFFD")
+        if self._unanswered:
+            said.append(
+                f"the replies of {self._unanswered} examples are reasoning (<think>) without an answer, so that no "
+                "answer to them scores"
+            )
         if self._spelled:
             names = ", ".join(repr(text) for text, _ in self._spelled.most_common(3))
             said.append(f"{names} in {self._spelled.total()} examples are read as text, not as control tokens")
@@ -189,11 +195,17 @@ class Encoder:
             text = isinstance(example.prompt, str) and (self.template.date is None or not example.prompt)
             return text and self.tokenizer.eos_token_id is not None
         self._halves += any(map(has_surrogates, [*others, *replies]))
+        self._unanswered += any(map(self._lacks_answer, example.answers[:1]))
         answers = (text[reasoning(text) :] for text in replies)
         spelled = next(filter(None, map(safe.spells, [*others, *answers])), None)
         if spelled:
             self._spelled[spelled] += 1
         return False
+
+    def _lacks_answer(self, reply: str) -> bool:
+        """Whether a reply is reasoning alone. One that never ends is text where `<think>` has a token of its own."""
+        ends = THOUGHT in reply
+        return not answer_of(reply).strip() and (ends or THINK not in self.tokenizer.get_added_vocab())
 
     def _lengths_of_texts(self, examples: Sequence[Example]) -> Iterator[Length]:
         prompts = self.tokenizer([_written(self.template, str(example.prompt)) for example in examples])

@@ -83,6 +83,11 @@ FORMS = {
         "{% endgeneration %}{% else %}{start}{{ m.role }}\n{{ m.content }}{end}\n{% endif %}{% endfor %}" + ASKED,
         _as_is,
     ),
+    "with tools": Form(
+        "{% for m in messages %}{start}{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}<tool_call>"
+        "{{ c.function | tojson }}</tool_call>{% endfor %}{end}\n{% endfor %}" + ASKED,
+        _as_is,
+    ),
     "thinks unless told": Form(
         "{%- for m in messages %}{%- if m.role == 'assistant' %}{%- set c = m.content %}{%- set r = '' %}"
         "{%- if '</think>' in c %}{%- set r = c.split('</think>')[0].split('<think>')[-1].strip('\n') %}"

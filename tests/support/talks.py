@@ -23,13 +23,14 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from asked import TOOLS, check_asked, check_bare, with_tools
 from chat_forms import BLOCK, CHATML, FORMS, OWN, STYLES, Form, form_for
 from odd_tokenizers import WORDS, tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llm_fed.tasks.common import Encoded, Example, Turn
 from llm_fed.tasks.control import reasoning
-from llm_fed.tasks.conversations import encoded
+from llm_fed.tasks.conversations import encoded, turns_of
 from llm_fed.tasks.templates import encode_prompt, filled, template_of
 
 SPELLED = (
@@ -272,14 +273,33 @@ def attempt(case: Case, draw: random.Random) -> list[Turn]:
     Raises:
         AssertionError, and whatever else it should not: a finding.
     """
-    _, tokenizer, form, lossless = case
-    turns = talk(draw)
-    if draw.random() < 0.2:
-        check_text(tokenizer, draw.choice(TEXTS).replace("{bos}", tokenizer.bos_token or ""), turns)
+    name, tokenizer, form, lossless = case
+    turns, kind = talk(draw), draw.random()
+    tokenizer.chat_template = form.text
+    if kind < 0.2:
+        text = draw.choice(TEXTS).replace("{bos}", tokenizer.bos_token or "")
+        check_text(tokenizer, text, turns)
+        check_asked(tokenizer, template_of(text, tokenizer), _example(turns, draw), lossless)
+    elif kind < 0.3:
+        check_bare(tokenizer, template_of(draw.choice(("chat", "plain")), tokenizer), content(draw), lossless)
+    elif kind < 0.5 and name in TOOLS:
+        turns = [*turns_of(with_tools(draw, content), "row", "messages")]
+        check_asked(tokenizer, template_of("chat", tokenizer), _example(turns, draw), lossless)
     else:
-        tokenizer.chat_template = form.text
         check(tokenizer, form, turns, lossless)
+        check_asked(tokenizer, template_of("chat", tokenizer), _example(turns, draw), lossless)
     return turns
+
+
+def _example(turns: Sequence[Turn], draw: random.Random) -> Example:
+    """A conversation as the Example of a row: perhaps with options, and as a plain question where it is one."""
+    *before, last = turns
+    asked: Any = before[0].content if len(before) == 1 and draw.random() < 0.5 else tuple(before)
+    others = [content(draw) for _ in range(draw.randint(1, 3))]
+    options = draw.sample([last.content, *others], k=len(others) + 1) * (draw.random() < 0.3)
+    if last.fields or any(map(reasoning, options)):  # of which rows have no options
+        options = []
+    return Example(asked, (last.content,), tuple(options), "", last.fields)
 
 
 def main() -> None:
