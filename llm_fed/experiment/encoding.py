@@ -68,6 +68,7 @@ class Encoder:
         self._filled = filled(self.template, tokenizer)
         self._kept = _Kept()
         self._halves = 0  # examples with halves of characters
+        self._untrained = 0  # messages of the assistant that are no targets
         self._unanswered = 0  # examples whose reply is reasoning alone
         self._spelled: Counter[str] = Counter()  # examples by the first control token that they spell
 
@@ -156,6 +157,8 @@ class Encoder:
         said = [f"{counts} examples are longer than {self.task.max_length} tokens and are left out"] if counts else []
         if self._halves:
             said.append(f"halves of characters (lone surrogates) in {self._halves} examples are read as U+FFFD")
+        if self._untrained:
+            said.append(f"{self._untrained} messages of the assistant (weight=0, train=false) are not learned from")
         if self._unanswered:
             said.append(
                 f"the replies of {self._unanswered} examples are reasoning (<think>) without an answer, so that no "
@@ -190,6 +193,7 @@ class Encoder:
         safe, replies = self._filled.safe, [*example.answers[:1]]
         others = [*example.options]
         for turn in as_turns(example.prompt):
+            self._untrained += turn.role == "assistant" and not turn.trained
             (replies if turn.role == "assistant" else others).append(turn.content)
         if all(map(safe.is_plain, [*others, *replies])):
             text = isinstance(example.prompt, str) and (self.template.date is None or not example.prompt)
@@ -204,8 +208,9 @@ class Encoder:
 
     def _lacks_answer(self, reply: str) -> bool:
         """Whether a reply is reasoning alone. One that never ends is text where `<think>` has a token of its own."""
-        ends = THOUGHT in reply
-        return not answer_of(reply).strip() and (ends or THINK not in self.tokenizer.get_added_vocab())
+        rest = reply[reasoning(reply) :]
+        ends = THOUGHT in reply and not rest
+        return not answer_of(rest).strip() and (ends or THINK not in self.tokenizer.get_added_vocab())
 
     def _lengths_of_texts(self, examples: Sequence[Example]) -> Iterator[Length]:
         prompts = self.tokenizer([_written(self.template, str(example.prompt)) for example in examples])
