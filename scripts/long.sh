@@ -20,6 +20,9 @@ for kind in configurations folders data; do
   PYTHONPATH=tests/support "$bin/python" tests/support/fuzz.py "$kind" --cases 10000 --out "$work/fuzzed"
 done
 PYTHONPATH=tests/support "$bin/python" tests/support/federations.py --cases 5000 --out "$work/misread"
+# With LLM_FED_WILD set to a folder whose bases/ holds real tokenizers, also with these.
+PYTHONPATH=tests/support "$bin/python" tests/support/talks.py --cases 20000 \
+  ${LLM_FED_WILD:+--bases "$LLM_FED_WILD/bases"}
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py kills
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py full
 PYTHONPATH=tests/support "$bin/python" tests/support/flips.py --cases 2000
