@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_base
+from odd_tokenizers import tokenizers
 from transformers import AutoTokenizer
 
 from llm_fed import configfile, load_client
@@ -18,6 +20,7 @@ from llm_fed.errors import UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.export.personal import Personal, alone
 from llm_fed.models.loading import load_base
+from llm_fed.tasks.templates import template_of
 
 CHAT = (
     "{% for message in messages %}{{ 'w9' if message.role == 'user' else 'w7' }} {{ message.content }} {% endfor %}w8"
@@ -162,6 +165,26 @@ def test_an_answer_of_reasoning_alone_is_told(monkeypatch, capsys):
     inner = read("By the door.\n</think>\n\nBay 4.", add_special_tokens=False).input_ids
     assert generation.answer_text(chat.base, opened, inner) == "Bay 4."
     assert generation.answer_text(chat.base, opened, inner[:3]) == ""
+
+
+def test_a_tag_in_a_question_or_spelled_in_an_answer_opens_no_reasoning():
+    """The template says whether a prompt ends in reasoning, and a token of the tag, where there is one, begins it."""
+    tokenizer, _ = tokenizers()["bytes"]
+    plain, opening = (  # as bases
+        SimpleNamespace(tokenizer=tokenizer, prompt=SimpleNamespace(template=template_of(text, tokenizer)))
+        for text in ("{prompt}", "{prompt}\n<think>\n")
+    )
+
+    def ids(text: str, spelled: bool = False) -> list[int]:
+        return [*tokenizer(text, add_special_tokens=False, split_special_tokens=spelled).input_ids]
+
+    asked = ids("What is <think>\n")
+    assert generation.answer_text(plain, asked, ids("a tag")) == "a tag"
+    assert generation.answer_text(opening, asked, ids("hm</think>4")) == "4"
+    assert generation.answer_text(plain, [1], ids("<think>hm</think>4")) == "4"
+    assert generation.answer_text(plain, [1], ids("<think>hm")) == ""
+    spelled = [id for part in ("<", "think", ">hm") for id in ids(part)]
+    assert generation.answer_text(plain, [1], spelled) == "<think>hm"
 
 
 def test_half_a_character_is_told(finished, capsys):

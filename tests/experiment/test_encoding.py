@@ -136,6 +136,19 @@ def test_what_is_not_read_as_it_stands_is_told_once():
     assert list(clean.lengths([[SHORT, LONG]])) and clean.note() == ""
 
 
+def test_what_is_not_learned_from_and_what_has_no_answer_is_counted():
+    """A message of weight 0, and replies of reasoning alone."""
+    made = encoder(99)
+    talk = (Turn("user", "w2"), Turn("assistant", "w3", trained=False), Turn("user", "w4"))
+    odd = [Example(talk, ("w5",)), Example("w2", ("<think> w6 </think>",)), Example("w2", ("<think> w6",))]
+    assert next(made.lengths([odd]))
+    assert made.note().startswith(
+        "1 messages of the assistant (weight=0, train=false) are not learned from; the replies of 2 examples are "
+        "reasoning (<think>) without an answer"
+    )
+    assert "w6" in made.queries("c", "test", odd[1:2])[0].answers[0]
+
+
 def test_a_token_without_an_embedding_is_named():
     tokenizer = tiny_base.tokenizer(**tiny_base.SPECIAL)
     tokenizer.add_tokens(["<crate>"])
