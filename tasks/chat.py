@@ -129,7 +129,7 @@ class ChatTemplate:
         except _FAILURES as error:
             said = one_line(str(error)) or type(error).__name__
             raise UserError(
-                f"the chat template of {self.template.name!r} cannot be applied to a conversation: {said}"
+                f"the chat template of {self.tokenizer.name_or_path!r} cannot be applied to a conversation: {said}"
             ) from error
         return str(written)
 
@@ -152,7 +152,7 @@ class ChatTemplate:
                 continue
             if number not in replies:
                 raise UserError(
-                    f"the chat template of {self.template.name!r} does not write the assistant's message "
+                    f"the chat template of {self.tokenizer.name_or_path!r} does not write the assistant's message "
                     f"{one_line(turns[number].content)[:60]!r} as it stands, so that its tokens cannot be found; leave "
                     "this conversation out, or choose another base"
                 )
@@ -186,7 +186,7 @@ class ChatTemplate:
             said = [message["content"].strip()] if message["role"] == "tool" else []
             if not all(text in rendering.text for text in [*names, *said]):
                 raise UserError(
-                    f"the chat template of {self.template.name!r} does not write "
+                    f"the chat template of {self.tokenizer.name_or_path!r} does not write "
                     + (f"the call of the tool {one_line(names[0])!r}" if names else "messages of a tool")
                     + "; leave these conversations out, or choose a base whose template does"
                 )

@@ -229,7 +229,7 @@ def test_a_damaged_file_is_named(runs, base, tmp_path, damage, message):
 
 def test_a_chat_template_that_fails_is_named(runs, base, tmp_path):
     folder = edited(runs["chat"] / "adapters/ada", tmp_path / "a", chat_template="{% for message in %}")
-    with pytest.raises(UserError, match="chat template of 'chat' cannot be applied"):
+    with pytest.raises(UserError, match="chat template of .* cannot be applied"):
         load_client(folder, str(base)).generate(["w4"])
 
 
