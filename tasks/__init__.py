@@ -19,6 +19,7 @@ from llm_fed.tasks import commonsense, files, flan, images, rolebench, server, s
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition
+from llm_fed.tasks.reading import few
 from llm_fed.tasks.record import Record
 from llm_fed.tasks.splits import Rule
 
@@ -144,6 +145,8 @@ def load(
     if absent and config.partition.kind == "natural":
         everybody = config.groups or everybody
     clients = _with_examples(clients, tested=not asked.test)
+    if not absent:
+        _check_training(clients, data)
     clients = _with_validation(clients, rule, config.validation, others)
     _check_names(clients)
     record = record.divided(clients, data.server)
@@ -224,6 +227,14 @@ def _with_examples(clients: list[ClientData], tested: bool) -> list[ClientData]:
         what = "training or test example" if tested else "training example"
         raise UserError(f"none of the clients {listed([client.client for client in clients])} has a {what}; add some")
     return having
+
+
+def _check_training(clients: list[ClientData], data: TaskData) -> None:
+    """Refuse data of which nothing is for training."""
+    if not any(client.train for client in clients):
+        empty = f" ({few(data.reading.empty, 'files')} holds none)" if data.reading and data.reading.empty else ""
+        named = listed([client.client for client in clients])
+        raise UserError(f"none of the clients {named} has a training example{empty}; add some")
 
 
 def _check_names(clients: list[ClientData]) -> None:

@@ -185,4 +185,3 @@ def test_each_file_is_used_once_or_listed_or_all_are_refused(names, joined):
     assert sorted([*used, *found.unused]) == sorted(names)
     assert plan(names[::-1], "D", joined=joined) == found
     assert all(part.client is None for part in found.parts) or not joined
-    assert {part.client for part in found.parts} == {part.client for part in found.parts if part.split == "train"}
