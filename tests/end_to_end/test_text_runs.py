@@ -12,8 +12,9 @@ from llm_fed import tasks
 from llm_fed.commands.evaluate import evaluate_run
 from llm_fed.config import TaskConfig
 from llm_fed.experiment.encoding import Encoder
-from llm_fed.tasks.common import Example, encode_prompt
+from llm_fed.tasks.common import Example
 from llm_fed.tasks.conversations import encoded
+from llm_fed.tasks.templates import encode_prompt
 from llm_fed.testing import tiny
 
 
