@@ -62,24 +62,23 @@ def init(
     for warning in found.warnings:
         out.print(f"{'warning':<11}{warning}")
     out.print(f"wrote {path}. Next:")
-    for line in _next_steps(path, found.method, alone=found.method == starting.ALONE):
+    for line in _next_steps(path, found.method, alone=found.method == starting.ALONE, chats=found.answers):
         out.print(f"  {program_name()} {line}")
 
 
-def _next_steps(path: Path, method: str, alone: bool) -> list[str]:
-    """What to do with a new configuration; whose runs have a method besides `local` are compared with that."""
-    config = shlex.quote(str(path))
-    plan = f"run {config} --dry-run  # the plan, the time and the memory that it needs"
+def _next_steps(path: Path, method: str, *, alone: bool, chats: bool) -> list[str]:
+    """What to do with a new configuration: a comparison with `local`, or a run where that is the method already."""
+    config, runs = shlex.quote(str(path)), Path("runs")
+    folder = runs / path.stem if alone else runs / f"compare-{path.stem}"
+    place = shlex.quote(str(folder))
+    steps = [f"run {config} --dry-run  # the plan, the time and the memory that it needs"]
     if alone:
-        run_dir = shlex.quote(str(Path("runs") / path.stem))
-        return [plan, f"run {config} --out {run_dir}", f"chat {run_dir}"]
-    folder = Path("runs") / f"compare-{path.stem}"
-    run_dir = shlex.quote(str(folder / f"{method}-seed0"))
-    return [
-        plan,
-        f"compare {config} --out {shlex.quote(str(folder))}  # {method} and local: what does it bring to share?",
-        f"chat {run_dir}",
-    ]
+        steps.append(f"run {config} --out {place}")
+    else:
+        steps.append(f"compare {config} --out {place}  # {method} and local; --draws 10 gives a verdict")
+    if chats:
+        steps.append(f"chat {place if alone else shlex.quote(str(folder / f'{method}-seed0'))}")
+    return steps
 
 
 @app.command(rich_help_panel="Get started and look things up")

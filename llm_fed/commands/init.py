@@ -50,7 +50,8 @@ class Draft:
     text: str
     findings: dict[str, str]  # what -> words
     warnings: list[str]
-    method: str = METHOD
+    method: str
+    answers: bool = True  # whether one can chat with its models
 
 
 def draft(given: Given, ask: Ask | None, tell: Tell = lambda line: None) -> Draft:
@@ -180,9 +181,7 @@ def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
 
 def about_sizes(data: TaskData) -> list[str]:
     """What should be known of federations of one client, and of clients with few examples or none."""
-    names, lines = list(data.clients), []
-    if len(names) == 1:
-        lines.append(f"there is only one client, {names[0]}: nothing is federated, so it trains alone")
+    lines = taking_part.only_one(list(data.everybody))
     few = {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}
     if few:
         each = [f"{name} ({count})" for name, count in sorted(few.items(), key=lambda item: item[1])]

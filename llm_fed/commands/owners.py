@@ -177,6 +177,7 @@ def _place(name: str) -> int:
 
 
 def _words(name: str) -> set[str]:
-    """hospital_id, HospitalName, the hospitals -> {hospital}."""
+    """hospital_id, HospitalName, the hospitals -> {hospital}; of scripts without spaces the words that are in it."""
     words = {word.casefold() for word in _WORD.findall(name)} - set(_AROUND)
-    return words | {word.removesuffix("s") for word in words}
+    inside = {word for word in (*HOLDERS, *GROUPS, *PROPERTIES) if not word.isascii() and word in name.casefold()}
+    return words | {word.removesuffix("s") for word in words} | inside

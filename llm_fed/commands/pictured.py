@@ -20,7 +20,7 @@ from llm_fed.tasks import files, formats, layout
 from llm_fed.tasks.common import TaskData
 
 # Models that are drawn and trained whole need many more passes than adapters. docs/init.md has the measurements.
-BUDGET = Budget(passes=20, own=4, batch=32, steps=(4, 100), rounds=(10, 100), all_of=20, cohort=(10, 50), most_own=200)
+BUDGET = Budget(passes=20, own=4, batch=16, steps=(2, 100), rounds=(10, 100), all_of=20, cohort=(10, 50), most_own=200)
 RATES = {"lr": 1e-3, "lr_end": 1e-4, "optimizer": "adam"}
 RATES_OF_ADAPTERS = {"lr": 1e-3, "lr_end": 1e-4}
 SMALL, SMALL_BASE = 40, "cnn"  # pictures up to this height and width, and the model for them
@@ -89,7 +89,7 @@ def draft(path: Path, given: Given, ask: Ask | None) -> init.Draft:
         why_dealt="nothing says whose a picture is; kind: dirichlet deals out labels unevenly",
         about_eval="",
     )
-    return init.Draft(text, findings, [*init.about_sizes(data), *_about_missing(data), *_repeated(data)], method)
+    return init.Draft(text, findings, [*init.about_sizes(data), *_about_missing(data), *_repeated(data)], method, False)
 
 
 def _base_for(path: Path) -> tuple[str, int | None]:
