@@ -279,9 +279,11 @@ def _few_digits(number: float) -> str:
 def _why(template: str, known: bool) -> str:
     if template == "{prompt}":
         return "texts are learned as they stand; a chat continues what is typed"
+    if template == "chat":
+        return "the base's own"
     if not known:
         return "use chat for an instruction-tuned base"
-    return "the base's own" if template == "chat" else "the base has no chat template; others: alpaca, plain"
+    return "the base has no chat template; others: alpaca, plain"
 
 
 def rendered(**values: Any) -> str:
