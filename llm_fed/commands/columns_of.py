@@ -136,10 +136,10 @@ def _whose(
         ask,
         f"Which column names the client? ({few}) Or a number: among how many clients shall the rows be split?",
         usual.name if usual else str(min(DEALT, max(2, rows // ROWS_EACH))),
-        names,
+        [*names, *(each.name for each in candidates)],
         number=True,
     )
-    return (answer, None) if answer in names else (None, int(answer))
+    return (None, int(answer)) if answer.isdecimal() and answer not in names else (answer, None)
 
 
 def _first_rows(files: Sequence[Path]) -> tuple[Path | None, list[dict[str, Any]]]:

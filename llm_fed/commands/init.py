@@ -12,7 +12,7 @@ import torch
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from llm_fed import datapath, tasks
+from llm_fed import datapath, methods, tasks
 from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.budget import Budget, Work
 from llm_fed.commands.columns_of import Ask, Given
@@ -35,12 +35,13 @@ WHY = "federated averaging, then steps of each client's own, so that clients nee
 BUDGET = Budget(passes=5, own=2, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50), most_own=100)
 ALONE = "local"  # the method of one client, and the one that every other is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
-OWN_STEPS = ("fedlora", "fedpool")  # the methods with `personal_steps`
+OWN_STEPS = ("fedlora", "fedavg+", "fedpool")  # the methods with `personal_steps`
 KNOWN_LAYERS = ("q_proj", "v_proj")  # what adapters go on, of the model types that have layers of these names
 WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
 SMALL = 1024  # the hidden size below which a model learns with larger steps
 FAST, SLOW = {"lr": 1e-3, "lr_end": 1e-4}, {"lr": 2e-4, "lr_end": 2e-5}
 FEW = 10  # training examples of a client, below which it is named
+SURE, SHOWN = 5, 6  # measured examples of a client from which on it is named, where all are a sample; clients in a line
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,14 @@ def draft(given: Given, ask: Ask | None, tell: Tell = lambda line: None) -> Draf
         tell: hears of what takes long, before it does.
 
     Raises:
-        UserError: the data cannot be read, or it does not say what is what and nobody can be asked.
+        UserError: the data cannot be read, it does not say what is what and nobody can be asked, or there is no such
+            method.
     """
     from llm_fed.commands import pictured
 
     path = datapath.local("DATA", given.data)
+    if given.method:
+        methods.build({"name": given.method})
     if pictured.holds_pictures(path):
         return pictured.draft(path, given, ask)
     columns, partition, chosen = columns_of.decide(path, given, ask)
@@ -90,7 +94,7 @@ def draft(given: Given, ask: Ask | None, tell: Tell = lambda line: None) -> Draf
     lengths, limits = _lengths(sample, known, template)
     context = getattr(known.config, "max_position_embeddings", None)
     if lengths and limits:
-        warnings += ([lengths.note] if lengths.note else []) + _skipped(lengths, limits)
+        warnings += ([lengths.note] if lengths.note else []) + _skipped(lengths, limits, survey.number(data), context)
     metric, answers = _metric(examples, reading)
     method = method_of(given, data)
     work, line = method_and_work(given, data, BUDGET)
@@ -185,9 +189,10 @@ def about_sizes(data: TaskData) -> list[str]:
     few = {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}
     if few:
         each = [f"{name} ({count})" for name, count in sorted(few.items(), key=lambda item: item[1])]
+        have = "has" if len(few) == 1 else "have"
         lines.append(
-            f"fewer than {FEW} training examples, which is too few to learn from alone and to be scored on, "
-            f"{'has' if len(few) == 1 else 'have'} {listed(each)}"
+            f"{listed(each, SHOWN)} {have} fewer than {FEW} training examples: too few to learn from alone, and to be "
+            "scored on"
         )
     return lines + [taking_part.line(what, names, len(data.everybody)) for what, names in survey.missing(data).items()]
 
@@ -233,20 +238,30 @@ def _about_lengths(lengths: Lengths, limits: Limits, context: int | None) -> str
     return line + (f"; {limits.raised} needs task.max_length={limits.longest}" if limits.raised else "")
 
 
-def _skipped(lengths: Lengths, limits: Limits) -> list[str]:
-    """What the largest length costs, and whom."""
+def _skipped(lengths: Lengths, limits: Limits, number: int, context: int | None) -> list[str]:
+    """What the largest length costs, and whom.
+
+    Args:
+        number: of all examples, of which `lengths` may have a sample.
+    """
     if not limits.skipped:
         return []
-    count, measured = sum(of for of, _ in limits.skipped.values()), len(lengths.whole)
+    measured = len(lengths.whole)
+    known = {id: counts for id, counts in limits.skipped.items() if measured == number or counts[1] >= SURE}
+    most = sorted(known.items(), key=lambda item: -item[1][0])
+    by_client = ": " + listed([f"{count} of {id}" for id, (count, _) in most], SHOWN) if most else ""
     lines = [
-        f"{count} of {measured} examples are longer than task.max_length={limits.longest} and will be skipped: "
-        + listed([f"{of} of {client}" for client, (of, _) in limits.skipped.items()])
+        f"{sum(count for count, _ in limits.skipped.values())} of {measured} examples"
+        + ("" if measured == number else f", a sample of {number:,},")
+        + f" are longer than task.max_length={limits.longest} and will be skipped{by_client}"
     ]
-    if limits.losing:
+    losing = [f"{id} ({count} of {all})" for id, (count, all) in most if 2 * count > all]
+    if losing:
+        longer = "" if context == limits.longest else "raise task.max_length, or "
         lines.append(
-            "most of their examples would lose "
-            + listed([f"{client} ({of} of {all})" for client, (of, all) in limits.losing.items()])
-            + "; raise task.max_length, or set task.too_long=cut-start, which keeps the ends of the prompts"
+            f"most of {'its' if len(losing) == 1 else 'their'} examples would lose {listed(losing, SHOWN)}; {longer}"
+            "set task.too_long=cut-start, which keeps the ends of the prompts"
+            + (f"; {limits.longest} tokens are all that the base takes" if context == limits.longest else "")
         )
     return lines
 

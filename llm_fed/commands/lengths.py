@@ -64,11 +64,6 @@ class Limits:
     raised: str | None
     skipped: Mapping[str, tuple[int, int]]
 
-    @property
-    def losing(self) -> dict[str, tuple[int, int]]:
-        """The clients more than half of whose examples are longer."""
-        return {client: counts for client, counts in self.skipped.items() if 2 * counts[0] > counts[1]}
-
 
 def usual_length(values: Sequence[int]) -> int:
     """The longest of the sorted values that is not far out.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +105,7 @@ def candidates(sources: Iterable[Source], taken: Iterable[str], answer: str | No
                 continue
             rows += 1
             said = str(value_of(row, answer)) if answer else str(rows)  # unknown, so no two are taken for the same
-            for name, cell in row.values.items():
+            for name, cell in _cells(row.values):
                 if name in taken or name in lost or cell is None or cell == "":
                     continue
                 value = _name(cell)
@@ -118,6 +118,15 @@ def candidates(sources: Iterable[Source], taken: Iterable[str], answer: str | No
         if _may_name_clients(name, column, rows)
     ]
     return sorted(found, key=lambda each: (each.rank, _place(each.name)))
+
+
+def _cells(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The columns of a row, and the fields within them (`ticket.desk`)."""
+    for name, cell in values.items():
+        if isinstance(cell, dict):
+            yield from ((f"{name}.{inner}", value) for inner, value in cell.items())
+        else:
+            yield name, cell
 
 
 def clear(found: Sequence[Candidate]) -> Candidate | None:
@@ -164,7 +173,7 @@ def _rank(name: str, column: _Column) -> int:
 
 def _of_name(name: str) -> int:
     """What the name of a column says that it names."""
-    words = _words(name)
+    words = _words(name.rpartition(".")[2])
     if words & set(PROPERTIES) or not columns.unused([name], ()):
         return PROPERTY
     return HOLDER if words & set(HOLDERS) else GROUP if words & set(GROUPS) else OTHER

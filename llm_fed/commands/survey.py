@@ -51,7 +51,7 @@ def likely(role: str, names: Sequence[str]) -> str | None:
 
 def samples(data: TaskData) -> dict[str, list[Example]]:
     """Examples of every client, evenly spread, at most SAMPLE in all."""
-    step = max(1, math.ceil(sum(map(len, (part for each in data.clients.values() for part in _parts(each)))) / SAMPLE))
+    step = max(1, math.ceil(number(data) / SAMPLE))
     ahead, found = 0, {}
     for name, client in data.clients.items():
         found[name] = its = list[Example]()
@@ -59,6 +59,11 @@ def samples(data: TaskData) -> dict[str, list[Example]]:
             its += [part[place] for place in range(ahead, len(part), step)]
             ahead = (ahead - len(part)) % step
     return found
+
+
+def number(data: TaskData) -> int:
+    """How many examples there are."""
+    return sum(len(part) for client in data.clients.values() for part in _parts(client))
 
 
 def _parts(client: ClientData) -> tuple[Sequence[Any], ...]:

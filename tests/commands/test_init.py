@@ -44,6 +44,7 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     llm_fed("init", "my data", "--base", small.base).assert_refused("my data.yaml already exists", "--force")
     assert llm_fed("init", "my data", "--base", small.base, "--force", "--method", "fedit").code == 0
     assert configfile.load("my data.yaml").method == {"name": "fedit"}
+    llm_fed("init", "my data", "--base", small.base, "--force", "--method", "fedmrge").assert_refused("fedmrge")
 
 
 def test_chinese_columns_and_text(small, llm_fed, tmp_path):
@@ -110,7 +111,7 @@ def test_long_examples_and_few(small, llm_fed, tmp_path):
     write(tmp_path / "d/b.jsonl", rows(5, "prompt", "output"))
     said = llm_fed("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
     assert "1 of 305 examples are longer than task.max_length=32 and will be skipped" in said.out
-    assert "fewer than 10 training examples" in said.out and "has b (3)" in said.out
+    assert "b (3) has fewer than 10 training examples: too few" in said.out
 
 
 def test_a_base_that_cannot_be_read_here(llm_fed, tmp_path, monkeypatch):

@@ -117,6 +117,6 @@ def test_a_client_of_one_example_is_named(small, llm_fed, tmp_path, count):
     kept = (data / "south-train.jsonl").read_text().splitlines(keepends=True)[:count]
     (data / "south-train.jsonl").write_text("".join(kept))
     said = llm_fed("init", data, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
-    assert said.code == 0 and ("has south (1)" in said.out) == (count == 1)
+    assert said.code == 0 and ("south (1) has fewer than" in said.out) == (count == 1)
     ran = llm_fed("run", tmp_path / "c.yaml", "--dry-run")
     assert ran.code == 0 and ("train on a single example (1 of 2): south" in ran.err) == (count == 1)

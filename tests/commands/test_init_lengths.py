@@ -52,9 +52,9 @@ def test_about_a_tenth_of_the_rows_is_longer_at_most(values):
 
 def test_a_client_of_long_examples_raises_the_length_or_is_named():
     limits = lengths(**{f"c{n}": [40] * 50 for n in range(20)}, long=[900] * 8).limits(4096)
-    assert (limits.longest, limits.raised, limits.losing) == (928, "long", {})
+    assert (limits.longest, limits.raised, limits.skipped) == (928, "long", {})
     limits = lengths(**{f"c{n}": [40] * 50 for n in range(20)}, long=[900] * 8).limits(512)
-    assert limits.longest == 512 and limits.losing == {"long": (8, 8)}
+    assert limits.longest == 512 and limits.skipped == {"long": (8, 8)}
     limits = lengths(**{f"c{n}": [40] * 50 for n in range(20)}, tiny=[40, 5000]).limits(8192)
     assert (limits.longest, limits.raised, limits.skipped) == (64, None, {"tiny": (1, 2)})
 
@@ -77,3 +77,16 @@ def test_on_the_command_line(small, llm_fed, tmp_path, times):
     assert said.code == 0 and (config.task.max_length, config.eval.max_new_tokens) == (32, 32)
     told = "1 of 30 examples are longer than task.max_length=32 and will be skipped: 1 of south"
     assert (told in said.out) == (times > 1) and ("longer than" in said.out) == (times > 1)
+
+
+def test_a_client_that_would_lose_most_of_its_examples_is_named(small, llm_fed, tmp_path):
+    """The context of this base is 128; half of the examples of `south` are longer."""
+    (tmp_path / "d").mkdir()
+    for client, times in (("north", 1), ("south", 200)):
+        rows = [{"prompt": " ".join(["w2"] * (1 + n % 5) * times), "output": f"w{n % 9} w3 w5"} for n in range(20)]
+        (tmp_path / f"d/{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = llm_fed("init", tmp_path / "d", "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    context = configfile.load(tmp_path / "c.yaml").task.max_length
+    assert f"20 of 40 examples are longer than task.max_length={context} and will be skipped: 20 of south" in said.out
+    assert "most of its examples would lose south (20 of 20); set task.too_long=cut-start" in said.out
+    assert f"{context} tokens are all that the base takes" in said.out

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llm_fed import configfile
+from llm_fed import configfile, tasks
 from llm_fed.commands import columns_of, init, owners
 from llm_fed.errors import UserError
 from llm_fed.tasks.rows import FileRows
@@ -21,7 +21,7 @@ def write(path: Path, count: int, **columns: Any) -> Path:
     """Rows with a question, an answer and these columns, each a function of the row's number."""
     rows = [
         {"question": f"w{n} w{n % 7}?", "answer": f"w{n % 11} w{n % 3}"}
-        | {name.replace("_of_", "-"): value(n) for name, value in columns.items()}
+        | {name: value(n) for name, value in columns.items()}
         for n in range(count)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -101,6 +101,13 @@ def test_values_that_name_holders_are_plain(tmp_path):
     path = write(tmp_path / "all.jsonl", 60, who=lambda n: f"clinic {n % 4}", what=lambda n: f"thing {n % 4}")
     assert [each.name for each in found(path)] == ["who", "what"]
     assert owners.clear(found(path)).name == "who"
+
+
+def test_a_field_within_a_column_may_be_the_one(small, llm_fed, tmp_path):
+    path = write(tmp_path / "all.jsonl", 90, ticket=lambda n: {"desk": DESKS[n % 3], "number": n})
+    assert llm_fed("init", path, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml").code == 0
+    config = configfile.load(tmp_path / "c.yaml")
+    assert config.task.columns.client == "ticket.desk" and len(tasks.load(config.task, 0).clients) == 3
 
 
 def test_columns_with_many_values_or_gaps_are_no_clients(tmp_path):
