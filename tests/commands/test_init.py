@@ -34,7 +34,8 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert "29 per client for training; 30 for validation and 25 for testing" in said.out
     config = configfile.load("my data.yaml")
     assert (config.task.path, config.base.name) == ("my data", str(small.base))
-    assert config.method == {"name": "fedlora", "personal_steps": 14} and config.eval.base == "auto"
+    own_steps = init.BUDGET.work([29] * 5, own_steps=True).own_steps
+    assert config.method == {"name": init.METHOD, "personal_steps": own_steps} and config.eval.base == "auto"
     assert (config.eval.metric, config.task.template) == ("exact_match", "alpaca-short")
     assert "compare 'my data.yaml' --out 'runs/compare-my data'" in said.out
     assert "chat 'runs/compare-my data/fedlora-seed0'" in said.out
