@@ -32,7 +32,8 @@ def init(
         int | None, typer.Option(min=1, help="With one file: split the rows at random among this many clients.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="The method (default: fedmerge; `llm-fed methods` lists all).")
+        str | None,
+        typer.Option(help="The method (default: fedlora, or local for one client; `llm-fed methods` lists all)."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, and accept what the data suggests.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing configuration.")] = False,
@@ -47,22 +48,37 @@ def init(
     given = starting.Given(data, base, {role: name for role, name in columns.items() if name}, clients, method)
 
     def ask(question: str, usual: str) -> str:
-        return str(typer.prompt(question, default=usual, err=True))
+        try:
+            return str(typer.prompt(question, default=usual, err=True))
+        except typer.Abort:
+            print("\nllm-fed: nothing was written; --yes asks nothing", file=sys.stderr)
+            raise SystemExit(130) from None
 
-    found = starting.draft(given, None if yes or not sys.stdin.isatty() else ask)
+    nobody = yes or sys.stdin is None or not sys.stdin.isatty()
+    found = starting.draft(given, None if nobody else ask, lambda line: print(line, file=sys.stderr, flush=True))
     starting.write(path, found.text, force=force)
     for what, words in found.findings.items():
         out.print(f"{what:<11}{words}")
     for warning in found.warnings:
         out.print(f"{'warning':<11}{warning}")
-    run_dir = shlex.quote(str(Path("runs") / path.stem))
-    program, config = program_name(), shlex.quote(str(path))
-    out.print(
-        f"wrote {path}. Next:\n"
-        f"  {program} run {config} --dry-run  # show the plan and the memory it needs\n"
-        f"  {program} run {config} --out {run_dir}\n"
-        f"  {program} chat {run_dir}"
-    )
+    out.print(f"wrote {path}. Next:")
+    for line in _next_steps(path, found.method, alone=found.method == starting.ALONE, chats=found.answers):
+        out.print(f"  {program_name()} {line}")
+
+
+def _next_steps(path: Path, method: str, *, alone: bool, chats: bool) -> list[str]:
+    """What to do with a new configuration: a comparison with `local`, or a run where that is the method already."""
+    config, runs = shlex.quote(str(path)), Path("runs")
+    folder = runs / path.stem if alone else runs / f"compare-{path.stem}"
+    place = shlex.quote(str(folder))
+    steps = [f"run {config} --dry-run  # the plan, the time and the memory that it needs"]
+    if alone:
+        steps.append(f"run {config} --out {place}")
+    else:
+        steps.append(f"compare {config} --out {place}  # {method} and local; --draws 10 gives a verdict")
+    if chats:
+        steps.append(f"chat {place if alone else shlex.quote(str(folder / f'{method}-seed0'))}")
+    return steps
 
 
 @app.command(rich_help_panel="Get started and look things up")

@@ -3,57 +3,45 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from llm_fed import datapath, tasks
-from llm_fed.commands import survey
+from llm_fed import datapath, methods, tasks
+from llm_fed.commands import columns_of, known_base, survey
+from llm_fed.commands.budget import Budget, Work
+from llm_fed.commands.columns_of import Ask, Given
 from llm_fed.commands.duplicates import near_duplicates
-from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
-from llm_fed.errors import RunError, UserError
+from llm_fed.commands.known_base import Known, Tell
+from llm_fed.commands.lengths import Lengths, Limits, quantile
+from llm_fed.config import ColumnsConfig, TaskConfig
+from llm_fed.errors import RunError, UserError, listed
 from llm_fed.eval.scores import LIKELIHOOD
 from llm_fed.experiment import taking_part
 from llm_fed.files import write_file
 from llm_fed.models import speed
-from llm_fed.tasks import columns as usual_columns
-from llm_fed.tasks.columns import REQUIRED
-from llm_fed.tasks.common import TaskData, text_of
-from llm_fed.tasks.examples import SAMPLE
-from llm_fed.tasks.files import plan_of
+from llm_fed.tasks.common import Example, TaskData, text_of
 from llm_fed.tasks.reading import Reading
-from llm_fed.tasks.rows import FileRows, Row
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-BASE = "Qwen/Qwen3-0.6B"
-EPOCHS, STEPS, BATCH = 5, 20, 4
+BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
+# The method that is proposed, why in one line, and how much it trains. docs/init.md has the measurements.
+METHOD = "fedlora"
+WHY = "federated averaging, then steps of each client's own, so that clients need not be alike"
+BUDGET = Budget(passes=5, own=2, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50), most_own=100)
+ALONE = "local"  # the method of one client, and the one that every other is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
+OWN_STEPS = ("fedlora", "fedavg+", "fedpool")  # the methods with `personal_steps`
 KNOWN_LAYERS = ("q_proj", "v_proj")  # what adapters go on, of the model types that have layers of these names
 WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
 SMALL = 1024  # the hidden size below which a model learns with larger steps
 FAST, SLOW = {"lr": 1e-3, "lr_end": 1e-4}, {"lr": 2e-4, "lr_end": 2e-5}
-
-Ask = Callable[[str, str], str]  # a question and its usual answer -> the answer
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the user said beforehand."""
-
-    data: str
-    base: str | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)  # role -> column
-    clients: int | None = None  # that the rows are dealt out to, where no column says whose they are
-    method: str | None = None
+FEW = 10  # training examples of a client, below which it is named
+SURE, SHOWN = 5, 6  # measured examples of a client from which on it is named, where all are a sample; clients in a line
 
 
 @dataclass(frozen=True)
@@ -63,109 +51,150 @@ class Draft:
     text: str
     findings: dict[str, str]  # what -> words
     warnings: list[str]
+    method: str
+    answers: bool = True  # whether one can chat with its models
 
 
-def draft(given: Given, ask: Ask | None) -> Draft:
+def draft(given: Given, ask: Ask | None, tell: Tell = lambda line: None) -> Draft:
     """A configuration for the data, with a comment for every choice.
 
     Args:
         ask: how to ask the user; None: nobody is there, so that what is not given must follow from the data.
+        tell: hears of what takes long, before it does.
 
     Raises:
-        UserError: the data cannot be read, or it does not say what is what and nobody can be asked.
+        UserError: the data cannot be read, it does not say what is what and nobody can be asked, or there is no such
+            method.
     """
+    from llm_fed.commands import pictured
+
     path = datapath.local("DATA", given.data)
-    columns, partition = _columns(path, given, ask)
+    if given.method:
+        methods.build({"name": given.method})
+    if pictured.holds_pictures(path):
+        return pictured.draft(path, given, ask)
+    columns, partition, chosen = columns_of.decide(path, given, ask)
     base = given.base or (ask("Base model, a Hub id or a folder", BASE) if ask else BASE)
     config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
     data = tasks.load(config, 0)
-    chosen, reading = survey.sample(data), data.reading or Reading()
-    tokenizer, model, problem = _of_base(base)
+    sample, reading = survey.samples(data), data.reading or Reading()
+    examples = [example for its in sample.values() for example in its]
+    known = known_base.look_up(base, tell)
+    template = _template(base, known, reading)
     remarks = reading.for_people()
+    left_out = remarks.pop("left out", None)
     warnings = [f"{count} {what}" for what, count in survey.repeated(data).items()]
-    if left_out := remarks.pop("left out", None):
-        warnings.append(f"left out are {left_out}")
-    smallest, middle, largest = survey.sizes(data.clients.values())
-    if smallest < 10:
+    warnings += [f"left out are {left_out}"] if left_out else []
+    warnings += about_sizes(data)
+    if known.problem:
         warnings.append(
-            f"the smallest client has {smallest} training examples, which is too few to train and to evaluate on"
+            f"lengths and template are unknown, because {base} cannot be loaded here: {known.problem}; the file "
+            "leaves task.max_length and eval.max_new_tokens at their defaults, so give init again with the base at hand"
         )
-    for what, names in survey.missing(data).items():
-        warnings.append(taking_part.line(what, names, len(data.everybody)))
-    if problem:
-        warnings.append(f"lengths and template are unknown, because {base} cannot be loaded here: {problem}")
-    template = "chat" if tokenizer is not None and tokenizer.chat_template else "alpaca-short"
-    template = "{prompt}" if reading.texts else template
-    rows = getattr(model, "vocab_size", None)
-    measured = survey.lengths(chosen, tokenizer, template, rows) if tokenizer is not None else None
-    if measured and measured.note:
-        warnings.append(measured.note)
+    lengths, limits = _lengths(sample, known, template)
+    context = getattr(known.config, "max_position_embeddings", None)
+    if lengths and limits:
+        warnings += ([lengths.note] if lengths.note else []) + _skipped(lengths, limits, survey.number(data), context)
+    metric, answers = _metric(examples, reading)
+    method = method_of(given, data)
+    work, line = method_and_work(given, data, BUDGET)
     findings = {
-        "clients": f"{len(data.clients)}: {_few(list(data.clients))}",
-        "examples": f"{_range(smallest, middle, largest)} for training; {_held_out(data)}",
+        **about_clients(data, chosen),
         "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
         **remarks,
         "writing": ", ".join(
             f"{name} {100 * share:.0f} %"
-            for name, share in survey.scripts(f"{text_of(e.prompt)} {e.answers[0]}" for e in chosen)
+            for name, share in survey.scripts(f"{text_of(e.prompt)} {e.answers[0]}" for e in examples)
         ),
     }
     if almost := near_duplicates(data).words():
         findings["alike"] = almost
-    context = getattr(model, "max_position_embeddings", None)
-    limits: dict[str, int] = {}
-    if measured:
-        limits = {"max_length": min(measured.enough, context or measured.enough), "answer": measured.enough_answer}
-        longer = sum(length > limits["max_length"] for length in measured.whole)
-        findings["lengths"] = (
-            f"{survey.quantile(measured.whole, 0.5)} tokens (median), {measured.whole[-1]} at most"
-            + (f" (the context of the base is {context})" if context else "")
-        )
-        if longer:
-            warnings.append(
-                f"{longer} of {len(measured.whole)} examples are longer than task.max_length={limits['max_length']} "
-                "and will be skipped"
-            )
-    metric = None
-    if reading.texts:
-        metric = LIKELIHOOD
-    elif any(each.options for each in chosen):
-        metric = "option_accuracy"
-    elif survey.are_labels(chosen):
-        metric = "exact_match"
-    findings["answers"] = (
-        f"whole texts without prompts, scored by {LIKELIHOOD} (100 / perplexity)" if metric == LIKELIHOOD
-        else "one of several options, scored by option_accuracy" if metric == "option_accuracy"
-        else "a few labels, scored by exact_match" if metric
-        else "free text, scored by ROUGE-1"
-    )  # fmt: skip
+    if lengths and limits:
+        findings["lengths"] = _about_lengths(lengths, limits, context)
+    findings |= {"answers": answers, "method": line}
     if not torch.cuda.is_available() and (hint := speed.hint()):
         findings["speed"] = hint
-    small = model is not None and getattr(model, "hidden_size", SMALL) < SMALL
-    method = given.method or ("fedmerge" if len(data.clients) > 1 else "local")
-    rounds = min(50, max(10, round(EPOCHS * middle / (STEPS * BATCH))))
-    evaluation = {
-        "every": math.ceil(rounds / 4),
-        "metric": metric,
-        "max_new_tokens": None if reading.texts else limits.get("answer"),
-    }
-    text = _rendered(
-        rounds=rounds,
-        passes=round(rounds * STEPS * BATCH / middle),
+    small = known.config is not None and getattr(known.config, "hidden_size", SMALL) < SMALL
+    evaluation = {"metric": metric, "max_new_tokens": None if reading.texts or limits is None else limits.answer}
+    text = rendered(
+        **settings_of(method, work, FAST if small else SLOW, evaluation),
+        pictures=False,
         base=base,
-        known=model is None or model.model_type in WITH_THEM,
+        known=known.config is None or known.config.model_type in WITH_THEM,
         path=given.data,
         columns=columns,
         dealt=partition.clients,
+        why_dealt="no column names the client of a row",
         skipped=len(reading.skipped),
         template=template,
-        why=_why(template, model is not None),
-        max_length=limits.get("max_length"),
-        method={"name": method} | ({"num_models": min(MODELS, len(data.clients))} if method == "fedmerge" else {}),
-        local={"steps": STEPS, "batch_size": BATCH} | (SLOW if not small else FAST),
-        eval={key: value for key, value in evaluation.items() if value is not None},
+        why=_why(template, known.config is not None),
+        max_length=limits.longest if limits else None,
+        about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )
-    return Draft(text, findings, warnings)
+    return Draft(text, findings, warnings, method)
+
+
+def method_of(given: Given, data: TaskData) -> str:
+    """The method that the configuration has."""
+    return given.method or (METHOD if len(data.clients) > 1 else ALONE)
+
+
+def method_and_work(given: Given, data: TaskData, budget: Budget) -> tuple[Work, str]:
+    """How much is trained, and in one line by which method and why."""
+    method = method_of(given, data)
+    sizes = [len(client.train) for client in data.clients.values() if client.train]
+    work = budget.work(sizes, own_steps=method in OWN_STEPS)
+    if given.method:
+        return work, f"{method}, as given; {_about_work(work)}"
+    why = WHY if method == METHOD else "there is one client"
+    return work, f"{method} ({why}); {_about_work(work)}"
+
+
+def settings_of(method: str, work: Work, rates: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says of method, training and evaluation."""
+    own: dict[str, Any] = {"name": method}
+    if method == "fedmerge":
+        own["num_models"] = min(MODELS, work.clients)
+    if work.own_steps:
+        own["personal_steps"] = work.own_steps
+    rounds, steps = work.alone()
+    alone = [f"method={ALONE}", f"rounds={rounds}", f"local.steps={steps}", f"eval.every={math.ceil(rounds / 4)}"]
+    alone += ["participation=1.0"] if work.cohort < work.clients else []
+    return {
+        "work": work,
+        "about_work": f"about {_few_digits(work.passes)} passes over the training examples of a median client"
+        + (", with its own steps at the end" if work.own_steps else ""),
+        "about_method": "Each client trains alone." if method == ALONE
+        else f"{WHY[0].upper()}{WHY[1:]}." if method == METHOD
+        else "docs/choosing.md says when to use which method.",
+        "method": own,
+        "local": {"steps": work.steps, "batch_size": work.batch, **rates},
+        "eval": {"every": math.ceil(work.rounds / 4)} | {key: v for key, v in evaluation.items() if v is not None},
+        "rows": {} if method == ALONE else {ALONE: alone, method: []},
+    }  # fmt: skip
+
+
+def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
+    """Who the clients are, how that was found out, and how many examples they have."""
+    smallest, middle, largest = survey.sizes(data.clients.values())
+    return {
+        "clients": f"{len(data.clients)}: {_few(list(data.clients))}" + (f" ({chosen})" if chosen else ""),
+        "examples": f"{_range(smallest, middle, largest)} for training; {_held_out(data)}",
+    }
+
+
+def about_sizes(data: TaskData) -> list[str]:
+    """What should be known of federations of one client, and of clients with few examples or none."""
+    lines = taking_part.only_one(list(data.everybody))
+    few = {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}
+    if few:
+        each = [f"{name} ({count})" for name, count in sorted(few.items(), key=lambda item: item[1])]
+        have = "has" if len(few) == 1 else "have"
+        lines.append(
+            f"{listed(each, SHOWN)} {have} fewer than {FEW} training examples: too few to learn from alone, and to be "
+            "scored on"
+        )
+    return lines + [taking_part.line(what, names, len(data.everybody)) for what, names in survey.missing(data).items()]
 
 
 def write(path: Path, text: str, *, force: bool) -> None:
@@ -184,89 +213,96 @@ def write(path: Path, text: str, *, force: bool) -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _columns(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str], PartitionConfig]:
-    """The columns that the configuration has to name (the usual names need not be), and how rows become clients."""
-    found = dict(given.columns)
-    root, layout = plan_of(path, ColumnsConfig(client=found.get("client")))
-    file, sample = _first_rows([root / name for part in layout.parts if part.split == "train" for name in part.files])
-    if file is None:
-        return found, PartitionConfig()  # loading it says what is wrong
-    names = list(dict.fromkeys(name for values in sample for name in values))
-    pairs = usual_columns.form_of(found, names, sample) == "pairs"
-    for role in [role for role in REQUIRED if pairs and role not in found]:
-        if usual_columns.usual(role, names, found.values()):
-            continue
-        guess = survey.likely(role, names) or next((name for name in names if name not in found.values()), "")
-        if ask:
-            found[role] = ask(f"Which column is the {role}? ({', '.join(names)})", guess)
-        elif survey.likely(role, names):
-            found[role] = guess
-        else:
-            options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
-            raise UserError(f"{file}: none of the columns {', '.join(names)} looks like the {role}; give {options}")
-    if given.clients is not None and "client" in found:
-        raise UserError("--client names the column of the clients, and --clients splits the rows at random; give one")
-    of_all = all(part.client is None for part in layout.parts)
-    if not of_all and given.clients is not None:
-        raise UserError(f"--clients splits the rows at random, but the names of the files in {path} say whose they are")
-    if not of_all or "client" in found or (given.clients is None and usual_columns.usual("client", names, ())):
-        return found, PartitionConfig()
-    if given.clients is None and (likely := survey.likely("client", names)):
-        found["client"] = likely
-        return found, PartitionConfig()
-    count: int | str | None = given.clients
-    if count is None and ask:
-        answer = ask(
-            f"Which column names the client ({', '.join(names)}), or among how many clients shall the rows be split?",
-            "10",
+def _template(base: str, known: Known, reading: Reading) -> str:
+    if reading.texts:
+        return "{prompt}"
+    if known.tokenizer is None:
+        return ITS_TEMPLATE if base == BASE else "alpaca-short"
+    return "chat" if known.tokenizer.chat_template else "alpaca-short"
+
+
+def _lengths(
+    sample: Mapping[str, Sequence[Example]], known: Known, template: str
+) -> tuple[Lengths | None, Limits | None]:
+    """How long the examples are and what is enough for them, where the base is known."""
+    if known.tokenizer is None:
+        return None, None
+    lengths = survey.lengths(sample, known.tokenizer, template, getattr(known.config, "vocab_size", None))
+    return lengths, lengths.limits(getattr(known.config, "max_position_embeddings", None))
+
+
+def _about_lengths(lengths: Lengths, limits: Limits, context: int | None) -> str:
+    whole = lengths.whole
+    line = f"{quantile(whole, 0.5)} tokens (median), {whole[-1]} at most"
+    line += f" (the context of the base is {context})" if context else ""
+    return line + (f"; {limits.raised} needs task.max_length={limits.longest}" if limits.raised else "")
+
+
+def _skipped(lengths: Lengths, limits: Limits, number: int, context: int | None) -> list[str]:
+    """What the largest length costs, and whom.
+
+    Args:
+        number: of all examples, of which `lengths` may have a sample.
+    """
+    if not limits.skipped:
+        return []
+    measured = len(lengths.whole)
+    known = {id: counts for id, counts in limits.skipped.items() if measured == number or counts[1] >= SURE}
+    most = sorted(known.items(), key=lambda item: -item[1][0])
+    by_client = ": " + listed([f"{count} of {id}" for id, (count, _) in most], SHOWN) if most else ""
+    lines = [
+        f"{sum(count for count, _ in limits.skipped.values())} of {measured} examples"
+        + ("" if measured == number else f", a sample of {number:,},")
+        + f" are longer than task.max_length={limits.longest} and will be skipped{by_client}"
+    ]
+    losing = [f"{id} ({count} of {all})" for id, (count, all) in most if 2 * count > all]
+    if losing:
+        longer = "" if context == limits.longest else "raise task.max_length, or "
+        lines.append(
+            f"most of {'its' if len(losing) == 1 else 'their'} examples would lose {listed(losing, SHOWN)}; {longer}"
+            "set task.too_long=cut-start, which keeps the ends of the prompts"
+            + (f"; {limits.longest} tokens are all that the base takes" if context == limits.longest else "")
         )
-        if answer in names:
-            found["client"] = answer
-            return found, PartitionConfig()
-        count = answer
-    if not str(count or "").isdigit():
-        raise UserError(f"{file}: no column names the clients; give --client COLUMN, or --clients N to split the "
-                        "rows at random among N clients")  # fmt: skip
-    return found, PartitionConfig("iid", clients=int(str(count)))
+    return lines
 
 
-def _first_rows(files: Sequence[Path]) -> tuple[Path | None, list[dict[str, Any]]]:
-    """The first file that has a row that can be read, and some rows of it."""
-    for file in files:
-        rows = [row.values for row in islice(FileRows(file), SAMPLE) if isinstance(row, Row)]
-        if rows:
-            return file, rows
-    return None, []
+def _metric(examples: Sequence[Example], reading: Reading) -> tuple[str | None, str]:
+    """The metric, where it is not the task's own, and what the answers are."""
+    if reading.texts:
+        return LIKELIHOOD, f"whole texts without prompts, scored by {LIKELIHOOD} (100 / perplexity)"
+    if any(each.options for each in examples):
+        return "option_accuracy", "one of several options, scored by option_accuracy"
+    if survey.are_labels(examples):
+        return "exact_match", "a few labels, scored by exact_match"
+    return None, "free text, scored by ROUGE-1"
 
 
-def _of_base(name: str) -> tuple[PreTrainedTokenizerBase | None, PretrainedConfig | None, str]:
-    """The base's tokenizer and configuration, or why they cannot be had."""
-    from transformers import AutoConfig, AutoTokenizer  # seconds
+def _about_work(work: Work) -> str:
+    """How much is trained, in words."""
+    asked = f"{work.cohort} of {work.clients} clients in each of " if work.cohort < work.clients else ""
+    own = f" and {work.own_steps} of its own" if work.own_steps else ""
+    return (
+        f"{asked}{work.rounds} rounds, {work.steps} steps of a client in a round{own}: about "
+        f"{_few_digits(work.passes)} passes over the examples of a median client"
+    )
 
-    from llm_fed.models import forms
-    from llm_fed.models.loading import check_name, explain
 
-    folder_or_id = check_name(name)
-    try:
-        config = AutoConfig.from_pretrained(folder_or_id, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(folder_or_id, trust_remote_code=False)
-    except Exception as error:  # transformers and tokenizers share no class of errors
-        if os.path.isdir(folder_or_id):
-            raise UserError(explain(name, error, "a causal LM")) from error
-        return None, None, " ".join(str(error).split())[:200]
-    forms.check_quantization(name, config)
-    return tokenizer, config.get_text_config(), ""
+def _few_digits(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0") if number >= 0.1 else f"{number:.1g}"
 
 
 def _why(template: str, known: bool) -> str:
     if template == "{prompt}":
         return "texts are learned as they stand; a chat continues what is typed"
+    if template == "chat":
+        return "the base's own"
     if not known:
         return "use chat for an instruction-tuned base"
-    return "the base's own" if template == "chat" else "the base has no chat template; others: alpaca, plain"
+    return "the base has no chat template; others: alpaca, plain"
 
 
-def _rendered(**values: Any) -> str:
+def rendered(**values: Any) -> str:
+    """The configuration as YAML, of the values in assets/init.yaml.jinja."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[1] / "assets"),
         undefined=StrictUndefined,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import regex
 
+from llm_fed.commands.lengths import Lengths
 from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError
 from llm_fed.experiment import taking_part
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 LIKELY = {
     "prompt": ("query", "text", "source", "user", "human", "sentence", "title", "问题", "指令", "提示", "输入"),
     "answer": ("reply", "label", "summary", "assistant", "target_text", "gold", "translation", "回答", "答案", "输出"),
-    "client": ("site", "hospital", "clinic", "user_id", "role", "author", "speaker", "domain", "group", "客户"),
 }
 SCRIPTS = (
     "Latin",
@@ -42,28 +41,6 @@ SCRIPTS = (
 SCRIPT = regex.compile("|".join(rf"(?P<{name}>\p{{Script={name}}})" for name in SCRIPTS))
 SAMPLE = 2000  # examples whose letters are counted and whose tokens are measured
 FEW = 20  # different answers that look like labels
-BLOCK = 32  # tokens that a length is rounded up to
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of prompt and answer together, and of the answer alone, of a sample of the examples, sorted; and what is
-    not read as it stands, in words."""
-
-    whole: list[int]
-    answers: list[int]
-    note: str = ""
-
-    @property
-    def enough(self) -> int:
-        """The longest, or where it is far out what 99 of 100 need; rounded up."""
-        most, nearly = self.whole[-1], quantile(self.whole, 0.99)
-        return rounded(most if most <= 1.5 * nearly else nearly)
-
-    @property
-    def enough_answer(self) -> int:
-        """What 99 of 100 answers need, with some room."""
-        return rounded(quantile(self.answers, 0.99) + 1)
 
 
 def likely(role: str, names: Sequence[str]) -> str | None:
@@ -72,14 +49,25 @@ def likely(role: str, names: Sequence[str]) -> str | None:
     return next((lowered[name] for name in LIKELY.get(role, ()) if name in lowered), None)
 
 
-def sample(data: TaskData) -> list[Example]:
-    """Examples of every client, evenly spread, at most SAMPLE."""
-    parts = [part for client in data.clients.values() for part in (client.train, client.validation, client.test)]
-    step, ahead, found = max(1, math.ceil(sum(map(len, parts)) / SAMPLE)), 0, []
-    for part in parts:
-        found += [part[place] for place in range(ahead, len(part), step)]
-        ahead = (ahead - len(part)) % step
+def samples(data: TaskData) -> dict[str, list[Example]]:
+    """Examples of every client, evenly spread, at most SAMPLE in all."""
+    step = max(1, math.ceil(number(data) / SAMPLE))
+    ahead, found = 0, {}
+    for name, client in data.clients.items():
+        found[name] = its = list[Example]()
+        for part in _parts(client):
+            its += [part[place] for place in range(ahead, len(part), step)]
+            ahead = (ahead - len(part)) % step
     return found
+
+
+def number(data: TaskData) -> int:
+    """How many examples there are."""
+    return sum(len(part) for client in data.clients.values() for part in _parts(client))
+
+
+def _parts(client: ClientData) -> tuple[Sequence[Any], ...]:
+    return client.train, client.validation, client.test
 
 
 def scripts(texts: Iterable[str]) -> list[tuple[str, float]]:
@@ -90,9 +78,9 @@ def scripts(texts: Iterable[str]) -> list[tuple[str, float]]:
 
 
 def lengths(
-    chosen: Sequence[Example], tokenizer: PreTrainedTokenizerBase, template: str, rows: int | None = None
+    chosen: Mapping[str, Sequence[Example]], tokenizer: PreTrainedTokenizerBase, template: str, rows: int | None = None
 ) -> Lengths:
-    """As they will be trained.
+    """Of examples by client, as they will be trained.
 
     Args:
         rows: of the base's embedding, if they are known.
@@ -103,10 +91,9 @@ def lengths(
     from llm_fed.experiment.encoding import Encoder  # seconds
 
     encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows)
-    (found,) = encoder.lengths([chosen])
-    return Lengths(
-        sorted(each.whole for each in found), sorted(each.whole - each.prompt for each in found), encoder.note()
-    )
+    measured = zip(chosen, encoder.lengths(chosen.values()), strict=True)
+    found = {client: [(each.whole, each.whole - each.prompt) for each in its] for client, its in measured}
+    return Lengths(found, encoder.note())
 
 
 def are_labels(chosen: Sequence[Example]) -> bool:
@@ -168,13 +155,3 @@ def missing(data: TaskData) -> dict[str, list[str]]:
         taking_part.UNSCORED: [client.client for client in clients if not client.test],
     }
     return {what: names for what, names in found.items() if names}
-
-
-def quantile(ordered: Sequence[int], share: float) -> int:
-    """The smallest of the sorted numbers that at least this share of them does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def rounded(tokens: int) -> int:
-    """Up to a multiple of BLOCK."""
-    return BLOCK * math.ceil(tokens / BLOCK)

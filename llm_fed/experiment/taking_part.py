@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LEFT_OUT = "these clients have no training example and are left out"
 ONLY_TESTED = "these clients have no training example and are only scored"
 UNSCORED = "these clients have no test example, so they train and are not scored"
+ONE_EXAMPLE = "these clients train on a single example"
 
 
 def trainers(clients: Mapping[str, Site]) -> dict[str, Site]:
@@ -64,16 +65,24 @@ def check_held_out(clients: Mapping[str, Site], method: Method) -> None:
 def notes(built: Experiment) -> list[str]:
     """What a user should know of clients that lack training, test or validation examples; nothing where none does."""
     number, method = len(built.clients) + len(built.left_out), built.config.method["name"]
+    alone = only_one([*built.clients, *built.left_out])
     if built.unscored and len(built.unscored) == len(built.clients):
-        return [*_lines({LEFT_OUT: built.left_out}, number), "no client has a test example: all train, none is scored"]
-    alone = f"{ONLY_TESTED}, with the model that {method} makes for all"
+        unscored = "no client has a test example: all train, none is scored"
+        return [*alone, *_lines({LEFT_OUT: built.left_out}, number), unscored]
+    tested = f"{ONLY_TESTED}, with the model that {method} makes for all"
     kinds: dict[str, Sequence[str]] = {
-        LEFT_OUT: built.left_out, alone: built.only_tested, UNSCORED: built.unscored,
+        LEFT_OUT: built.left_out, tested: built.only_tested, UNSCORED: built.unscored,
+        ONE_EXAMPLE: [id for id, site in built.trainers.items() if len(site.train) == 1 and id not in built.unscored],
     }  # fmt: skip
     if instead := built.method.without_held_out:
         lacking = [id for id, site in built.trainers.items() if not site.data.held_out]
         kinds[f"these clients have no validation example, so {instead}"] = lacking
-    return _lines(kinds, number)
+    return [*alone, *_lines(kinds, number)]
+
+
+def only_one(names: Sequence[str]) -> list[str]:
+    """That a federation has one client, if it has."""
+    return [f"there is only one client, {names[0]}, so nothing is federated"] if len(names) == 1 else []
 
 
 def line(what: str, names: Sequence[str], number: int) -> str:

@@ -34,14 +34,18 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert "29 per client for training; 30 for validation and 25 for testing" in said.out
     config = configfile.load("my data.yaml")
     assert (config.task.path, config.base.name) == ("my data", str(small.base))
-    assert config.method == {"name": "fedmerge", "num_models": 4} and config.eval.base == "auto"
+    own_steps = init.BUDGET.work([29] * 5, own_steps=True).own_steps
+    assert config.method == {"name": init.METHOD, "personal_steps": own_steps} and config.eval.base == "auto"
     assert (config.eval.metric, config.task.template) == ("exact_match", "alpaca-short")
-    assert "llm-fed" in said.out and "run 'my data.yaml' --out 'runs/my data'" in said.out
+    assert "compare 'my data.yaml' --out 'runs/compare-my data'" in said.out
+    assert "chat 'runs/compare-my data/fedlora-seed0'" in said.out
+    assert "fedlora (federated averaging, then steps of each client's own" in said.out
     ran = llm_fed("run", "my data.yaml", "rounds=1", "local.steps=1", "--out", "runs/my data")
     assert ran.code == 0 and "exact_match" in ran.out
     llm_fed("init", "my data", "--base", small.base).assert_refused("my data.yaml already exists", "--force")
     assert llm_fed("init", "my data", "--base", small.base, "--force", "--method", "fedit").code == 0
     assert configfile.load("my data.yaml").method == {"name": "fedit"}
+    llm_fed("init", "my data", "--base", small.base, "--force", "--method", "fedmrge").assert_refused("fedmrge")
 
 
 def test_chinese_columns_and_text(small, llm_fed, tmp_path):
@@ -53,7 +57,10 @@ def test_chinese_columns_and_text(small, llm_fed, tmp_path):
     assert "prompt = 问题, answer = 回答" in said.out and "Han 100 %" in said.out and "free text" in said.out
     config = configfile.load(tmp_path / "c.yaml")
     assert config.task.columns.prompt == "问题" and config.eval.metric is None
-    assert config.method["num_models"] == 2
+    again = llm_fed(
+        "init", tmp_path / "诊所", "--base", small.base, "--method", "fedmerge", "--out", tmp_path / "m.yaml"
+    )
+    assert again.code == 0 and configfile.load(tmp_path / "m.yaml").method["num_models"] == 2
 
 
 def test_what_is_there_twice(small, llm_fed, tmp_path):
@@ -68,6 +75,7 @@ def test_what_is_there_twice(small, llm_fed, tmp_path):
     assert "1 test prompts also occur in another client's training examples" in said.out
     plain = tmp_path / "plain"
     write(plain / "a.jsonl", rows(20, "prompt", "output"))
+    write(plain / "b.jsonl", rows(20, "prompt", "output", 400))
     assert "warning" not in llm_fed("init", plain, "--base", small.base, "--out", tmp_path / "p.yaml").out
 
 
@@ -104,7 +112,7 @@ def test_long_examples_and_few(small, llm_fed, tmp_path):
     write(tmp_path / "d/b.jsonl", rows(5, "prompt", "output"))
     said = llm_fed("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
     assert "1 of 305 examples are longer than task.max_length=32 and will be skipped" in said.out
-    assert "the smallest client has 3 training examples" in said.out
+    assert "b (3) has fewer than 10 training examples: too few" in said.out
 
 
 def test_a_base_that_cannot_be_read_here(llm_fed, tmp_path, monkeypatch):
@@ -128,20 +136,14 @@ def test_no_data(llm_fed, tmp_path):
 def test_any_path_and_column_survive_the_yaml(path, columns):
     import yaml
 
-    text = init._rendered(
-        rounds=1, passes=5, base=path, known=True, path=path, columns=columns, dealt=None, skipped=0, template="plain",
-        why="", max_length=0, method={"name": "fedit"}, local={"steps": 1}, eval={"base": True},
+    work = init.BUDGET.work([9, 9], own_steps=True)
+    text = init.rendered(
+        **init.settings_of("fedlora", work, init.SLOW, {}), pictures=False, base=path, known=True, path=path,
+        columns=columns, dealt=None, why_dealt="", skipped=0, template="plain", why="", max_length=0, about_eval="",
     )  # fmt: skip
     tree = yaml.safe_load(text)
     assert (tree["task"]["path"], tree["base"]["name"]) == (path, path)
     assert tree["task"].get("columns", {}) == columns
-
-
-def test_lengths_leave_room():
-    assert survey.Lengths([10] * 99 + [15], [3] * 100).enough == 32
-    assert survey.Lengths([100] * 99 + [900], [3] * 100).enough == 128
-    assert survey.Lengths([100] * 99 + [140], [31] * 100).enough == 160
-    assert survey.Lengths([5], [31]).enough_answer == 32 and survey.Lengths([5], [32]).enough_answer == 64
 
 
 def test_labels_are_few_and_short():
@@ -158,4 +160,4 @@ def test_scripts_are_shares_of_letters():
     assert survey.scripts(["abc 中文字", "12 !?"]) == [("Latin", 0.5), ("Han", 0.5)]
     assert survey.scripts(["12"]) == []
     data = TaskData("files", "", {"a": ClientData("a", tuple(Example("p", ("a",)) for _ in range(5000)))})
-    assert len(survey.sample(data)) <= survey.SAMPLE
+    assert len(survey.samples(data)["a"]) <= survey.SAMPLE

@@ -1,0 +1,91 @@
+"""How much a first run trains: enough to learn from the data that are there, and not more than that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run does, as settings.
+
+    Attributes:
+        steps: optimizer steps of a client in a round.
+        cohort: clients in a round.
+        own_steps: steps of each client after the last round, for itself alone.
+        passes: over the training examples of a median client, its own steps included.
+    """
+
+    rounds: int
+    steps: int
+    batch: int
+    cohort: int
+    clients: int
+    own_steps: int
+    passes: float
+
+    @property
+    def participation(self) -> float:
+        """The share of the clients in a round, rounded so that it stands for the same number of them."""
+        share = self.cohort / self.clients
+        return next(value for digits in range(2, 18) if math.ceil((value := round(share, digits)) * self.clients)
+                    == self.cohort)  # fmt: skip
+
+    @property
+    def of_a_client(self) -> int:
+        """Steps of a client in the whole run, on average."""
+        return round(self.rounds * self.steps * self.cohort / self.clients) + self.own_steps
+
+    def alone(self) -> tuple[int, int]:
+        """(rounds, steps) in which each client takes as many steps without the others."""
+        rounds = max(1, round(self.of_a_client / self.steps))
+        return rounds, math.ceil(self.of_a_client / rounds)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How work follows the data.
+
+    Attributes:
+        passes: over the training examples of a median client, in all.
+        own: of these for itself alone, where a method has such steps.
+        batch: examples per step.
+        steps: least and most steps of a round, which is half a pass where that lies between them.
+        rounds: least and most.
+        all_of: up to so many clients take part in every round; of more, a tenth does.
+        cohort: least and most clients in a round, where not all take part.
+        most_own: steps of a client for itself alone.
+    """
+
+    passes: float
+    own: float
+    batch: int
+    steps: tuple[int, int]
+    rounds: tuple[int, int]
+    all_of: int
+    cohort: tuple[int, int]
+    most_own: int
+
+    def work(self, sizes: Sequence[int], *, own_steps: bool) -> Work:
+        """The work for clients with so many training examples.
+
+        Args:
+            own_steps: whether the method has steps of each client for itself alone, after the last round.
+        """
+        clients, middle = len(sizes), median(sizes)
+        one_pass = max(1.0, middle / self.batch)  # in steps
+        shared = one_pass * (self.passes - (self.own if own_steps else 0))
+        cohort = clients if clients <= self.all_of else _within(self.cohort, math.ceil(clients / 10))
+        least, most = self.steps
+        steps = _within(self.steps, math.ceil(max(min(one_pass / 2, most / 2), shared / self.rounds[1])))
+        rounds = _within(self.rounds, math.ceil(shared * clients / (steps * cohort)))
+        own = min(self.most_own, max(least, round(self.own * one_pass))) if own_steps else 0
+        examples = min(self.batch, middle) * (rounds * steps * cohort / clients + own)
+        return Work(rounds, steps, self.batch, cohort, clients, own, examples / middle)
+
+
+def _within(limits: tuple[int, int], number: int) -> int:
+    return min(limits[1], max(limits[0], number))

@@ -1,0 +1,151 @@
+"""Which columns of a user's files hold what, and how rows become clients: by their names, by what they hold, or by
+asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from llm_fed.commands import owners, survey
+from llm_fed.config import ColumnsConfig, PartitionConfig
+from llm_fed.errors import UserError
+from llm_fed.tasks import columns as usual_columns
+from llm_fed.tasks.columns import REQUIRED
+from llm_fed.tasks.examples import SAMPLE
+from llm_fed.tasks.files import plan_of
+from llm_fed.tasks.layout import Layout
+from llm_fed.tasks.rows import FileRows, Row
+
+Ask = Callable[[str, str], str]  # a question and its usual answer -> the answer
+TRIES = 3  # answers to one question
+DEALT, ROWS_EACH = 10, 20  # clients that rows are dealt out to at most, and rows of each at least
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user said beforehand."""
+
+    data: str
+    base: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)  # role -> column
+    clients: int | None = None  # that the rows are dealt out to, where no column says whose they are
+    method: str | None = None
+
+
+def decide(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str], PartitionConfig, str]:
+    """The columns that the configuration has to name (the usual names need not be), how rows become clients, and how
+    the column of the clients was chosen, if it was.
+
+    Raises:
+        UserError: it is not plain, and nobody can be asked.
+    """
+    chosen = dict(given.columns)
+    root, layout = plan_of(path, ColumnsConfig(client=chosen.get("client")))
+    files = [root / name for part in layout.parts if part.split == "train" for name in part.files]
+    file, sample = _first_rows(files)
+    if file is None:
+        return chosen, PartitionConfig(), ""  # loading it says what is wrong
+    names = list(dict.fromkeys(name for values in sample for name in values))
+    form = usual_columns.form_of(chosen, names, sample)
+    if form == "pairs":
+        chosen |= _prompt_and_answer(file, names, chosen, ask)
+    if not _has_to_be_found(path, layout, names, given, chosen):
+        return chosen, PartitionConfig(), ""
+    if given.clients is not None:
+        return chosen, PartitionConfig("iid", clients=given.clients), ""
+    roles = {role: usual_columns.usual(role, names, ()) for role in usual_columns.FORMS[form]} | chosen
+    candidates = owners.candidates(map(FileRows, files), filter(None, roles.values()), roles.get("answer"))
+    client, clients = _whose(file, names, candidates, ask)
+    if client is None:
+        return chosen, PartitionConfig("iid", clients=clients), ""
+    by = next((each.words() for each in candidates if each.name == client), client)
+    return {**chosen, "client": client}, PartitionConfig(), f"by the column {by}; --client chooses another"
+
+
+def choice(ask: Ask, question: str, usual: str, names: Collection[str], *, number: bool = False) -> str:
+    """The name that the user chooses, or a number above 0.
+
+    Raises:
+        UserError: it was none of these, several times.
+    """
+    for _ in range(TRIES):
+        answer = ask(question, usual).strip()
+        if answer in names or (number and answer.isdecimal() and int(answer) > 0):
+            return answer
+        question = f"{answer!r} is {'neither a column nor a number' if number else 'no column'}. {question}"
+    raise UserError(f"none of the answers was a column ({', '.join(names)}); nothing was written")
+
+
+def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, str], ask: Ask | None) -> dict[str, str]:
+    """Those of the two that have no usual name."""
+    found: dict[str, str] = {}
+    for role in (role for role in REQUIRED if role not in chosen):
+        taken = {*chosen.values(), *found.values()}
+        if usual_columns.usual(role, names, taken):
+            continue
+        likely = survey.likely(role, [name for name in names if name not in taken])
+        guess = likely or next((name for name in names if name not in taken), "")
+        if ask:
+            found[role] = choice(ask, f"Which column is the {role}? ({', '.join(names)})", guess, names)
+        elif likely:
+            found[role] = likely
+        else:
+            options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
+            raise UserError(f"{file}: none of the columns {', '.join(names)} looks like the {role}; give {options}")
+    return found
+
+
+def _has_to_be_found(path: Path, layout: Layout, names: Sequence[str], given: Given, chosen: Mapping[str, str]) -> bool:
+    """Whether neither names of files, nor the user, nor a column of a usual name says whose the rows are.
+
+    Raises:
+        UserError: two of them say it.
+    """
+    if given.clients is not None and "client" in chosen:
+        raise UserError("--client names the column of the clients, and --clients splits the rows at random; give one")
+    of_all = all(part.client is None for part in layout.parts)
+    if not of_all and given.clients is not None:
+        raise UserError(f"--clients splits the rows at random, but the names of the files in {path} say whose they are")
+    if not of_all or "client" in chosen:
+        return False
+    return given.clients is not None or not usual_columns.usual("client", names, ())
+
+
+def _whose(
+    file: Path, names: Sequence[str], candidates: Sequence[owners.Candidate], ask: Ask | None
+) -> tuple[str | None, int | None]:
+    """The column that names the clients, or among how many the rows are dealt out.
+
+    Raises:
+        UserError: it is not plain, and nobody can be asked.
+    """
+    clear = owners.clear(candidates)
+    if ask is None:
+        if clear is None:
+            may = f"; columns with few values are {owners.listed(candidates)}" if candidates else ""
+            raise UserError(f"{file}: no column names the clients{may}; give --client COLUMN, or --clients N to split "
+                            "the rows at random among N clients")  # fmt: skip
+        return clear.name, None
+    rows = sum(candidates[0].counts.values()) if candidates else DEALT * ROWS_EACH
+    usual = clear or next((each for each in candidates if each.rank < owners.PROPERTY), None)
+    few = owners.listed(candidates) if candidates else ", ".join(names)
+    answer = choice(
+        ask,
+        f"Which column names the client? ({few}) Or a number: among how many clients shall the rows be split?",
+        usual.name if usual else str(min(DEALT, max(2, rows // ROWS_EACH))),
+        [*names, *(each.name for each in candidates)],
+        number=True,
+    )
+    return (None, int(answer)) if answer.isdecimal() and answer not in names else (answer, None)
+
+
+def _first_rows(files: Sequence[Path]) -> tuple[Path | None, list[dict[str, Any]]]:
+    """The first file that has a row that can be read, and some rows of it."""
+    for file in files:
+        rows = [row.values for row in islice(FileRows(file), SAMPLE) if isinstance(row, Row)]
+        if rows:
+            return file, rows
+    return None, []

@@ -1,0 +1,105 @@
+"""What is known of a base before a run: its configuration and its tokenizer, without waiting long for the Hub."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError
+
+from llm_fed.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+WAIT = 5.0  # seconds for the Hub's first answer
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Tokenizer and configuration of a base, or why they cannot be had here."""
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    config: PretrainedConfig | None = None
+    problem: str = ""
+
+
+def look_up(name: str, tell: Tell) -> Known:
+    """Look at a folder, else at the Hub's cache on this machine, else at the Hub.
+
+    Args:
+        tell: hears that the Hub is asked, before it is.
+
+    Raises:
+        UserError: it is a folder that holds no base, or no name of one.
+    """
+    from llm_fed.models import forms
+    from llm_fed.models.loading import check_name
+
+    folder_or_id = check_name(name)
+    if os.path.isdir(folder_or_id):
+        known = _read(name, folder_or_id, local=True)
+        if known.problem:
+            raise UserError(known.problem)
+    else:
+        known = _read(name, folder_or_id, local=True)
+        if known.problem:
+            known = _from_hub(name, folder_or_id, tell)
+    if known.config is not None:
+        forms.check_quantization(name, known.config)
+        known = Known(known.tokenizer, known.config.get_text_config())
+    return known
+
+
+def _from_hub(name: str, id: str, tell: Tell) -> Known:
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return Known(problem="it is not in the cache of this machine, and HF_HUB_OFFLINE is set")
+    tell(f"looking up {name} on the Hub; it has {WAIT:.0f} s to answer (--base FOLDER needs no network)")
+    if problem := _unreachable(id):
+        return Known(problem=problem)
+    return _read(name, id, local=False)
+
+
+def _unreachable(id: str) -> str:
+    """Why the Hub does not answer; empty where it does, whatever it says.
+
+    A thread asks, as looking up a host without a network may take longer than any time limit says.
+    """
+    failures: list[str] = ["it has not answered"]
+
+    def ask() -> None:
+        try:
+            huggingface_hub.HfApi().model_info(id, timeout=WAIT)
+        except HfHubHTTPError:
+            pass
+        except Exception as error:  # those of httpx, or of requests in earlier versions
+            failures[:] = [str(error) or type(error).__name__]
+            return
+        failures.clear()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    host = huggingface_hub.constants.ENDPOINT
+    return f"it is not in the cache of this machine, and {host} cannot be reached ({failures[0]})" if failures else ""
+
+
+def _read(name: str, folder_or_id: str, *, local: bool) -> Known:
+    from transformers import AutoConfig, AutoTokenizer  # seconds
+
+    from llm_fed.models.loading import explain
+
+    try:
+        config = AutoConfig.from_pretrained(folder_or_id, trust_remote_code=False, local_files_only=local)
+        tokenizer = AutoTokenizer.from_pretrained(folder_or_id, trust_remote_code=False, local_files_only=local)
+    except Exception as error:  # transformers and tokenizers share no class of errors
+        if os.path.isdir(folder_or_id):
+            return Known(problem=explain(name, error, "a causal LM"))
+        return Known(problem=" ".join(str(error).split())[:200])
+    return Known(tokenizer, config)

@@ -1,0 +1,125 @@
+"""The column that names the client of a row: chosen where it is plain, offered where it may be one, never a label."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_fed import configfile, tasks
+from llm_fed.commands import columns_of, init, owners
+from llm_fed.errors import UserError
+from llm_fed.tasks.rows import FileRows
+
+DESKS = ("bank", "hotel", "clinic", "library", "phone shop")
+
+
+def write(path: Path, count: int, **columns: Any) -> Path:
+    """Rows with a question, an answer and these columns, each a function of the row's number."""
+    rows = [
+        {"question": f"w{n} w{n % 7}?", "answer": f"w{n % 11} w{n % 3}"}
+        | {name: value(n) for name, value in columns.items()}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def found(path: Path) -> list[owners.Candidate]:
+    return owners.candidates([FileRows(path)], ("question", "answer"), "answer")
+
+
+def test_desk_has_five_values_in_540_rows(small, llm_fed, tmp_path):
+    path = write(tmp_path / "all.jsonl", 540, desk=lambda n: DESKS[n // 108], note=lambda n: f"note {n}")
+    said = llm_fed("init", path, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    assert said.code == 0 and "by the column desk (5 values, 108 rows each); --client chooses another" in said.out
+    assert configfile.load(tmp_path / "c.yaml").task.columns.client == "desk"
+    asked: list[tuple[str, str]] = []
+
+    def ask(question: str, usual: str) -> str:
+        asked.append((question, usual))
+        return usual if "client" in question else str(small.base)
+
+    init.draft(init.Given(str(path)), ask)
+    assert asked[0][1] == "desk" and "desk (5 values, 108 rows each)" in asked[0][0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hospital", "hospital_id", "HospitalName", "Site ID", "store", "branch", "user_id", "userName", "Filiale",
+     "department", "clinics", "医院名称", "office location"],
+)  # fmt: skip
+def test_names_of_holders_are_plain(tmp_path, name):
+    path = tmp_path / "all.jsonl"
+    path.write_text("".join(json.dumps({"question": f"q{n}", "answer": f"a{n % 9}", name: f"x{n % 4}"}) + "\n"
+                            for n in range(80)))  # fmt: skip
+    chosen = owners.clear(found(path))
+    assert chosen is not None and chosen.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("label", ("yes", "no")), ("category", ("loans", "cards")), ("split", ("train", "test")),
+        ("language", ("de", "fr")), ("lang", ("de", "fr")), ("year", (2019, 2020)), ("rating", (1, 2, 3, 4, 5)),
+        ("user_type", ("gold", "basic")), ("customer_sentiment", ("good", "bad")), ("difficulty", ("easy", "hard")),
+        ("verified", (True, False)), ("amount", (0.5, 1.5)), ("kind_of_text", ("a", "b")), ("colour", ("red", "blue")),
+        ("speaker", ("user", "assistant")), ("number", (3, 4)),
+    ],
+)  # fmt: skip
+def test_properties_of_rows_are_not_taken(small, llm_fed, tmp_path, name, values):
+    path = tmp_path / "all.jsonl"
+    draw = random.Random(name)
+    path.write_text("".join(json.dumps({"question": f"q{n}", "answer": f"a{n % 9}", name: draw.choice(values)}) + "\n"
+                            for n in range(80)))  # fmt: skip
+    assert owners.clear(found(path)) is None
+    said = llm_fed("init", path, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    said.assert_refused("no column names the clients", "--client COLUMN, or --clients N")
+    offered = [each for each in found(path) if each.rank < owners.PROPERTY]
+    assert [each.name for each in offered] == (["colour"] if name == "colour" else [])
+
+
+def test_the_error_lists_what_may_name_the_clients(small, llm_fed, tmp_path):
+    path = write(tmp_path / "all.jsonl", 90, shop=lambda n: n % 3, office=lambda n: n % 2, year=lambda n: 2000 + n % 3)
+    said = llm_fed("init", path, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    said.assert_refused("office (2 values, 45 rows each), shop (3 values, 30 rows each), year (3 values, 30 rows each)")
+    assert not (tmp_path / "c.yaml").exists()
+
+
+def test_what_decides_the_answer_is_a_label(tmp_path):
+    path = tmp_path / "all.jsonl"
+    rows = [{"question": f"q{n}", "answer": ("loan", "card")[n % 2], "area_code": ("L", "C")[n % 2],
+             "word": ("bank loan", "bank card")[n % 2]} for n in range(60)]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert {each.name: each.rank for each in found(path)} == {"area_code": owners.GROUP, "word": owners.PROPERTY}
+
+
+def test_values_that_name_holders_are_plain(tmp_path):
+    path = write(tmp_path / "all.jsonl", 60, who=lambda n: f"clinic {n % 4}", what=lambda n: f"thing {n % 4}")
+    assert [each.name for each in found(path)] == ["who", "what"]
+    assert owners.clear(found(path)).name == "who"
+
+
+def test_a_field_within_a_column_may_be_the_one(small, llm_fed, tmp_path):
+    path = write(tmp_path / "all.jsonl", 90, ticket=lambda n: {"desk": DESKS[n % 3], "number": n})
+    assert llm_fed("init", path, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml").code == 0
+    config = configfile.load(tmp_path / "c.yaml")
+    assert config.task.columns.client == "ticket.desk" and len(tasks.load(config.task, 0).clients) == 3
+
+
+def test_columns_with_many_values_or_gaps_are_no_clients(tmp_path):
+    path = write(
+        tmp_path / "all.jsonl", 60, user_id=lambda n: n, clinic=lambda n: f"c{n % 3}" if n % 5 == 0 else None,
+        store=lambda n: "only one", desk=lambda n: ["a", "b"], note=lambda n: "long " * 30 + str(n % 2),
+    )  # fmt: skip
+    assert found(path) == []
+
+
+def test_an_answer_that_is_neither_a_column_nor_a_number_is_asked_again():
+    answers = iter(["desc", "0", "desk"])
+    assert columns_of.choice(lambda *_: next(answers), "Which?", "desk", ["desk"], number=True) == "desk"
+    with pytest.raises(UserError, match=r"none of the answers was a column .desk.; nothing was written"):
+        columns_of.choice(lambda *_: "x", "Which?", "desk", ["desk"])
