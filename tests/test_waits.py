@@ -30,6 +30,7 @@ def named(monkeypatch):
     level, filters = logger.level, list(logger.filters)
     monkeypatch.setattr(waits, "_SOON", 0.05)
     logger.filters.clear()
+    logger.setLevel(logging.NOTSET)  # as before any command of this process
     waits.name_them()
     yield
     logger.filters[:] = filters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 
 from llm_fed.cli.printing import Json, out, print_list, program_name
 from llm_fed.cli.program import app
-from llm_fed.errors import RunError, UserError
+from llm_fed.errors import RunError, UserError, listed
 
 
 @app.command(rich_help_panel="Get started and look things up")
@@ -33,7 +34,7 @@ def init(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="The method (default: fedlora, or local for one client; `llm-fed methods` lists all)."),
+        typer.Option(help="The method (default: local, or fedlora for few examples; `llm-fed methods` lists all)."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, and accept what the data suggests.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing configuration.")] = False,
@@ -62,22 +63,22 @@ def init(
     for warning in found.warnings:
         out.print(f"{'warning':<11}{warning}")
     out.print(f"wrote {path}. Next:")
-    for line in _next_steps(path, found.method, alone=found.method == starting.ALONE, chats=found.answers):
+    for line in _next_steps(path, found.method, found.compared, chats=found.answers):
         out.print(f"  {program_name()} {line}")
 
 
-def _next_steps(path: Path, method: str, *, alone: bool, chats: bool) -> list[str]:
-    """What to do with a new configuration: a comparison with `local`, or a run where that is the method already."""
+def _next_steps(path: Path, method: str, compared: Sequence[str], *, chats: bool) -> list[str]:
+    """What to do with a new configuration: its comparison, or a run where it has none."""
     config, runs = shlex.quote(str(path)), Path("runs")
-    folder = runs / path.stem if alone else runs / f"compare-{path.stem}"
+    folder = runs / (f"compare-{path.stem}" if compared else path.stem)
     place = shlex.quote(str(folder))
     steps = [f"run {config} --dry-run  # the plan, the time and the memory that it needs"]
-    if alone:
-        steps.append(f"run {config} --out {place}")
+    if compared:
+        steps.append(f"compare {config} --out {place}  # {listed(compared)}; --draws 10 gives a verdict")
     else:
-        steps.append(f"compare {config} --out {place}  # {method} and local; --draws 10 gives a verdict")
+        steps.append(f"run {config} --out {place}")
     if chats:
-        steps.append(f"chat {place if alone else shlex.quote(str(folder / f'{method}-seed0'))}")
+        steps.append(f"chat {shlex.quote(str(folder / f'{method}-seed0')) if compared else place}")
     return steps
 
 

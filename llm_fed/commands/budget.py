@@ -39,6 +39,11 @@ class Work:
         """Steps of a client in the whole run, on average."""
         return round(self.rounds * self.steps * self.cohort / self.clients) + self.own_steps
 
+    def halved(self) -> tuple[int, int]:
+        """(rounds, own steps afterwards) in which each client takes as many steps, half of them with the others."""
+        rounds = max(1, self.rounds // 2)
+        return rounds, max(1, self.of_a_client - round(rounds * self.steps * self.cohort / self.clients))
+
     def alone(self) -> tuple[int, int]:
         """(rounds, steps) in which each client takes as many steps without the others."""
         rounds = max(1, round(self.of_a_client / self.steps))
@@ -69,16 +74,17 @@ class Budget:
     cohort: tuple[int, int]
     most_own: int
 
-    def work(self, sizes: Sequence[int], *, own_steps: bool) -> Work:
+    def work(self, sizes: Sequence[int], *, own_steps: bool, alone: bool = False) -> Work:
         """The work for clients with so many training examples.
 
         Args:
             own_steps: whether the method has steps of each client for itself alone, after the last round.
+            alone: whether each trains alone, so that all have to take part.
         """
         clients, middle = len(sizes), median(sizes)
         one_pass = max(1.0, middle / self.batch)  # in steps
         shared = one_pass * (self.passes - (self.own if own_steps else 0))
-        cohort = clients if clients <= self.all_of else _within(self.cohort, math.ceil(clients / 10))
+        cohort = clients if alone or clients <= self.all_of else _within(self.cohort, math.ceil(clients / 10))
         least, most = self.steps
         steps = _within(self.steps, math.ceil(max(min(one_pass / 2, most / 2), shared / self.rounds[1])))
         rounds = _within(self.rounds, math.ceil(shared * clients / (steps * cohort)))

@@ -30,10 +30,13 @@ from llm_fed.tasks.reading import Reading
 
 BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed, why in one line, and how much it trains. docs/init.md has the measurements.
-METHOD = "fedlora"
-WHY = "federated averaging, then steps of each client's own, so that clients need not be alike"
-BUDGET = Budget(passes=5, own=2, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50), most_own=100)
+ENOUGH = 40  # training examples of the median client, from which on `local` was within two points of the best
+WHY = "nothing was shown to be better where clients are unlike; the comparison below says whether sharing helps here"
+WHY_OWN = "federated averaging, then as many steps of each client's own, so that clients need not be alike"
+SHARING = "fedlora"  # the method where examples are fewer
+BUDGET = Budget(passes=8, own=4, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50), most_own=2000)
 ALONE = "local"  # the method of one client, and the one that every other is compared with
+RIVALS = ("fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
 OWN_STEPS = ("fedlora", "fedavg+", "fedpool")  # the methods with `personal_steps`
 KNOWN_LAYERS = ("q_proj", "v_proj")  # what adapters go on, of the model types that have layers of these names
@@ -52,6 +55,7 @@ class Draft:
     findings: dict[str, str]  # what -> words
     warnings: list[str]
     method: str
+    compared: tuple[str, ...]  # the rows of its comparison
     answers: bool = True  # whether one can chat with its models
 
 
@@ -96,8 +100,7 @@ def draft(given: Given, ask: Ask | None, tell: Tell = lambda line: None) -> Draf
     if lengths and limits:
         warnings += ([lengths.note] if lengths.note else []) + _skipped(lengths, limits, survey.number(data), context)
     metric, answers = _metric(examples, reading)
-    method = method_of(given, data)
-    work, line = method_and_work(given, data, BUDGET)
+    method, work, line = method_and_work(given, data, BUDGET, *proposal(data))
     findings = {
         **about_clients(data, chosen),
         "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
@@ -116,8 +119,9 @@ def draft(given: Given, ask: Ask | None, tell: Tell = lambda line: None) -> Draf
         findings["speed"] = hint
     small = known.config is not None and getattr(known.config, "hidden_size", SMALL) < SMALL
     evaluation = {"metric": metric, "max_new_tokens": None if reading.texts or limits is None else limits.answer}
+    settings = settings_of(method, work, FAST if small else SLOW, evaluation)
     text = rendered(
-        **settings_of(method, work, FAST if small else SLOW, evaluation),
+        **settings,
         pictures=False,
         base=base,
         known=known.config is None or known.config.model_type in WITH_THEM,
@@ -131,23 +135,28 @@ def draft(given: Given, ask: Ask | None, tell: Tell = lambda line: None) -> Draf
         max_length=limits.longest if limits else None,
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )
-    return Draft(text, findings, warnings, method)
+    return Draft(text, findings, warnings, method, tuple(settings["rows"]))
 
 
-def method_of(given: Given, data: TaskData) -> str:
-    """The method that the configuration has."""
-    return given.method or (METHOD if len(data.clients) > 1 else ALONE)
+def proposal(data: TaskData) -> tuple[str, str]:
+    """The method for several clients, and why. docs/choosing.md has the measurements."""
+    _, middle, _ = survey.sizes(data.clients.values())
+    return (ALONE, WHY) if middle >= ENOUGH else (SHARING, WHY_OWN)
 
 
-def method_and_work(given: Given, data: TaskData, budget: Budget) -> tuple[Work, str]:
-    """How much is trained, and in one line by which method and why."""
-    method = method_of(given, data)
+def method_and_work(given: Given, data: TaskData, budget: Budget, proposed: str, why: str) -> tuple[str, Work, str]:
+    """The method, how much is trained, and both in one line with the reason.
+
+    Args:
+        proposed: the method for several clients, and `why`.
+    """
+    method = given.method or (proposed if len(data.clients) > 1 else ALONE)
     sizes = [len(client.train) for client in data.clients.values() if client.train]
-    work = budget.work(sizes, own_steps=method in OWN_STEPS)
+    work = budget.work(sizes, own_steps=method in OWN_STEPS, alone=method == ALONE)
     if given.method:
-        return work, f"{method}, as given; {_about_work(work)}"
-    why = WHY if method == METHOD else "there is one client"
-    return work, f"{method} ({why}); {_about_work(work)}"
+        return method, work, f"{method}, as given; {_about_work(work)}"
+    reason = why if len(data.clients) > 1 else "there is one client"
+    return method, work, f"{method} ({reason}); {_about_work(work)}"
 
 
 def settings_of(method: str, work: Work, rates: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,21 +166,39 @@ def settings_of(method: str, work: Work, rates: Mapping[str, Any], evaluation: M
         own["num_models"] = min(MODELS, work.clients)
     if work.own_steps:
         own["personal_steps"] = work.own_steps
-    rounds, steps = work.alone()
-    alone = [f"method={ALONE}", f"rounds={rounds}", f"local.steps={steps}", f"eval.every={math.ceil(rounds / 4)}"]
-    alone += ["participation=1.0"] if work.cohort < work.clients else []
     return {
         "work": work,
         "about_work": f"about {_few_digits(work.passes)} passes over the training examples of a median client"
         + (", with its own steps at the end" if work.own_steps else ""),
-        "about_method": "Each client trains alone." if method == ALONE
-        else f"{WHY[0].upper()}{WHY[1:]}." if method == METHOD
-        else "docs/choosing.md says when to use which method.",
+        "about_method": "Each client trains alone. docs/choosing.md says what else there is, and what was measured."
+        if method == ALONE else "docs/choosing.md says when to use which method.",
         "method": own,
         "local": {"steps": work.steps, "batch_size": work.batch, **rates},
         "eval": {"every": math.ceil(work.rounds / 4)} | {key: v for key, v in evaluation.items() if v is not None},
-        "rows": {} if method == ALONE else {ALONE: alone, method: []},
+        "rows": _rows(method, work),
     }  # fmt: skip
+
+
+def _rows(method: str, work: Work) -> dict[str, list[str]]:
+    """What is compared, each with as many steps of a client as the method has: `local` with two that share, or another
+    method with `local`."""
+    if method != ALONE:
+        rounds, steps = work.alone()
+        alone = [f"method={ALONE}", *_of_rounds(rounds), f"local.steps={steps}"]
+        return {ALONE: alone + (["participation=1.0"] if work.cohort < work.clients else []), method: []}
+    if work.clients == 1:
+        return {}
+    rows: dict[str, list[str]] = {ALONE: []}
+    for other in RIVALS:
+        rows[other] = [f"method={other}"]
+        if other in OWN_STEPS:
+            rounds, own = work.halved()
+            rows[other] += [*_of_rounds(rounds), f"method.personal_steps={own}"]
+    return rows
+
+
+def _of_rounds(rounds: int) -> list[str]:
+    return [f"rounds={rounds}", f"eval.every={math.ceil(rounds / 4)}"]
 
 
 def about_clients(data: TaskData, chosen: str) -> dict[str, str]:

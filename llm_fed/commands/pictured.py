@@ -66,8 +66,7 @@ def draft(path: Path, given: Given, ask: Ask | None) -> init.Draft:
             "images", str(path), image_size=image_size, partition=PartitionConfig("iid", clients=clients)
         )
         data = tasks.load(config, 0)
-    method = init.method_of(given, data)
-    work, line = init.method_and_work(given, data, BUDGET)
+    method, work, line = init.method_and_work(given, data, BUDGET, init.SHARING, init.WHY_OWN)
     findings = {
         **init.about_clients(data, ""),
         "pictures": _about_pixels(data, image_size),
@@ -76,8 +75,9 @@ def draft(path: Path, given: Given, ask: Ask | None) -> init.Draft:
         "method": line,
     }
     labels = list(data.labels) if len(data.labels) <= MOST_LABELS else None
+    settings = init.settings_of(method, work, RATES if drawn else RATES_OF_ADAPTERS, {})
     text = init.rendered(
-        **init.settings_of(method, work, RATES if drawn else RATES_OF_ADAPTERS, {}),
+        **settings,
         pictures=True,
         base=base,
         about_base="cnn and resnet-9 to resnet-152 are drawn and trained whole. A checkpoint (a ViT) gets adapters.",
@@ -89,7 +89,8 @@ def draft(path: Path, given: Given, ask: Ask | None) -> init.Draft:
         why_dealt="nothing says whose a picture is; kind: dirichlet deals out labels unevenly",
         about_eval="",
     )
-    return init.Draft(text, findings, [*init.about_sizes(data), *_about_missing(data), *_repeated(data)], method, False)
+    warnings = [*init.about_sizes(data), *_about_missing(data), *_repeated(data)]
+    return init.Draft(text, findings, warnings, method, tuple(settings["rows"]), answers=False)
 
 
 def _base_for(path: Path) -> tuple[str, int | None]:

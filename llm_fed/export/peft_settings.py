@@ -171,6 +171,9 @@ def read(folder: Path) -> AdapterSettings:
         )
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("names of modules and bases are texts")
+        numbers = (made.rank, made.alpha, *made.ranks.values(), *made.alphas.values())
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise TypeError("ranks and alphas are numbers")
     except _DAMAGED as error:
         raise _not_lora(folder, error) from error
     if kind != "LORA":

@@ -306,7 +306,10 @@ class Node:
         name = here.method["name"]
         print(f"{name} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
         reading = built.reading.for_people() if built.reading else {}
-        for line in [*(f"{label}: {text}" for label, text in reading.items()), *taking_part.notes(built)]:
+        for line in [
+            *(f"{label}: {text}" for label, text in reading.items()),
+            *taking_part.notes(built, everybody=False),
+        ]:
             print(line, flush=True)
 
     def _here(self, place: Place, config: Config) -> Config:

@@ -313,7 +313,8 @@ class Run:
     def remember(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a small JSON file of the run folder with its checksum, whole or not at all; RunError if the disk is
         full."""
-        self._write(name, json.dumps(checksum.added(value), indent=1, ensure_ascii=False).encode())
+        text = json.dumps(checksum.added(value), indent=1, ensure_ascii=False)
+        self._write(name, text.encode(errors="backslashreplace"))  # JSON's own escape for half of a character
 
     def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write a JSONL file of the run folder, whole or not at all; RunError if the disk is full."""

@@ -64,4 +64,13 @@ def test_the_file_compares_at_equal_work():
     rounds, steps = found.alone()
     assert {f"rounds={rounds}", f"local.steps={steps}"} < set(settings["rows"]["local"])
     assert math.isclose(rounds * steps, 30 * 9 * 10 / 50 + 36, rel_tol=0.1)
-    assert init.settings_of("local", found, init.SLOW, {})["rows"] == {}
+    assert init.settings_of("local", init.BUDGET.work([72], own_steps=False), init.SLOW, {})["rows"] == {}
+
+
+def test_local_is_compared_with_methods_that_share_at_equal_work():
+    found = init.BUDGET.work([72] * 5, own_steps=False, alone=True)
+    rows = init.settings_of("local", found, init.SLOW, {})["rows"]
+    assert [*rows] == ["local", "fedlora", "fedalt"] and rows["local"] == [] and rows["fedalt"] == ["method=fedalt"]
+    words = dict(word.split("=") for word in rows["fedlora"])
+    shared, own = int(words["rounds"]) * found.steps, int(words["method.personal_steps"])
+    assert shared + own == found.rounds * found.steps and own >= shared

@@ -63,7 +63,8 @@ def test_torn_and_cut_logs(small, llm_fed, finished, tmp_path):
             log.write('{"kind": "rou')
     assert llm_fed("run", config, "--out", tmp_path / "torn").code == 0
     assert (tmp_path / "torn/metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
-    assert (tmp_path / "torn/timing.jsonl").read_bytes() == (finished / "timing.jsonl").read_bytes()
+    timing = (tmp_path / "torn/timing.jsonl").read_bytes()  # the end was done again, which took its time
+    assert timing.startswith((finished / "timing.jsonl").read_bytes()) and timing.endswith(b"}\n")
     cut(tmp_path / "cut/metrics.jsonl")
     said = llm_fed("run", config, "--out", tmp_path / "cut")
     said.assert_refused("metrics.jsonl has 50 bytes, but", "--fresh", code=1)

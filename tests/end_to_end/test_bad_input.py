@@ -81,7 +81,7 @@ def test_more_clients_than_data(small, llm_fed, tmp_path):
     [
         ("rounds: [1\n", ["c.yaml"]),
         ("- rounds\n", ["c.yaml", "not a mapping"]),
-        ("rounds\n", ["rounds is None"]),
+        ("rounds\n", ["c.yaml", "not a mapping"]),
         ("1: 2\n", ["unknown key 1"]),
         ("method: fedit\n", ["method is 'fedit'", "mapping"]),
         ("method: {num_models: 2}\n", ["method", "name"]),
@@ -109,16 +109,11 @@ def malformed_line(data: Path) -> None:
         file.write('{"instruction": "w20"\n')
 
 
-def empty_client(data: Path) -> None:
-    (data / "bob/train.jsonl").write_text("")
-
-
 @pytest.mark.parametrize(
     "damage, parts",
     [
         (no_folder, ["no such file or folder"]),
         (malformed_line, ["bob/train.jsonl, line 7", "malformed JSON"]),
-        (empty_client, ["client 'bob'", "train.jsonl holds no example", "remove the client"]),
     ],
 )
 def test_wrong_data(small, llm_fed, tmp_path, damage, parts):
@@ -239,7 +234,8 @@ def test_a_damaged_adapter(small, llm_fed, finished, tmp_path, damage, parts):
 
 def test_an_adapter_of_another_base(small, llm_fed, finished, tmp_path):
     other = tiny_base.folder(tmp_path / "other", hidden_size=32)
-    words = ["--adapter", finished / "adapters/bob", "--data", small.data / "bob/test.jsonl"]
+    (tmp_path / "new.jsonl").write_text('{"instruction": "w1 w2", "output": "w3"}\n')
+    words = ["--adapter", finished / "adapters/bob", "--data", tmp_path / "new.jsonl"]
     said = llm_fed("eval", "--base", other, *words, "--json")
     said.assert_refused("does not fit the base", str(small.base), str(other))
 

@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 
 from llm_fed import load_client
 from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.records import read_records
 
@@ -49,5 +48,6 @@ def test_a_federation_of_conversations(small, talks, tmp_path):
     personal = load_client(tmp_path / "run/adapters/ada", str(talks / "base"))
     (answer,) = personal.generate(["w20"])
     assert answer.split()[:1] == ["w4"]  # the first turn of the assistant was trained on, too
-    with pytest.raises(UserError, match="the data are conversations, .* choose an instruction-tuned base"):
-        experiment.train(from_dict(small.tree(task={**task, "template": "plain"})), tmp_path / "plain")
+    experiment.train(from_dict({**tree, "task": {**tree["task"], "template": "plain"}}), tmp_path / "plain")
+    losses = [line["loss"] for line in read_records(tmp_path / "plain/metrics.jsonl") if line["kind"] == "round"]
+    assert losses[-1] < losses[0]  # a template of text takes conversations, too

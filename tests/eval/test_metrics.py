@@ -102,7 +102,7 @@ def test_modules_load_offline_and_leave_their_folder_alone(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(evaluate.config, "HF_EVALUATE_OFFLINE", True)
     before = sorted(FOLDER.rglob("*"))
-    for name in sorted({metric.folder for metric in METRICS.values()}):
+    for name in sorted({metric.folder for metric in METRICS.values()} - {""}):
         module = evaluate.load(str(FOLDER / name))
         assert isinstance(module, evaluate.Metric) and module.name == name
         right = (1, 1) if name == "accuracy" else ("it is true", ["it is true"])

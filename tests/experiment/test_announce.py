@@ -50,7 +50,7 @@ def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path, without_reports):
         "18 for training (6 per client), 6 for validation (2 per client), 9 for testing (3 per client); "
         "left out because too long: 1 training"
     )
-    assert found["base"] == f"{small.base}, 10,800 parameters, float32, on cpu"
+    assert found["base"] == f"{small.base}, 10,800 parameters, float32, on cpu in 1 process"
     assert found["training"] == (
         "a LoRA adapter of rank 2 on q_proj, v_proj: 336 parameters per client, all of which are sent"
     )
@@ -67,7 +67,7 @@ def test_the_plan_of_whole_image_models_that_differ(tmp_path):
     rows = plan.rows()
     assert rows["training"].startswith("2 whole models side by side (own, small): 94,856 to 125,040 parameters")
     assert rows["training"].endswith("of which 47,428 are sent")
-    assert rows["base"] == "cnn (shared), 47,428 parameters, float32, on cpu"
+    assert rows["base"] == "cnn (shared), 47,428 parameters, float32, on cpu in 1 process"
     # 36 pictures for three clients, a fifth of them held out: 9 or 10 each, hence 2 batches of 8.
     assert rows["each round"] == "1 epoch, 2 steps of 8 examples, learning rate 0.003, decaying to 0.001 in the last"
     assert plan.costs.activations > 0 and plan.costs.base > 4 * 47_428

@@ -131,7 +131,7 @@ def test_only_rounds_up_to_the_exported_one_count(small, tmp_path, monkeypatch):
 
 
 def test_an_end_that_was_killed_leaves_no_model_that_is_not_asked_for(small, whole, tmp_path, monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

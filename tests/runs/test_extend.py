@@ -101,7 +101,9 @@ def checkpoint(folder: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def score_rounds(folder: Path) -> list[tuple[int, str]]:
-    return [(x["round"], x["split"]) for x in read_records(folder / "metrics.jsonl") if x["kind"] == "score"]
+    """Of the run's own models; the base alone is round 0."""
+    lines = [line for line in read_records(folder / "metrics.jsonl") if line["kind"] == "score" and line["round"]]
+    return [(line["round"], line["split"]) for line in lines]
 
 
 def toy_run(folder: Path, rounds: int, method: Any, **settings: Any) -> Any:
@@ -300,10 +302,10 @@ def test_scores_of_another_kind_start_the_search_anew(small, tmp_path, changed, 
     assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 4
     lines = read_records(tmp_path / "run/metrics.jsonl")
     (anew,) = (place for place, line in enumerate(lines) if line["kind"] == "search anew")
-    scored = [(line["round"], line["mean"]) for line in lines[:anew] if line["kind"] == "score"]
+    scored = [(line["round"], line["mean"]) for line in lines[:anew] if line["kind"] == "score" and line["round"]]
     assert scored == [(1, 10.0), (2, 99.0), (3, 20.0)]  # they stay
     split = changed.get("during", "validation")
-    scored = [(x["round"], x["split"], x["mean"]) for x in lines[anew:] if x["kind"] == "score"]
+    scored = [(x["round"], x["split"], x["mean"]) for x in lines[anew:] if x["kind"] == "score" and x["round"]]
     assert scored[:-1] == [(3, split, 5.0), (4, split, 8.0), (5, split, 7.0)] and scored[-1][:2] == (4, "test")
 
 

@@ -121,4 +121,6 @@ def federate(folder: Path, small: Small, settings: dict[str, Any], **options: An
 
 
 def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    return [line for line in read_records(folder / "run/metrics.jsonl") if line["kind"] in kinds]
+    """Without the scores of the base alone, which nodes do not make."""
+    found = [line for line in read_records(folder / "run/metrics.jsonl") if line["kind"] in kinds]
+    return [line for line in found if line["kind"] != "score" or line["round"]]
