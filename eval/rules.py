@@ -55,7 +55,7 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
         train, test: Examples, or for `accuracy` Pictures.
         metric: a name in METRICS.
     """
-    if not train or not test:
+    if not train or not test or METRICS[metric].scores == "loss":  # of which a rule has none
         return None
     if METRICS[metric].scores == "labels":
         return _most_frequent_class(train, test, metric)

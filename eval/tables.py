@@ -112,7 +112,7 @@ class Table:
         where rows of the comparison differ in base or data once for those that share it. Empty where nothing is known;
         of pictures there is none that is not known."""
         found = {kind: list(_baselines(self.rows, kind)) for kind in BASELINES}
-        if METRICS[self.metric].scores != "labels":
+        if METRICS[self.metric].scores in ("texts", "options"):
             return {kind: rows or [Row(kind, [], "", Parameters())] for kind, rows in found.items()}
         return {kind: rows for kind, rows in found.items() if rows}
 

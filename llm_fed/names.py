@@ -19,7 +19,7 @@ def folder_name(name: str) -> str:
         return name.replace(".", "%2E")
     if all(map(_is_fit, name)):
         return name
-    return "".join(char if _is_fit(char) and char != "%" else quote(char, "", errors="surrogatepass") for char in name)
+    return "".join(char if _is_fit(char) and char != "%" else quote(_bytes(char), "") for char in name)
 
 
 def same_name(name: str, valid: Collection[str]) -> str | None:
@@ -28,6 +28,11 @@ def same_name(name: str, valid: Collection[str]) -> str | None:
         return name
     forms = {composed(each): each for each in valid if isinstance(each, str)}
     return forms.get(composed(name), forms.get(folder_name(name))) if isinstance(name, str) else None
+
+
+def _bytes(char: str) -> bytes:
+    """Also of half a character: of a byte in the name of a file that is no UTF-8, that byte."""
+    return char.encode(errors="surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass")
 
 
 def _is_fit(char: str) -> bool:

@@ -69,7 +69,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
         alone=alone,
         rule=rule,
         rules=rules_in_words(rule) if rule else "",
-        text=shown is not None and METRICS[shown["metric"]].scores != "labels",
+        text=shown is not None and METRICS[shown["metric"]].scores in ("texts", "options"),
         local=local.get(shown["split"]) if shown else None,
         final=bool(final),
         table=client_table(by_kind, shown, alone, rule),

@@ -27,7 +27,7 @@ def beside_baselines(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
     """The scores of runs on the same data by name, after those of the base alone and of the best rule that trains
     nothing; of texts these are empty where the runs have not scored them."""
     metric = next((result["scores"]["metric"] for result in results.values() if "metric" in result["scores"]), None)
-    text = metric is not None and METRICS[metric].scores != "labels"
+    text = metric is not None and METRICS[metric].scores in ("texts", "options")
     found: dict[str, dict[str, Any]] = {
         kind: next((result[kind] for result in results.values() if kind in result), {}) for kind in ("base", "rule")
     }

@@ -39,7 +39,7 @@ def test_a_text_is_its_own_tokens(bos, template):
 
 def test_lengths_are_those_of_the_tokens():
     tokenizer = tokenizer_of(bos=True)
-    examples = [Example("", ("w4 w5 w6",)), Example("w1", ("w2",))]
+    examples = [Example("", ("w4 w5 w6",)), Example("w1", ("w3",))]
     (found,) = Encoder(tokenizer, TaskConfig(template="alpaca")).lengths([examples])
     assert [length.whole for length in found] == [len(encoded(e, tokenizer, "alpaca").input_ids) for e in examples]
 
