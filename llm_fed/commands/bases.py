@@ -13,6 +13,7 @@ from llm_fed.config import AdapterConfig, BaseConfig
 from llm_fed.errors import UserError
 from llm_fed.models.loading import check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
+from llm_fed.models.rotary import context
 from llm_fed.tasks.chat import GENERATION
 from llm_fed.tasks.templates import filled
 
@@ -77,7 +78,7 @@ def _size(model: PreTrainedModel) -> str:
 
 def _context(model: PreTrainedModel) -> str:
     config = model.config.get_text_config()
-    length = getattr(config, "max_position_embeddings", None)
+    length = context(config)
     window = getattr(config, "sliding_window", None)
     known = "not stated" if length is None else f"{length:,} tokens"
     return known + (f"; a layer with a sliding window sees {window:,} of them" if window else "")
