@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from llm_fed.config import AdapterConfig, BaseConfig
 from llm_fed.errors import UserError
+from llm_fed.models.families import feels_padding
 from llm_fed.models.loading import check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.models.rotary import context
@@ -43,6 +44,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         raise UserError(explain(name, error, "a causal LM")) from error
     questions: dict[str, Callable[[], str]] = {
         "family": lambda: _family(model),
+        "answers in batches": lambda: _batches(model),
         "size": lambda: _size(model),
         "context": lambda: _context(model),
         "adapters on q_proj and v_proj (the default)": lambda: _adapters(model, AdapterConfig()),
@@ -64,6 +66,12 @@ def _family(model: PreTrainedModel) -> str:
     kind = model.config.get_text_config().model_type
     compared = "tested against stock PEFT on a small model" if kind in COMPARED else "not tested against stock PEFT yet"
     return f"{kind} ({type(model).__name__}), {compared}"
+
+
+def _batches(model: PreTrainedModel) -> str:
+    if feels_padding(model.config):
+        return "prompts of one length at a time, as padding may change what models of this family say"
+    return "prompts of any length together; of a small model each answer was the same as alone"
 
 
 def _size(model: PreTrainedModel) -> str:

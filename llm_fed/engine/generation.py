@@ -25,6 +25,7 @@ from llm_fed.engine.inference import autocast
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
 from llm_fed.errors import RunError, UserError
+from llm_fed.models.families import feels_padding
 from llm_fed.models.loading import Base, end_tokens
 from llm_fed.models.rotary import context, regimes
 from llm_fed.tasks.common import Encoded
@@ -50,8 +51,9 @@ def generate(
 
     An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is
     full. It does not depend on the rows beside it, up to the rounding of a batched product (in half precision a
-    near tie of two tokens may fall either way). Unlike in `model.generate`, a row leaves the batch when its
-    answer ends, and a beginning that an adapter's prompts share is read once per batch, where that pays.
+    near tie of two tokens may fall either way); a base that feels padding answers prompts of one length together.
+    Unlike in `model.generate`, a row leaves the batch when its answer ends, and a beginning that an adapter's prompts
+    share is read once per batch, where that pays.
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
@@ -66,7 +68,8 @@ def generate(
     texts = [""] * len(requests)
     shared = _shared(base, requests, mix)
     # Longest first: if memory does not suffice, that shows at once.
-    for chosen in batches(requests, [1] * len(requests), batch_size, shared):
+    even = feels_padding(base.model.config)
+    for chosen in batches(requests, [1] * len(requests), batch_size, shared, even=even):
         weights = None if mix is None else mix[chosen]
         answers: list[list[int]] = [[] for _ in chosen]
         batch = [requests[i] for i in chosen]
@@ -252,9 +255,11 @@ def _score(
 
 
 def _grows_otherwise(base: Base, request: Scored) -> bool:
-    """Whether a prompt is read otherwise with one of its options behind it than alone, see `rotary.Regimes`."""
+    """Whether a prompt may be read otherwise with one of its options behind it than alone, see `rotary.Regimes`; so
+    may a family's that feels padding, as options of unequal length are padded."""
     its, (_, prompt, options) = regimes(base.model), request
-    return its is not None and any(its.crosses(len(prompt), len(prompt) + len(option)) for option in options)
+    crosses = its is not None and any(its.crosses(len(prompt), len(prompt) + len(option)) for option in options)
+    return crosses or feels_padding(base.model.config)
 
 
 def _score_whole(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor | None) -> list[float]:
@@ -277,7 +282,9 @@ def _score_whole(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Te
 def _shared(base: Base, requests: Sequence[Asked], mix: Tensor | None) -> dict[int, int]:
     """`shared_prefixes`, of which there are none where a prompt's own weights mix the adapters it is read under, or
     where a beginning alone would be read otherwise than within its prompt."""
-    shared = {} if mix is not None else shared_prefixes(base.model.config, requests)
+    if mix is not None or feels_padding(base.model.config):
+        return {}
+    shared = shared_prefixes(base.model.config, requests)
     its = regimes(base.model)
     if its is not None and any(its.crosses(shared.get(row, 0), len(prompt)) for row, prompt in requests):
         return {}

@@ -69,8 +69,9 @@ def context(config: Any) -> int | None:
     config = config.get_text_config()
     length = getattr(config, "max_position_embeddings", None)
     parameters = getattr(config, "rope_parameters", None) or {}
-    longer = parameters.get("factor", 1) if parameters.get("rope_type") == "dynamic" else 1
-    return None if length is None else int(length * max(1, longer))
+    kinds = [each for each in (parameters, *parameters.values()) if isinstance(each, dict)]  # of layers, in some
+    longer = max([1, *(each.get("factor") or 1 for each in kinds if each.get("rope_type") == "dynamic")])
+    return None if length is None else int(length * longer)
 
 
 def row_positions(lengths: Tensor, width: int) -> Tensor:
