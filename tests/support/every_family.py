@@ -217,7 +217,7 @@ def build(
         config = config_of(family, **changes)
         with torch.device("meta"):
             size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-        if size > 3_000_000:
+        if size > 10_000_000:
             raise ValueError(f"{size:,} parameters")
         options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         model = drawn(lambda: AutoModelForCausalLM.from_config(config, **options), 0)
