@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
-# federations in random forms of files, kills, full disks and flipped bits, the soak, the quickstart at three seeds, both
-# server-side benchmarks, and all tests with the lowest versions of dependencies.
+# federations in random forms of files, rows beside others in every family of models, kills, full disks and flipped bits,
+# the soak, the quickstart at three seeds, both server-side benchmarks, and all tests with the lowest versions of
+# dependencies.
 # With LLM_FED_BASE and LLM_FED_DATA set, also the benchmarks of cohorts, experts and mixing weights on real data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,6 +24,7 @@ PYTHONPATH=tests/support "$bin/python" tests/support/federations.py --cases 5000
 # With LLM_FED_WILD set to a folder whose bases/ holds real tokenizers, also with these.
 PYTHONPATH=tests/support "$bin/python" tests/support/talks.py --cases 20000 \
   ${LLM_FED_WILD:+--bases "$LLM_FED_WILD/bases"}
+PYTHONPATH=tests/support "$bin/python" tests/support/rows_alone.py
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py kills
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py full
 PYTHONPATH=tests/support "$bin/python" tests/support/flips.py --cases 2000

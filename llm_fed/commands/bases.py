@@ -11,8 +11,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from llm_fed.config import AdapterConfig, BaseConfig
 from llm_fed.errors import UserError
+from llm_fed.models.families import feels_padding
 from llm_fed.models.loading import check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
+from llm_fed.models.rotary import context
 from llm_fed.tasks.chat import GENERATION
 from llm_fed.tasks.templates import filled
 
@@ -42,6 +44,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         raise UserError(explain(name, error, "a causal LM")) from error
     questions: dict[str, Callable[[], str]] = {
         "family": lambda: _family(model),
+        "answers in batches": lambda: _batches(model),
         "size": lambda: _size(model),
         "context": lambda: _context(model),
         "adapters on q_proj and v_proj (the default)": lambda: _adapters(model, AdapterConfig()),
@@ -65,6 +68,12 @@ def _family(model: PreTrainedModel) -> str:
     return f"{kind} ({type(model).__name__}), {compared}"
 
 
+def _batches(model: PreTrainedModel) -> str:
+    if feels_padding(model.config):
+        return "prompts of one length at a time, as padding may change what models of this family say"
+    return "prompts of any length together; of a small model each answer was the same as alone"
+
+
 def _size(model: PreTrainedModel) -> str:
     count = sum(p.numel() for p in model.parameters())
     linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
@@ -77,7 +86,7 @@ def _size(model: PreTrainedModel) -> str:
 
 def _context(model: PreTrainedModel) -> str:
     config = model.config.get_text_config()
-    length = getattr(config, "max_position_embeddings", None)
+    length = context(config)
     window = getattr(config, "sliding_window", None)
     known = "not stated" if length is None else f"{length:,} tokens"
     return known + (f"; a layer with a sliding window sees {window:,} of them" if window else "")

@@ -19,6 +19,7 @@ from llm_fed.errors import UserError
 from llm_fed.models.frozen import freeze
 from llm_fed.models.joined import full, respond
 from llm_fed.models.lora import Lora, targets
+from llm_fed.models.rotary import regimes, row_positions
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, labels_of, pixels_of
 
@@ -92,13 +93,24 @@ class Text:
                 handle = model.get_output_embeddings().register_forward_pre_hook(keep_predicting)
                 stack.callback(handle.remove)
             stack.enter_context(known_masks())
-            logits = model(input_ids=batch.input_ids.to(model.device), use_cache=False).logits.flatten(0, 1)
+            inputs = inputs_of(model, batch.input_ids, batch.lengths)
+            logits = model(**inputs, use_cache=False).logits.flatten(0, 1)
         if all_rows:
             logits = logits.index_select(0, places)
         return logits.float()
 
 
 TEXT = Text()
+
+
+def inputs_of(model: Any, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    """What a model is given of rows (N, T) that are padded on the right, on its device: with positions where its
+    rotary embeddings look at the length of a row."""
+    inputs = {"input_ids": input_ids}
+    its, width = regimes(model), input_ids.shape[1]
+    if its is not None and width > its.border:
+        inputs["position_ids"] = row_positions(lengths, width)
+    return {name: value.to(model.device) for name, value in inputs.items()}
 
 
 @dataclass(frozen=True)

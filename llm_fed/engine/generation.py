@@ -9,6 +9,7 @@ import inspect
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -18,10 +19,16 @@ from transformers import Cache
 
 from llm_fed import signs
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.examples import TEXT
+from llm_fed.engine.fit import token_losses
+from llm_fed.engine.inference import autocast
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
 from llm_fed.errors import RunError, UserError
+from llm_fed.models.families import feels_padding
 from llm_fed.models.loading import Base, end_tokens
+from llm_fed.models.rotary import context, regimes
+from llm_fed.tasks.common import Encoded
 from llm_fed.tasks.control import THINK, answer_of
 from llm_fed.tasks.templates import filled
 
@@ -44,8 +51,9 @@ def generate(
 
     An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is
     full. It does not depend on the rows beside it, up to the rounding of a batched product (in half precision a
-    near tie of two tokens may fall either way). Unlike in `model.generate`, a row leaves the batch when its
-    answer ends, and a beginning that an adapter's prompts share is read once per batch, where that pays.
+    near tie of two tokens may fall either way); a base that feels padding answers prompts of one length together.
+    Unlike in `model.generate`, a row leaves the batch when its answer ends, and a beginning that an adapter's prompts
+    share is read once per batch, where that pays.
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
@@ -60,7 +68,8 @@ def generate(
     texts = [""] * len(requests)
     shared = _shared(base, requests, mix)
     # Longest first: if memory does not suffice, that shows at once.
-    for chosen in batches(requests, [1] * len(requests), batch_size, shared):
+    even = feels_padding(base.model.config)
+    for chosen in batches(requests, [1] * len(requests), batch_size, shared, even=even):
         weights = None if mix is None else mix[chosen]
         answers: list[list[int]] = [[] for _ in chosen]
         batch = [requests[i] for i in chosen]
@@ -102,13 +111,18 @@ def option_log_likelihoods(
         _room(base, prompt, max(map(len, options)), at_least=max(map(len, options)))
     results: list[list[float]] = [[] for _ in requests]
     asked = [(row, prompt) for row, prompt, _ in requests]
-    shared = _shared(base, asked, mix)
-    for chosen in batches(asked, [len(options) for _, _, options in requests], batch_size, shared):
-        weights = None if mix is None else mix[chosen]
-        scores = iter(_score(base, bank, [requests[i] for i in chosen], weights, shared))
-        for i in chosen:
-            results[i] = [next(scores) for _ in requests[i][2]]
-        signs.answered(len(chosen))
+    whole = [i for i, request in enumerate(requests) if _grows_otherwise(base, request)]
+    begun = sorted({*range(len(requests))}.difference(whole))
+    shared = _shared(base, [asked[i] for i in begun], mix)
+    for places, score in ((begun, partial(_score, shared=shared)), (whole, _score_whole)):
+        sizes = [len(requests[i][2]) for i in places]
+        for chosen in batches([asked[i] for i in places], sizes, batch_size, shared if places is begun else {}):
+            picked = [places[place] for place in chosen]
+            weights = None if mix is None else mix[picked]
+            scores = iter(score(base, bank, [requests[i] for i in picked], weights))
+            for i in picked:
+                results[i] = [next(scores) for _ in requests[i][2]]
+            signs.answered(len(picked))
     return results
 
 
@@ -149,6 +163,35 @@ def _tokens(
 ) -> Iterator[tuple[int, int]]:
     """(n, token) of every row's next token, in the order in which they become known: at most rooms[n] of a row,
     without the token that ends it."""
+    texts = [[*prompt] for _, prompt in batch]
+    its, going = regimes(base.model), list(range(len(batch)))
+    while going:
+        border = its.border if its is not None and its.read_again else None
+        again: list[int] = []
+        asked = [(batch[n][0], tuple(texts[n])) for n in going]
+        left = [rooms[n] - len(texts[n]) + len(batch[n][1]) for n in going]
+        weights = None if mix is None else mix[going]
+        for place, token, leaves in _read(base, bank, asked, left, stops, weights, shared, border):
+            n = going[place]
+            texts[n].append(token)
+            yield n, token
+            if leaves:
+                again.append(n)
+        going, shared = again, {}
+
+
+def _read(
+    base: Base,
+    bank: AdapterBank,
+    batch: Sequence[Asked],
+    rooms: Sequence[int],
+    stops: set[int],
+    mix: Tensor | None,
+    shared: Mapping[int, int],
+    border: int | None,
+) -> Iterator[tuple[int, int, bool]]:
+    """(n, token, whether the row leaves here to be read again) of every row's next token, see `_tokens`; a row leaves
+    where its text has just grown beyond the border."""
     index = torch.tensor([row for row, _ in batch])
     ids, mask, cache = _begin(base, bank, batch, shared)
     width = mask.shape[1]
@@ -166,9 +209,11 @@ def _tokens(
                     if token == _NAN:
                         raise _not_a_number(base, len(batch[n][1]) + lengths[n])
                     if token not in stops:
-                        yield n, token
                         lengths[n] += 1
-                        if lengths[n] < rooms[n]:
+                        wanted = lengths[n] < rooms[n]
+                        leaves = wanted and border is not None and len(batch[n][1]) + lengths[n] == border + 1
+                        yield n, token, leaves
+                        if wanted and not leaves:
                             going.append(n)
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         if going:
@@ -209,9 +254,41 @@ def _score(
     return scores
 
 
+def _grows_otherwise(base: Base, request: Scored) -> bool:
+    """Whether a prompt may be read otherwise with one of its options behind it than alone, see `rotary.Regimes`; so
+    may a family's that feels padding, as options of unequal length are padded."""
+    its, (_, prompt, options) = regimes(base.model), request
+    crosses = its is not None and any(its.crosses(len(prompt), len(prompt) + len(option)) for option in options)
+    return crosses or feels_padding(base.model.config)
+
+
+def _score_whole(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor | None) -> list[float]:
+    """As `_score`, of prompts that are read anew with each option."""
+    owner = torch.tensor([n for n, (_, _, options) in enumerate(batch) for _ in options])
+    texts = [
+        Encoded([*prompt, *option], [False] * len(prompt) + [True] * len(option))
+        for _, prompt, options in batch
+        for option in options
+    ]
+    index, picked = torch.tensor([row for row, _, _ in batch])[owner], TEXT.collate(texts)
+    with bank.attached(index, mix=None if mix is None else mix[owner]), autocast(base):
+        losses = token_losses(base.model, picked, all_rows=bank.adapts_head).double().cpu()
+    scores: list[float] = (-torch.zeros(len(texts), dtype=torch.float64).index_add_(0, picked.rows, losses)).tolist()
+    if any(map(math.isnan, scores)):
+        raise _not_a_number(base, max(map(TEXT.length, texts)))
+    return scores
+
+
 def _shared(base: Base, requests: Sequence[Asked], mix: Tensor | None) -> dict[int, int]:
-    """`shared_prefixes`, of which there are none where a prompt's own weights mix the adapters it is read under."""
-    return {} if mix is not None else shared_prefixes(base.model.config, requests)
+    """`shared_prefixes`, of which there are none where a prompt's own weights mix the adapters it is read under, or
+    where a beginning alone would be read otherwise than within its prompt."""
+    if mix is not None or feels_padding(base.model.config):
+        return {}
+    shared = shared_prefixes(base.model.config, requests)
+    its = regimes(base.model)
+    if its is not None and any(its.crosses(shared.get(row, 0), len(prompt)) for row, prompt in requests):
+        return {}
+    return shared
 
 
 def _begin(
@@ -283,19 +360,16 @@ def _room(base: Base, prompt: Sequence[int], wanted: int, at_least: int = 1) -> 
     if room < at_least:
         raise UserError(
             f"a prompt of {len(prompt)} tokens leaves no room for an answer of {at_least}: the context of "
-            f"{base.name!r} is {_context(base)} tokens; lower task.max_length, so that longer examples are skipped"
+            f"{base.name!r} is {context(base.model.config)} tokens; lower task.max_length, so that longer examples "
+            "are skipped"
         )
     return room
 
 
 def room_after(base: Base, prompt: int, wanted: int) -> int:
     """How many of the wanted tokens may follow a prompt of so many; the token that ends an answer needs no room."""
-    context = _context(base)
-    return wanted if context is None else min(wanted, context - prompt + 1)
-
-
-def _context(base: Base) -> int | None:
-    return getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
+    limit = context(base.model.config)
+    return wanted if limit is None else min(wanted, limit - prompt + 1)
 
 
 def answer_text(base: Base, prompt: Sequence[int], tokens: Sequence[int]) -> str:

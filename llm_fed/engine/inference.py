@@ -13,6 +13,7 @@ from torch import Tensor
 
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.examples import inputs_of
 from llm_fed.engine.fit import token_losses
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import plan
@@ -82,10 +83,14 @@ def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
     """h (R, H): the base's last hidden state at each prompt's last token, at least float32, on the CPU."""
     lengths = [len(prompt) for prompt in prompts]
     found = torch.zeros(len(prompts), base.model.config.get_text_config().hidden_size)
+    body = base.model.base_model
+    if body is base.model:  # of some families it is the whole model
+        body = getattr(base.model, "model", body)
     for chosen in plan(lengths, *budget_and_overhead(base.model.device)):
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompts[i]) for i in chosen], batch_first=True)
         with autocast(base):  # padding on the right reaches no real token
-            output = base.model.base_model(input_ids=ids.to(base.model.device), use_cache=False)
+            inputs = inputs_of(base.model, ids, torch.tensor([lengths[i] for i in chosen]))
+            output = body(**inputs, use_cache=False)
         rows = torch.arange(len(chosen))
         last = torch.tensor([lengths[i] for i in chosen]) - 1
         hidden = output.last_hidden_state.cpu()[rows, last]

@@ -68,6 +68,7 @@ class MicroBatch:
     labels: Tensor  # (n,) the target tokens
     rows: Tensor  # (n,) the row of each
     places: Tensor  # (n,) where in (N * T) stands the token that predicts each
+    lengths: Tensor  # (N,) tokens of each row
 
 
 def collate(examples: Sequence[Example]) -> MicroBatch:
@@ -76,7 +77,8 @@ def collate(examples: Sequence[Example]) -> MicroBatch:
     target = pad_sequence([torch.tensor(example.target) for example in examples], batch_first=True)
     rows, columns = target[:, 1:].nonzero(as_tuple=True)  # nothing predicts the first token
     places = rows * input_ids.shape[1] + columns
-    return MicroBatch(input_ids, input_ids.flatten()[places + 1], rows, places)
+    lengths = torch.tensor([len(example.input_ids) for example in examples])
+    return MicroBatch(input_ids, input_ids.flatten()[places + 1], rows, places, lengths)
 
 
 def num_targets(examples: Sequence[Example]) -> int:

@@ -43,12 +43,14 @@ def ordered(requests: Sequence[Asked], shared: Mapping[int, int]) -> list[int]:
 
 
 def batches(
-    requests: Sequence[Asked], sizes: Sequence[int], limit: int, shared: Mapping[int, int]
+    requests: Sequence[Asked], sizes: Sequence[int], limit: int, shared: Mapping[int, int], *, even: bool = False
 ) -> Iterator[list[int]]:
-    """Places of requests, `ordered`, in batches whose sizes add up to at most `limit`, or of one request."""
+    """Places of requests, `ordered`, in batches whose sizes add up to at most `limit`, or of one request; with `even`
+    of prompts of one length."""
     batch: list[int] = []
     for i in ordered(requests, shared):
-        if batch and sum(sizes[other] for other in batch) + sizes[i] > limit:
+        uneven = even and batch and len(requests[i][1]) != len(requests[batch[0]][1])
+        if uneven or (batch and sum(sizes[other] for other in batch) + sizes[i] > limit):
             yield batch
             batch = []
         batch.append(i)

@@ -28,6 +28,7 @@ from llm_fed import turns, waits
 from llm_fed.config import BaseConfig, Dtype
 from llm_fed.errors import UserError, lookup
 from llm_fed.models import forms, lora
+from llm_fed.models.families import check_family
 from llm_fed.models.frozen import freeze
 from llm_fed.models.origin import Origin
 from llm_fed.state import Layout, State
@@ -99,7 +100,7 @@ def load_base(config: BaseConfig, device: str) -> Base:
 
     Raises:
         UserError: unknown dtype or quantization, a device map without a GPU, no such folder or Hub model, or it is no
-            complete causal LM.
+            complete causal LM, or of a family whose rows depend on their neighbours.
     """
     config, _ = settle_dtype(config, device)
     dtype = lookup("base.dtype", config.dtype, DTYPES)
@@ -247,7 +248,8 @@ def config_of(name: str, folder_or_id: str, revision: str | None = None) -> Pret
         folder_or_id: what `check_name` says of the name.
 
     Raises:
-        UserError: it cannot be read, or is that of an adapter, or of weights that no adapter can be trained on.
+        UserError: it cannot be read, or is that of an adapter, of weights that no adapter can be trained on, or of a
+            family that cannot be a base.
     """
     if not os.path.isdir(folder_or_id):
         forms.check_hub_adapter(name, partial(find_adapter_config_file, folder_or_id, revision=revision))
@@ -256,6 +258,7 @@ def config_of(name: str, folder_or_id: str, revision: str | None = None) -> Pret
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(name, error, "a causal LM")) from error
     forms.check_quantization(name, found)
+    check_family(found, name)
     return found
 
 
