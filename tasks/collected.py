@@ -44,6 +44,7 @@ class Collected:
         self._written: dict[str, str] = {}  # client id -> the name that it was made of
         self._ids: dict[str, str] = {}
         self._by_column = False
+        self._named = set[str]()  # ids that files or folders say, of whom there may be no row
 
     def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
         """Rows of a client, or of those that a column names.
@@ -56,13 +57,18 @@ class Collected:
         """
         self._by_column |= client is None
         if client is not None:
-            self._of(self.id(client))
+            self.name(client)
         for source in sources:
             for (id, part), places in self._read(source, client, split, named).items():
                 self._of(id)[part].extend(places)
 
+    def name(self, client: str) -> None:
+        """Note a client, of whom there may be no row."""
+        self._named.add(self.id(client))
+        self._of(self.id(client))
+
     def clients(self) -> dict[str, ClientData]:
-        """By id, in natural order.
+        """By id, in natural order; also those without a row that are named.
 
         Raises:
             UserError: there is no row.
@@ -74,8 +80,8 @@ class Collected:
         if not any(any(splits.values()) for splits in self._places.values()):
             empty = f" ({few(self.reading.empty, 'files')} holds none)" if self.reading.empty else ""
             raise UserError(f"{self.where} has no rows{empty}; it needs a train split with at least one row")
-        found = {id: splits for id, splits in self._places.items() if any(splits.values())}
-        order = sorted(found, key=natural_order) if self._by_column else found
+        found = {id: splits for id, splits in self._places.items() if any(splits.values()) or id in self._named}
+        order = sorted(found, key=natural_order)
         return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in found[id].items()}) for id in order}
 
     def done(self) -> Reading:
@@ -123,6 +129,7 @@ class Collected:
         name, label = self.reading.short(source.where), self.config.partition.label
         if taken.is_description:
             self.reading.files.append(name)
+            self._named.discard(self.id(client or ALL))
             return taken.places
         if not taken.count:
             self.reading.empty.append(name)

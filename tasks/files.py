@@ -46,11 +46,20 @@ def load(config: TaskConfig, seed: int) -> TaskData:
         path = datapath.local("task.path", config.path)
         root, found = plan_of(path, config.columns)
         collected = Collected(config, str(path), f"{root}/")
-        collected.reading.files += found.unused
+        without = [name for name in found.unused if _is_client_without_files(name, found)]
+        collected.reading.files += [name for name in found.unused if name not in without]
+        for name in without:
+            collected.name(name.removesuffix("/"))
         for part in found.parts:
             collected.add(part.client, part.split, [FileRows(root / name) for name in part.files], named=part.named)
     clients, reading = collected.clients(), collected.done()
     return TaskData("files", LIKELIHOOD if reading.texts else METRIC, clients, reading=reading)
+
+
+def _is_client_without_files(name: str, found: Layout) -> bool:
+    """Whether it is an empty folder beside folders of clients."""
+    beside = any(part.client and "/" in file for part in found.parts for file in part.files)
+    return beside and name.endswith("/") and name.count("/") == 1
 
 
 def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, Layout]:

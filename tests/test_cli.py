@@ -23,7 +23,7 @@ from llm_fed.runs.records import read_records
 
 REPOSITORY = Path(__file__).parents[1]
 FLAGS = {
-    "run": ["config", "settings", "--out", "--fresh", "--from", "--dry-run", "--json"],
+    "run": ["config", "settings", "--out", "--fresh", "--from", "--dry-run", "--show", "--json"],
     "quickstart": ["--out", "--seed"],
     "join": ["run_dir", "--data", "--out", "settings", "--examples", "--steps", "--json"],
     "eval": [
@@ -76,8 +76,8 @@ def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeyp
     assert "round 1/1: loss" in said.err and "\x1b" not in said.err  # plain lines where there is no terminal
     folder = tmp_path / "runs/mine-local-seed3"
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
-        "adapters", "checkpoints", "config.yaml", "digests.jsonl", "environment.json", "metrics.jsonl", "report.html",
-        "samples.jsonl", "splits.json", "summary.json", "timing.jsonl",
+        "adapters", "checkpoints", "config.yaml", "digests.jsonl", "environment.json", "inputs.json",
+        "metrics.jsonl", "report.html", "samples.jsonl", "splits.json", "summary.json", "timing.jsonl",
     }  # fmt: skip
 
     before = (folder / "metrics.jsonl").read_bytes()

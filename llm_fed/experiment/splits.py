@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def recall(folder: Path) -> Record | None:
 def read(path: Path) -> Record | None:
     """The record in a file, see `recall`."""
     try:
-        return Record.from_json(checksum.checked(json.loads(path.read_bytes()))) if path.exists() else None
+        return Record.from_json(checksum.checked(json.loads(path.read_bytes()))) if os.path.exists(path) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged: {error}. It says which rows were trained on, so without it they may be tested; start "

@@ -269,7 +269,7 @@ def test_runs_of_before_go_on_by_position(tree, data, tmp_path, llm_fed):
     assert said.code == 0 and "have changed" not in said.err
     assert not audit(folder, every=True).findings
     run.train(from_dict(tree(rounds=3)), folder)
-    assert (folder / "metrics.jsonl").read_text().startswith(before.rpartition('{"kind": "score"')[0])
+    assert (folder / "metrics.jsonl").read_text().startswith(before.partition('{"kind": "score", "round": 0')[0])
     assert "held_out: position" in (folder / "config.yaml").read_text()
     assert trained(folder).as_json() == whole.as_json()  # from now on it remembers
     with pytest.raises(UserError, match="task.held_out: 'position' -> 'hash'"):
@@ -311,7 +311,7 @@ def test_a_dry_run_says_what_changed_and_counts_as_the_run_would(tree, data, tmp
     assert CHANGED in capsys.readouterr().err
     run.train(from_dict(tree(rounds=2)), tmp_path / "run")
     sizes = [line["examples"] for line in of_kind(tmp_path / "run", "client") if line["round"] == 2]
-    assert plan.examples["training"].total == sum(sizes)
+    assert plan.example_counts["training"].total == sum(sizes)
 
 
 @pytest.mark.parametrize("seed", range(3))

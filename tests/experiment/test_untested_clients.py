@@ -48,11 +48,11 @@ def test_clients_without_test_examples_train_and_are_marked_wherever_scores_are(
     said = llm_fed("run", path, "--out", run)
     assert said.code == 0 and said.err.count("these clients") == 1
     assert f"{UNSCORED} (2 of 4): cyd, dan\n" in said.err
-    assert [row_of(said.out, client) for client in ("cyd", "dan")] == [["-"], ["-"]] and NOT_SCORED in said.out
+    assert [row_of(said.out, client) for client in ("cyd", "dan")] == [["-"] * 3] * 2 and NOT_SCORED in said.out
     found = summary(run)["scores"]
     assert set(found["clients"]) == {"ada", "bob"} == set(found["losses"]) and found["unscored"] == ["cyd", "dan"]
     assert found["mean"] == fmean(found["clients"].values())
-    (score,) = [line for line in read_lines(run / "metrics.jsonl")[0] if line.get("split") == "test"]
+    (score,) = [line for line in read_lines(run / "metrics.jsonl")[0] if line.get("split") == "test" and line["round"]]
     assert score["unscored"] == ["cyd", "dan"]
     (validation,) = [line for line in read_lines(run / "metrics.jsonl")[0] if line.get("split") == "validation"]
     assert set(validation["clients"]) == {"ada", "bob", "cyd"} and validation["unscored"] == ["dan"]
@@ -66,7 +66,7 @@ def test_clients_without_test_examples_train_and_are_marked_wherever_scores_are(
     assert set(result.scores) == {"ada", "bob"} and set(result.adapters) == set(clients)
 
     again = llm_fed("eval", run)
-    assert row_of(again.out, "dan") == ["-"] and NOT_SCORED in again.out
+    assert row_of(again.out, "dan") == ["-"] * 3 and NOT_SCORED in again.out
     scores = json.loads(llm_fed("eval", run, "--json").out)
     assert scores["unscored"] == ["cyd", "dan"] and scores["clients"] == found["clients"]
     on_validation = json.loads(llm_fed("eval", run, "--split", "validation", "--json").out)
@@ -91,7 +91,7 @@ def test_of_one_example_nothing_is_held_out(small, tmp_path, llm_fed):
     said = llm_fed("run", path, "--out", tmp_path / "run")
     assert said.code == 0 and f"{UNSCORED} (2 of 4): cyd, dan\n" in said.err
     sizes = {line["client"]: line["examples"] for line in api.open_run(tmp_path / "run").records if "examples" in line}
-    assert sizes == {"ada": 5, "bob": 1, "cyd": 1, "dan": 1}
+    assert 4 <= sizes.pop("ada") <= 7 and sizes == {"bob": 1, "cyd": 1, "dan": 1}  # a hash decides
     init = llm_fed("init", tmp_path / "data", "--base", small.base, "--yes", "--out", tmp_path / "i.yaml")
     assert init.code == 0 and f"{UNSCORED} (2 of 4): cyd, dan" in init.out
 
@@ -114,7 +114,7 @@ def test_a_comparison_has_a_mark_for_each_client_without_a_score(small, tmp_path
     said = llm_fed("compare", path, "--methods", "local,fedit", "--out", out)
     assert said.code == 0 and said.err.count(UNSCORED) == 1
     (line,) = [line.split() for line in said.out.splitlines() if line.split()[:1] == ["cyd"]]
-    assert line == ["cyd", "-", "-", "-"] and NOT_SCORED in said.out
+    assert line == ["cyd", *"----"] and NOT_SCORED in said.out
     table = json.loads((out / "table.json").read_text())
     assert table["unscored"] == ["cyd"]
     for row in [table["base"], *table["rows"]]:
@@ -182,9 +182,10 @@ def test_a_client_without_any_example_is_left_out_with_its_name(small, tmp_path,
 @pytest.mark.parametrize("clients", [{"ada": {}, "bob": {}}, {"ada": ONLY_TEST, "bob": ONLY_TEST}])
 def test_without_any_training_example_there_is_nothing_to_do(small, tmp_path, llm_fed, clients):
     path = config(small, tmp_path, clients)
-    llm_fed("run", path, "--out", tmp_path / "run").assert_refused("ada, bob", "example; add some")
+    parts = ["no client folder and no file of examples"] if clients["ada"] == {} else ["ada, bob", "example; add some"]
+    llm_fed("run", path, "--out", tmp_path / "run").assert_refused(*parts)
     assert not (tmp_path / "run").exists()
-    llm_fed("init", tmp_path / "data", "--base", small.base, "--yes").assert_refused("example; add some")
+    llm_fed("init", tmp_path / "data", "--base", small.base, "--yes").assert_refused(parts[-1])
 
 
 def test_a_base_is_scored_on_clients_that_have_test_examples_alone(small, tmp_path, llm_fed):

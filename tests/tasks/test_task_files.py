@@ -213,7 +213,8 @@ def test_missing_and_ambiguous_files_are_refused(tmp_path):
     loaded = load(tmp_path)
     assert (list(loaded.clients), loaded.everybody, len(loaded.clients["b"].test)) == (["a", "b"], ("a", "b"), 2)
     (tmp_path / "b" / "test.jsonl").unlink()
-    assert load(tmp_path).reading.for_people() == {"not used": "b/, notes.odt"}
+    assert load(tmp_path).reading.for_people() == {"not used": "notes.odt"}
+    assert (list(load(tmp_path).clients), load(tmp_path).everybody) == (["a"], ("a", "b"))
     write(tmp_path / "a" / "train.csv", records(2))
     with pytest.raises(UserError, match="holds a/train.csv and a/train.jsonl, both for train of 'a'"):
         load(tmp_path)
