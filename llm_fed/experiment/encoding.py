@@ -17,6 +17,7 @@ from llm_fed.config import TaskConfig
 from llm_fed.errors import UserError, one_line
 from llm_fed.models.loading import check_rows
 from llm_fed.requests import Query
+from llm_fed.tasks.chat import ChatTemplate
 from llm_fed.tasks.common import Encoded, Example, Template, fitting, select, text_of
 from llm_fed.tasks.control import THINK, THOUGHT, answer_of, has_surrogates, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
@@ -146,9 +147,11 @@ class Encoder:
         found = []
         for example, length in zip(queries.examples, queries.lengths, strict=True):
             room = self._room(min(length.prompt, self.task.max_length))
-            if length.whole - length.prompt > room and example.answers:  # with what the template puts after it
-                tokens = self.tokenizer(list(example.answers), add_special_tokens=False).input_ids
-                found += [shortest] if (shortest := min(map(len, tokens))) > room else []
+            answer = length.whole - length.prompt - 1  # at most: one token ends it, or more
+            if answer > room and example.answers:
+                if len(example.answers) > 1 or isinstance(self._filled, ChatTemplate) or not length.prompt:
+                    answer = min(map(len, self.tokenizer(list(example.answers), add_special_tokens=False).input_ids))
+                found += [answer] if answer > room else []
         return found
 
     def note(self) -> str:

@@ -55,7 +55,7 @@ def finished(tmp_path_factory):
         if not (folder / method).exists():
             changes = {"method": {"name": method}, **RUNS[method]}
             task = {"partition": {"kind": "cluster", "clients": None, "sizes": [2, 1]}}
-            tree = tiny_images.tree(data, rounds=2, task=task, **changes)
+            tree = tiny_images.tree(data, rounds=2, task=task, eval={"select": "last"}, **changes)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(finish, "write_report", lambda folder: None)  # its pictures take most of the time
                 experiment.train(configfile.from_dict(tree), folder / method)
