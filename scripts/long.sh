@@ -42,4 +42,12 @@ if [ -n "${LLM_FED_BASE:-}" ] && [ -n "${LLM_FED_DATA:-}" ]; then
 else
   echo "LLM_FED_BASE and LLM_FED_DATA are not set: the benchmarks on real data are skipped"
 fi
+# Cases that people report elsewhere, with real tokenizers, where a checkout of them lies beside this one.
+for cases in ../shared/wild ../shared/wild2; do
+  if [ -n "${LLM_FED_WILD:-}" ] && [ -f "$cases/run_all.sh" ]; then
+    LLM_FED="$PWD/$bin/llm-fed" PY="$PWD/$bin/python" WILD="$LLM_FED_WILD" bash "$cases/run_all.sh"
+  else
+    echo "LLM_FED_WILD is not set, or there is no $cases: these cases are skipped"
+  fi
+done
 bash scripts/lowest.sh

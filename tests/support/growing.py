@@ -34,7 +34,7 @@ from llm_fed.tasks.record import Record
 
 STAGES = 6
 WORDS = ["Fraktur", "wrist", "Zürich", "crate", "日本", "ward", "Surgery", "bay", "ÉTÉ", "7"]
-FEW = ("has no train example", "has no test example", "task.partition", "no training rows", "task.server")
+FEW = ("has a training", "has no train file", "task.partition", "has no rows", "task.server")
 Row = dict[str, str]
 
 
