@@ -10,10 +10,11 @@ from typing import Any
 
 from llm_fed.errors import RunError, listed
 from llm_fed.eval import merges
-from llm_fed.eval.report.clients import client_table, curves
+from llm_fed.eval.report.clients import anything_sent, client_table, curves, distribution
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, read_timing, reference, usage
+from llm_fed.eval.report.samples import samples_of
 from llm_fed.eval.rules import in_words as rules_in_words
 from llm_fed.eval.scores import METRICS, NOT_SCORED
 from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES
@@ -73,6 +74,8 @@ def _values(run_dir: Path) -> dict[str, Any]:
         local=local.get(shown["split"]) if shown else None,
         final=bool(final),
         table=client_table(by_kind, shown, alone, rule),
+        distribution=distribution(shown, {"the base alone": alone, "the best rule": rule}),
+        sent=anything_sent(by_kind["client"]),
         apart=_apart(by_kind["clients"], shown),
         curves=drawn,
         curved=curved,
@@ -87,7 +90,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
         merges=merges.tabulate({x["client"]: x for x in by_kind["merge"]}) if by_kind["merge"] else [],
         pictures=pictures_of(by_kind, curve, final, references),
         weights=weights_by_round(by_kind["server"]),
-        samples=_samples(read_lines(run_dir / SAMPLES)[0]),
+        samples=samples_of(read_lines(run_dir / SAMPLES)[0]),
         network=(run_dir / "network.json").exists(),
         usage=usage(run_dir),
         experts=read_lines(run_dir / EXPERTS)[0],
@@ -119,14 +122,6 @@ def _baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | No
     wanted = (kind, 0, shown["split"]) if shown else None
     found = (line for line in lines if wanted == (line["kind"], line.get("round"), line.get("split")))
     return next((line for line in found if line is not shown), None)
-
-
-def _samples(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """The sample predictions by client."""
-    found: dict[str, list[Line]] = {}
-    for line in lines:
-        found.setdefault(line["client"], []).append(line)
-    return found
 
 
 def _totals(rounds: list[Line]) -> Line:
