@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from llm_fed.errors import RunError
 from llm_fed.files import write_file
@@ -55,12 +55,20 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": size, "number": number, "duration": duration, "cell": cell}
+    environment.filters |= {"size": size, "number": number, "duration": duration, "cell": cell, "prose": prose}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     # These two are part of the program, with no value of a run in them.
     parts = {name: (_HERE / f"report.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     environment.globals |= {name: Markup(text) for name, text in parts.items()}
     return environment
+
+
+def prose(text: str) -> Markup:
+    """A sentence in which code stands between backticks, as in Markdown."""
+    parts = escape(text).split("`")
+    if len(parts) % 2 == 0:  # a backtick of the text itself
+        return escape(text)
+    return Markup("").join(Markup(f"<code>{part}</code>") if number % 2 else part for number, part in enumerate(parts))
 
 
 def cell(value: float | None, kind: str) -> str:

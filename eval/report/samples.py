@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from llm_fed.eval.report.reading import Line
 
+
 @dataclass(frozen=True)
 class ClientSamples:
     client: str
@@ -39,9 +40,7 @@ def samples_of(lines: Sequence[Line]) -> Samples:
         by_client.setdefault(line["client"], []).append(line)
     templates = list(dict.fromkeys(line["template"] for line in told if line.get("template")))
     everywhere = _same_system(told)
-    clients = [
-        ClientSamples(id, "" if everywhere else _same_system(own), own) for id, own in by_client.items()
-    ]
+    clients = [ClientSamples(id, "" if everywhere else _same_system(own), own) for id, own in by_client.items()]
     return Samples([text for text in templates if text.strip() != "{prompt}"], everywhere, clients)
 
 
