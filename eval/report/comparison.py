@@ -105,7 +105,7 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         notes=table.all_notes(),
         clients=_clients(table),
         forests=judged,
-        headlines=[(verdict.title(key), column.headline) for key, column in verdict.columns.items()],
+        verdict=[(verdict.title(key), each.headline, each.pairs) for key, each in verdict.columns.items()],
         rule=verdict.of_rules,
         method=[*verdict.variance, *verdict.method] if verdict.columns else [],
         pictures=[_picture(name, draw) for name, draw in (drawn or {}).items() if name in PICTURES],
