@@ -92,7 +92,7 @@ def client_table(
     columns += [Column(title, "count" if title != "training loss" else "loss", True)
                 for title in ("training loss", "rounds", "examples")]  # fmt: skip
     sent = anything_sent(by_kind["client"])
-    columns += [Column("up", "bytes"), Column("down", "bytes")] if sent else []
+    columns += [Column("up", "bytes", True), Column("down", "bytes", True)] if sent else []
     columns += [Column("dropped out", "count", True)] if silent else []
     columns += [Column("failures", "count", True)]
     rows = []
