@@ -15,6 +15,7 @@ from llm_fed.eval.report.reading import Line
 from llm_fed.messages.wire import pack
 
 EMPTY = len(pack(None))  # bytes of a message that says nothing
+_TOTALS = {"mean": "mean", "std over clients": "std", "worst half": "worst_half"}
 MAX_BYTES = 2_000_000  # of curves in one report; clients beyond it have none
 
 
@@ -151,14 +152,11 @@ def _without_alike(
 def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[Line]) -> list[tuple[str, list[str]]]:
     if shown is None or len(shown["clients"]) < 2:
         return []
-    first, second = [f"{shown['mean']:.1f} ± {shown['std']:.1f}"], [f"{shown['worst_half']:.1f}"]
-    for line in baselines:
-        first.append(f"{line['mean']:.1f} ± {line['std']:.1f}")
-        second.append(f"{line['worst_half']:.1f}")
+    lines = [shown, *baselines]
+    rows = {name: [f"{line[key]:.1f}" for line in lines] for name, key in _TOTALS.items()}
     if shown["losses"]:
-        first.append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
-    rows = (("mean ± std", first), ("worst half", second))
-    return [(name, [*cells, *[""] * (len(columns) - len(cells))]) for name, cells in rows]
+        rows["mean"].append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
+    return [(name, [*cells, *[""] * (len(columns) - len(cells))]) for name, cells in rows.items()]
 
 
 def curves(by_kind: Mapping[str, Sequence[Line]], scored: Sequence[Line]) -> tuple[dict[str, Any], int]:

@@ -42,7 +42,7 @@ def test_full_run(full):
         "run my run · base some/base-3B · seed 3",
         "Finished: 20 of 20 rounds.",
         "rouge1 (0–100) on the test split, models of round 15. Worst half: mean of the lowest 2 of 4",
-        "46.0 ± 4.5 1.375",
+        "mean 46.0 1.375 std over clients 4.5 worst half 42.0",
         "worst half 42.0",
         "The same for all clients: 20 rounds, 300 examples, 30 kB up, 50 kB down.",
         "client rouge1 test loss training loss failures",
