@@ -79,18 +79,28 @@ class Result:
             return load_image_model(folder)
         return load_client(folder, self._loaded)
 
-    def chat(self, client: str, text: str) -> str:
-        """The client's greedy answer to one prompt, in the prompt template of training.
+    def chat(
+        self, client: str, text: str, *, system: str = "", temperature: float | None = None, top_p: float = 1.0
+    ) -> str:
+        """The client's answer to one prompt, in the prompt template of training.
+
+        Args:
+            system: a system prompt before it.
+            temperature: of sampling, in which tokens are drawn (default: the answer is greedy, as in scores).
+            top_p: of sampling: the share of the probability of the likeliest tokens among which one is drawn.
 
         Raises:
-            UserError: see `model`; or it is an image model.
+            UserError: see `model`; or it is an image model, or a number of sampling is out of its range.
         """
+        from llm_fed.engine.sampling import Sampling
         from llm_fed.export.personal import Personal
 
         model = self.model(client)
         if not isinstance(model, Personal):
             raise UserError(f"{self.folder} holds image models, which cannot chat; use model(client)")
-        return model.generate([text])[0]
+        said = [{"role": "system", "content": system}] if system else []
+        drawn = None if temperature is None else Sampling(temperature, top_p)
+        return "".join(model.reply([*said, {"role": "user", "content": text}] if said else text, sampling=drawn))
 
     @cached_property
     def _config(self) -> Config:
