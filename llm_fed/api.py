@@ -6,7 +6,7 @@ They do the same as the commands, in the same run folders, so a command can cont
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Given = str | Path | Mapping[str, Any]  # a YAML file, or its content as nested dictionaries
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """A finished run: its scores, its adapters, and the personal models ready to use. Scores are 0-100.
 
@@ -56,7 +56,17 @@ class Result:
     base: dict[str, float]
     rule: dict[str, float]
     rules: dict[str, str]
-    adapters: dict[str, Path] = field(repr=False)
+    adapters: dict[str, Path]
+
+    def __repr__(self) -> str:
+        scores = f"{self.metric} {self.mean:.1f}, worst half {self.worst_half:.1f}" if self.scores else "no scores"
+        return f"Result({self.method}, {scores}, {len(self.scores)} clients, {str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the scores beside those of base and rule, a curve by round, and three answers."""
+        from llm_fed.eval.report.result import result_html
+
+        return result_html(self.folder.resolve())
 
     @property
     def records(self) -> list[dict[str, Any]]:

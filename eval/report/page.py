@@ -25,12 +25,17 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
     Raises:
         RunError: the disk is full, or the folder cannot be written.
     """
-    html = _environment().get_template(template).render(**values)
+    html = rendered(template, **values)
     try:
         write_file(path, html.encode(errors="replace"))
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
     return path
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template of this folder with its values."""
+    return _environment().get_template(template).render(**values)
 
 
 class _Memory(BytesIO):

@@ -77,6 +77,13 @@ def pictures_of(
     return [picture.embedded() for picture in found]
 
 
+def curve_of(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final: Line | None) -> Picture | None:
+    """The scores by round, or where only the end was scored the losses; None of a merge."""
+    if len(curve) > 1:
+        return _scores(curve, final, {})
+    return _losses(by_kind, curve) if by_kind["round"] else None
+
+
 def weights_by_round(lines: Sequence[Line]) -> dict[str, Any] | None:
     """For the slider, the merging weights of each round in the `server` lines, or which model each client chose, as the
     weight 1 of that model; None where there are neither.

@@ -48,11 +48,11 @@ def _values(run_dir: Path) -> dict[str, Any]:
     timing = read_timing(run_dir / "timing.jsonl")
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
     since, during = comparable(lines), facts.pop("during")
-    curve, final = _scores(since, during)
+    curve, final = scores_of(since, during)
     shown = final or (curve[-1] if curve else None)
     if shown:
         shown = {"loss": None, "losses": {}} | shown  # earlier versions scored without them
-    alone, rule = (_baseline(since, kind, shown) for kind in ("score", "rule"))
+    alone, rule = (baseline(since, kind, shown) for kind in ("score", "rule"))
     local = reference(run_dir)
     references = {ALONE: curve[0]["mean"]} if curve and curve[0]["round"] == 0 else {}
     references |= {"local": local[during]} if during in local else {}
@@ -98,7 +98,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
     )
 
 
-def _scores(lines: Sequence[Line], during: str) -> tuple[list[Line], Line | None]:
+def scores_of(lines: Sequence[Line], during: str) -> tuple[list[Line], Line | None]:
     """The scores of the split that is scored `during` training, one per round, and the final test score."""
     curve = list(scores_in_training(lines, during).values())
     tested = [line for line in lines if (line["kind"], line.get("split")) == ("score", "test") and line["round"]]
@@ -117,7 +117,7 @@ def _apart(lines: Sequence[Line], shown: Line | None) -> list[str]:
     return [f"{sentence} These are {listed(names)}." for sentence, names in named.items() if names]
 
 
-def _baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | None:
+def baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | None:
     """On the split that is shown the line of the base (`score`), or of the rules; None where it is not known."""
     wanted = (kind, 0, shown["split"]) if shown else None
     found = (line for line in lines if wanted == (line["kind"], line.get("round"), line.get("split")))
