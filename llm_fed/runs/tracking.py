@@ -55,9 +55,11 @@ class Reporter:
     def __init__(
         self, console: Console | None = None, interval: float = 30.0, clock: Callable[[], float] = time.monotonic
     ):
-        # Never rich's own way in notebooks, which makes a block of HTML of each line.
-        self.console = console or Terminal(stderr=True, force_jupyter=False)
         display = display_of_notebook() if console is None else None
+        # Never rich's own way in notebooks, which makes a block of HTML of each line; and what a kernel writes to may
+        # call itself a terminal, though no bar can move there.
+        no_bars = {"force_terminal": False} if display else {}
+        self.console = console or Terminal(stderr=True, force_jupyter=False, **no_bars)
         self._panel = Panel(display) if display else None
         self.pace = Pace(clock=clock)
         self._interval, self._clock = interval, clock
@@ -208,7 +210,9 @@ class Reporter:
             self.note(f"the best rule that trains nothing: {record['split']} {record['metric']} {record['mean']:.2f}")
         elif record["kind"] == "event" and record["event"] != "data changed" and not record.get("information"):
             # The others were said when the data were read, or in the plan.
-            self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}", lasting=True)
+            self.note(
+                f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}", lasting=True
+            )
 
     def _round(self, record: Mapping[str, Any]) -> None:
         loss = f"loss {record['loss']:.4f}" if "loss" in record else "no client trained"
