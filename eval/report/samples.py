@@ -60,8 +60,8 @@ def _with_texts(lines: Sequence[Line]) -> list[Line]:
         before = os.path.commonprefix(prompts).rpartition("\n")[0]
         before += "\n" if before else ""
         rest = [prompt[len(before) :][::-1] for prompt in prompts]
-        after = os.path.commonprefix(rest).rpartition("\n")
-        after = (after[0] + after[1])[::-1]
+        ends, line, _ = os.path.commonprefix(rest).rpartition("\n")
+        after = (ends + line)[::-1]
     template = f"{before}{{prompt}}{after}" if before or after else ""
     return [
         {**line, "text": prompt[len(before) : len(prompt) - len(after)], "template": template}
