@@ -96,7 +96,7 @@ def client_table(
     columns += [Column("up", "bytes", True), Column("down", "bytes", True)] if sent else []
     columns += [Column("dropped out", "count", True)] if silent else []
     columns += [Column("failures", "count", True)]
-    rows = []
+    rows: list[tuple[str, Sequence[float | None]]] = []
     for client, lines in work.items():
         values = [scores.get(client)]
         values += [line["clients"].get(client) for line in baselines.values()]
@@ -109,8 +109,8 @@ def client_table(
         values += [sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down")] if sent else []
         values += [silent[client]] if silent else []
         rows.append((client, [*values, trouble[client]]))
-    columns, rows, alike = _without_alike(columns, rows)
-    return SortableTable("client", columns, rows, alike, _totals(columns, shown, baselines.values()))
+    columns, kept, alike = _without_alike(columns, rows)
+    return SortableTable("client", columns, kept, alike, _totals(columns, shown, baselines.values()))
 
 
 def distribution(shown: Line | None, others: Mapping[str, Line | None]) -> Distribution | None:
@@ -145,7 +145,8 @@ def _without_alike(
             alike.append(f"{cell(value, column.kind)} {column.title if value != 1 else column.title.removesuffix('s')}")
         else:
             kept.append(number)
-    short = [(name, [values[number] for number in kept]) for name, values in rows]
+    short: list[tuple[str, Sequence[float | None]]] = []
+    short += [(name, [values[number] for number in kept]) for name, values in rows]
     return [columns[number] for number in kept], short, alike
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import TemperatureLogitsWarper, TopPLogitsWarper
+from transformers import LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 
 from llm_fed.errors import UserError
 
@@ -48,9 +48,8 @@ class Sampling:
             UserError: it is neither, or a number is out of its range.
         """
         try:
-            numbers = [float(part) for part in text.split(",")]
-            if len(numbers) > 2:
-                raise ValueError
+            temperature, _, top_p = text.partition(",")
+            numbers = float(temperature), float(top_p or 1)
         except ValueError:
             raise UserError(
                 f"{key} is {text!r}; it takes a temperature and, after a comma, a top-p, e.g. 0.7 or 0.7,0.9"
@@ -64,7 +63,7 @@ class Sampling:
         """What draws the tokens of one answer."""
         generator = torch.Generator(device)
         generator.seed() if self.seed is None else generator.manual_seed(self.seed)
-        warpers = [TemperatureLogitsWarper(self.temperature)]
+        warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(self.temperature)]
         warpers += [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
 
         def choose(logits: Tensor) -> Tensor:

@@ -122,8 +122,9 @@ class _Around:
         base = experiment.base
         assert isinstance(base, Base)  # `wanted`
         said = prompt_of(base, experiment.config)
+        assert said is not None  # of a language model there is always one
         self._known: dict[bool, tuple[str, str]] = {}
-        for system in (False, True) if said else ():
+        for system in (False, True):
             turns = [Turn("system", _SYSTEM)] * system + [Turn("user", _USER)]
             with suppress(UserError):  # of a template that takes no system text
                 ids = encode_prompt(turns, base.tokenizer, template=said.template)
@@ -138,9 +139,11 @@ class _Around:
         turns = [Turn("user", asked)] if isinstance(asked, str) else [*asked]
         system = "\n".join(turn.content for turn in turns if turn.role == "system").strip()
         spoken = [turn for turn in turns if turn.role != "system"]
-        before, after = self._known.get(bool(system), ("", ""))
+        if (known := self._known.get(bool(system))) is None:
+            return {}
+        before, after = known
         begins = prompt.startswith(before.replace("{system}", system)) and spoken[0].content.strip() in prompt
-        if not (before or after) or not begins or not prompt.endswith(after):
+        if not begins or not prompt.endswith(after):
             return {}
         text = spoken[0].content if len(spoken) == 1 else text_of(spoken)
         return {"text": text, "template": f"{before}{{prompt}}{after}"} | ({"system": system} if system else {})
