@@ -136,11 +136,14 @@ def anything_sent(lines: Iterable[Line]) -> bool:
 def _without_alike(
     columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[float | None]]]
 ) -> tuple[list[Column], list[tuple[str, Sequence[float | None]]], list[str]]:
-    """The table without the counts that are the same in all of several rows, and these in words."""
+    """The table without the counts that are the same in all of several rows, and these in words; and without columns in
+    which there is nothing."""
     kept, alike = [], []
     for number, column in enumerate(columns):
         found = {values[number] for _, values in rows}
         (value, *others) = found if found else (None,)
+        if column.kind != "bar" and not others and value is None:
+            continue  # nobody has one, as of a merge
         if len(rows) > 1 and column.kind in ("count", "bytes") and not others and value is not None:
             alike.append(f"{cell(value, column.kind)} {column.title if value != 1 else column.title.removesuffix('s')}")
         else:
