@@ -29,11 +29,13 @@ from llm_fed.eval.style import (
     PAGE,
     PALETTE,
     REFERENCES,
+    bounded,
     legend,
     name_rows,
     one_figure,
     plain_axes,
     save,
+    score_axis,
     whole_numbers,
 )
 
@@ -71,6 +73,7 @@ def plot_scores(
     for (label, score), colour in zip((references or {}).items(), REFERENCES, strict=False):
         axes.axhline(score, color=colour, linestyle=":", linewidth=1.8, label=label)
     axes.set(xlabel="round", ylabel=f"{metric}, {split}")
+    score_axis(axes.yaxis)
     axes.xaxis.set_major_locator(whole_numbers())
     legend(figure)
     return save(figure, path)
@@ -282,7 +285,7 @@ def plot_methods(
             [row + (number - (len(scores) - 1) / 2) * height for row in range(len(groups))],
             [fmean(values) for values in groups],
             height,
-            xerr=[stdev(values) if len(values) > 1 else np.nan for values in groups],
+            xerr=_errors([(fmean(values), stdev(values) if len(values) > 1 else None) for values in groups]),
             color=PALETTE[number % len(PALETTE)],
             hatch="//" if number >= len(PALETTE) else None,
             error_kw={"ecolor": INK[dark], "elinewidth": 1, "capsize": 1.5},
@@ -292,6 +295,7 @@ def plot_methods(
     axes.set_ylim(len(clients) + 0.5, -0.5)
     axes.set(xlabel=metric)
     axes.set_xlim(left=0)
+    score_axis(axes.xaxis)
     name_rows(axes, range(len(clients) + 1), [*clients, "mean"])
     legend(figure)
     return save(figure, path)
@@ -311,7 +315,7 @@ def plot_tradeoff(
         axes.errorbar(
             [point[1] for point in ordered],
             [point[2] for point in ordered],
-            yerr=[np.nan if point[3] is None else point[3] for point in ordered],
+            yerr=_errors([point[2:] for point in ordered]),
             fmt=f"-{MARKERS[number % len(MARKERS)]}",
             color=PALETTE[number % len(PALETTE)],
             markersize=6,
@@ -325,11 +329,19 @@ def plot_tradeoff(
             axes.annotate(
                 short, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=INK[dark], parse_math=False
             )
-    axes.xaxis.set_major_formatter(EngFormatter(unit=unit, sep=" " if unit.isalpha() else ""))
+    many = EngFormatter(unit=unit, sep=" ") if unit.isalpha() else FuncFormatter(lambda value, _: f"{value:.4g}{unit}")
+    axes.xaxis.set_major_formatter(many)
     axes.set(xlabel=cost, ylabel=metric)
     axes.margins(x=0.12)
+    score_axis(axes.yaxis)
     legend(figure)
     return save(figure, path)
+
+
+def _errors(scores: Sequence[tuple[float, float | None]]) -> list[list[float]]:
+    """(2, N) lengths of error bars below and above scores, each with its standard deviation."""
+    below, above = zip(*(bounded(score, std) for score, std in scores), strict=True)
+    return [list(below), list(above)]
 
 
 def plot_mixing(

@@ -56,6 +56,19 @@ def whole_numbers() -> MaxNLocator:
     return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
+def score_axis(axis: Any) -> None:
+    """An axis of scores, 0 to 100, of which none lies beyond these: neither do its ticks."""
+    low, high = axis.get_view_interval()
+    if high > 100:
+        axis.axes.set(**{"xlim" if axis.axis_name == "x" else "ylim": (low, 101)})
+    axis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
+
+
+def bounded(score: float, std: float | None) -> tuple[float, float]:
+    """How far an error bar reaches below and above a score: by its standard deviation, and not beyond 0 and 100."""
+    return (float("nan"), float("nan")) if std is None else (min(std, score), min(std, 100 - score))
+
+
 def name_rows(axes: Any, positions: Any, names: Sequence[str]) -> None:
     """Names on the y axis as they stand: cut when long, and `$` is no formula."""
     short = [name if len(name) <= MAX_LETTERS else name[: MAX_LETTERS - 1] + "…" for name in names]

@@ -117,7 +117,7 @@ class Table:
         return {kind: rows for kind, rows in found.items() if rows}
 
     @property
-    def _shown(self) -> list[Row]:
+    def shown(self) -> list[Row]:
         """The rows, after those of base and rule."""
         return [*(row for rows in self.baselines.values() for row in rows), *self.rows]
 
@@ -223,7 +223,7 @@ class Table:
             + [f"bytes {name}" for name in Traffic.__dataclass_fields__]
             + [f"parameters {name}" for name in Parameters.__dataclass_fields__]
         )
-        for row in self._shown:
+        for row in self.shown:
             spreads = [row.client(id) for id in columns.values()] + [row.summary(name) for name in SUMMARIES]
             cells = [value for spread in spreads for value in ((spread.mean, spread.std) if spread else (None, None))]
             moved = asdict(row.traffic).values() if row.traffic else [None] * len(Traffic.__dataclass_fields__)
@@ -257,12 +257,21 @@ class Table:
         lines = list(self._lines(self._columns, short=True))
         tables: list[RichTable | Text] = []
         if self._columns and len(self.rows) <= MAX_TERMINAL_ROWS:
-            clients = _rich(f"{self.metric} (0-100)", "client", [row.label for row in self._shown])
+            clients = _rich(f"{self.metric} (0-100)", "client", [row.label for row in self.shown])
             for number, client in enumerate(self._columns):
                 clients.add_row(Text(client), *(_mean(row, *cells[number]) for row, cells, _ in lines))
             tables.append(clients)
-        title = f"{self.metric}; bytes up per client over the run; adapters of {self.adapter:,} parameters"
-        heads = ["average", "worst half", "seeds", "up", "server", "sent", "client"]
+        adapter = f"1× is one adapter of {self.adapter:,} parameters"
+        title = f"{self.metric} (0-100); bytes that a client sends over the run; {adapter}"
+        heads = [
+            "average",
+            "worst\nhalf",
+            "seeds",
+            "bytes\nsent",
+            "held by\nserver",
+            "in a\nmessage",
+            "held by\na client",
+        ]
         averages = _rich(title, "method", heads)
         for row, cells, rest in lines:
             averages.add_row(Text(row.label), *(_mean(row, *cell) for cell in cells[len(self._columns) :]), *rest)
@@ -279,7 +288,7 @@ class Table:
         """Each row with its scores, and which of them are marked as the best, and its other cells."""
         verdict = self.verdict
         best = {name: verdict.bold(name) for name in SUMMARIES}
-        for row in self._shown:
+        for row in self.shown:
             marked = [(row.client(id), False) for id in clients]
             marked += [(row.summary(name), row in self.rows and row.label in best[name]) for name in SUMMARIES]
             done = f"{len(row.results)}" + ("" if len(row.results) == len(self.seeds) else f" of {len(self.seeds)}")

@@ -6,7 +6,7 @@ They do the same as the commands, in the same run folders, so a command can cont
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Given = str | Path | Mapping[str, Any]  # a YAML file, or its content as nested dictionaries
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """A finished run: its scores, its adapters, and the personal models ready to use. Scores are 0-100.
 
@@ -56,7 +56,17 @@ class Result:
     base: dict[str, float]
     rule: dict[str, float]
     rules: dict[str, str]
-    adapters: dict[str, Path] = field(repr=False)
+    adapters: dict[str, Path]
+
+    def __repr__(self) -> str:
+        scores = f"{self.metric} {self.mean:.1f}, worst half {self.worst_half:.1f}" if self.scores else "no scores"
+        return f"Result({self.method}, {scores}, {len(self.scores)} clients, {str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the scores beside those of base and rule, a curve by round, and three answers."""
+        from llm_fed.eval.report.result import result_html
+
+        return result_html(self.folder.resolve())
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -79,18 +89,28 @@ class Result:
             return load_image_model(folder)
         return load_client(folder, self._loaded)
 
-    def chat(self, client: str, text: str) -> str:
-        """The client's greedy answer to one prompt, in the prompt template of training.
+    def chat(
+        self, client: str, text: str, *, system: str = "", temperature: float | None = None, top_p: float = 1.0
+    ) -> str:
+        """The client's answer to one prompt, in the prompt template of training.
+
+        Args:
+            system: a system prompt before it.
+            temperature: of sampling, in which tokens are drawn (default: the answer is greedy, as in scores).
+            top_p: of sampling: the share of the probability of the likeliest tokens among which one is drawn.
 
         Raises:
-            UserError: see `model`; or it is an image model.
+            UserError: see `model`; or it is an image model, or a number of sampling is out of its range.
         """
+        from llm_fed.engine.sampling import Sampling
         from llm_fed.export.personal import Personal
 
         model = self.model(client)
         if not isinstance(model, Personal):
             raise UserError(f"{self.folder} holds image models, which cannot chat; use model(client)")
-        return model.generate([text])[0]
+        said = [{"role": "system", "content": system}] if system else []
+        drawn = None if temperature is None else Sampling(temperature, top_p)
+        return "".join(model.reply([*said, {"role": "user", "content": text}] if said else text, sampling=drawn))
 
     @cached_property
     def _config(self) -> Config:

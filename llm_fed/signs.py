@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCORING = ("evaluate", "test")  # the parts in which clients are scored
+FINISHING = "final step at the clients"  # what a method trains there after the last round
 BASE = ("testing the base", "the base's answers to the samples")  # those in which the base answers
 
 

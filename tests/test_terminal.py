@@ -95,7 +95,7 @@ def test_compare_counts_its_pictures(small, llm_fed, tmp_path):
 
 
 def test_a_comparison_without_scores_draws_nothing(tmp_path):
-    assert compare._draw(Comparison("rouge1", [0], 1, []), tmp_path, "test") == [] == list(tmp_path.iterdir())
+    assert compare._drawn(Comparison("rouge1", [0], 1, []), tmp_path, "test") == {} and not list(tmp_path.iterdir())
 
 
 def test_the_quickstart_ends_with_what_to_do_next(small, llm_fed, finished, tmp_path, monkeypatch):

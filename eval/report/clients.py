@@ -9,8 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from llm_fed.eval.distribution import FEW, Bin, histogram
+from llm_fed.eval.report.page import cell
 from llm_fed.eval.report.reading import Line
+from llm_fed.messages.wire import pack
 
+EMPTY = len(pack(None))  # bytes of a message that says nothing
+_TOTALS = {"mean": "mean", "std over clients": "std", "worst half": "worst_half"}
 MAX_BYTES = 2_000_000  # of curves in one report; clients beyond it have none
 
 
@@ -22,12 +27,31 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Distribution:
+    """How the scores are distributed over the clients, for the template."""
+
+    bins: Sequence[Bin]
+    marks: Sequence[tuple[str, float]]  # means to compare with: label, score
+
+    @property
+    def highest(self) -> int:
+        """Clients in the fullest bin."""
+        return max(bin.count for bin in self.bins)
+
+    def share(self, score: float) -> float:
+        """Where a score lies between the first bin and the last, in percent."""
+        low, high = self.bins[0].low, self.bins[-1].high
+        return 100 * (score - low) / (high - low)
+
+
+@dataclass(frozen=True)
 class SortableTable:
     """A table that the script sorts and searches; without it, its first rows."""
 
     first: str  # the title of the column of names
     columns: Sequence[Column]
     rows: Sequence[tuple[str, Sequence[float | None]]]  # name, and a number per column
+    alike: Sequence[str] = ()  # what all rows have alike, in words; it has no column
     totals: Sequence[tuple[str, Sequence[str]]] = field(default=())  # name, and a text per column
 
     @property
@@ -47,7 +71,8 @@ def client_table(
     by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alone: Line | None, rule: Line | None
 ) -> SortableTable:
     """One row per client: its score and loss on the split that is shown, last training loss, rounds, examples, bytes,
-    numbers of drop-outs and of events.
+    numbers of drop-outs and of events. Numbers that all clients have alike are in `alike`; bytes are nowhere if nothing
+    was sent.
 
     Args:
         shown: the score line whose scores the table has; None: there is none yet.
@@ -67,10 +92,11 @@ def client_table(
     columns += [Column(f"{shown['split']} loss", "loss", True)] if shown and losses else []
     columns += [Column(title, "count" if title != "training loss" else "loss", True)
                 for title in ("training loss", "rounds", "examples")]  # fmt: skip
-    columns += [Column("up", "bytes"), Column("down", "bytes")]
+    sent = anything_sent(by_kind["client"])
+    columns += [Column("up", "bytes", True), Column("down", "bytes", True)] if sent else []
     columns += [Column("dropped out", "count", True)] if silent else []
     columns += [Column("failures", "count", True)]
-    rows = []
+    rows: list[tuple[str, Sequence[float | None]]] = []
     for client, lines in work.items():
         values = [scores.get(client)]
         values += [line["clients"].get(client) for line in baselines.values()]
@@ -79,25 +105,62 @@ def client_table(
             next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
             len(lines),
             lines[-1]["examples"] if lines else None,
-            sum(line["bytes_up"] for line in lines),
-            sum(line["bytes_down"] for line in lines),
         ]
+        values += [sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down")] if sent else []
         values += [silent[client]] if silent else []
         rows.append((client, [*values, trouble[client]]))
-    return SortableTable("client", columns, rows, _totals(columns, shown, baselines.values()))
+    columns, kept, alike = _without_alike(columns, rows)
+    return SortableTable("client", columns, kept, alike, _totals(columns, shown, baselines.values()))
+
+
+def distribution(shown: Line | None, others: Mapping[str, Line | None]) -> Distribution | None:
+    """Of the scores of more clients than one sees at a glance in a table; None of fewer.
+
+    Args:
+        others: by label the score lines whose means are marked as well, where they are known.
+    """
+    if shown is None or len(shown["clients"]) <= FEW:
+        return None
+    marks = [("mean", shown["mean"]), ("worst half", shown["worst_half"])]
+    marks += [(label, line["mean"]) for label, line in others.items() if line]
+    bins = histogram(list(shown["clients"].values()), within=[score for _, score in marks])
+    return Distribution(bins, marks)
+
+
+def anything_sent(lines: Iterable[Line]) -> bool:
+    """Whether any of these lines, which have `bytes_up` and `bytes_down` of one message each, is of a message with
+    something in it."""
+    return any(max(line["bytes_up"], line["bytes_down"]) > EMPTY for line in lines)
+
+
+def _without_alike(
+    columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[float | None]]]
+) -> tuple[list[Column], list[tuple[str, Sequence[float | None]]], list[str]]:
+    """The table without the counts that are the same in all of several rows, and these in words; and without columns in
+    which there is nothing."""
+    kept, alike = [], []
+    for number, column in enumerate(columns):
+        found = {values[number] for _, values in rows}
+        (value, *others) = found if found else (None,)
+        if column.kind != "bar" and not others and value is None:
+            continue  # nobody has one, as of a merge
+        if len(rows) > 1 and column.kind in ("count", "bytes") and not others and value is not None:
+            alike.append(f"{cell(value, column.kind)} {column.title if value != 1 else column.title.removesuffix('s')}")
+        else:
+            kept.append(number)
+    short: list[tuple[str, Sequence[float | None]]] = []
+    short += [(name, [values[number] for number in kept]) for name, values in rows]
+    return [columns[number] for number in kept], short, alike
 
 
 def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[Line]) -> list[tuple[str, list[str]]]:
     if shown is None or len(shown["clients"]) < 2:
         return []
-    first, second = [f"{shown['mean']:.1f} ± {shown['std']:.1f}"], [f"{shown['worst_half']:.1f}"]
-    for line in baselines:
-        first.append(f"{line['mean']:.1f} ± {line['std']:.1f}")
-        second.append(f"{line['worst_half']:.1f}")
+    lines = [shown, *baselines]
+    rows = {name: [f"{line[key]:.1f}" for line in lines] for name, key in _TOTALS.items()}
     if shown["losses"]:
-        first.append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
-    rows = (("mean ± std", first), ("worst half", second))
-    return [(name, [*cells, *[""] * (len(columns) - len(cells))]) for name, cells in rows]
+        rows["mean"].append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
+    return [(name, [*cells, *[""] * (len(columns) - len(cells))]) for name, cells in rows.items()]
 
 
 def curves(by_kind: Mapping[str, Sequence[Line]], scored: Sequence[Line]) -> tuple[dict[str, Any], int]:

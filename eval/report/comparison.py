@@ -1,23 +1,23 @@
-"""The page of a comparison: its table, its clients and its pictures in one HTML file."""
+"""The page of a comparison: its table, its verdict, its clients and its pictures in one HTML file."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_fed.eval.pairs import Column as Compared
+from llm_fed.eval.pairs import Pair
 from llm_fed.eval.report.clients import Column, SortableTable
 from llm_fed.eval.report.page import write_page
-from llm_fed.eval.tables import Table
+from llm_fed.eval.report.pictures import Picture
+from llm_fed.eval.tables import SUMMARIES, Row, Spread, Table
+
+Draw = Callable[..., Path]  # of `path`, and `dark`
 
 # By the picture's file: its title, and what it means.
 PICTURES = {
-    "verdict": (
-        "Verdict",
-        "The difference of each pair of rows with its interval. Where the interval does not reach the line at 0, the "
-        "difference is shown; else it is unresolved.",
-    ),
     "score_by_client": (
         "Score by client",
         "Each client's mean score over the seeds under every row, with the standard deviation. The last group is the "
@@ -38,32 +38,103 @@ PICTURES = {
         "is better and smaller.",
     ),
 }
+CLAIMS = {
+    "greater": "shown: the interval does not reach 0",
+    "equal": "equal to within half a point",
+    "unresolved": "unresolved",
+    "unknown": "too few draws for an interval",
+}
 
 
-def write_comparison(table: Table, path: Path) -> Path:
-    """Write the page and return its path; `table.pictures` are part of it.
+@dataclass(frozen=True)
+class Forest:
+    """The differences of one quantity: a line per pair, with its interval.
+
+    Attributes:
+        title: the quantity.
+        pairs: the largest difference first.
+        low, high: the ends of the axis, in points.
+    """
+
+    title: str
+    headline: str
+    pairs: Sequence[Pair]
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, title: str, column: Compared) -> Forest:
+        pairs = sorted(
+            (pair for pair in column.pairs if pair.low is not None), key=lambda pair: -(pair.difference or 0)
+        )
+        ends = [0.0, *(end for pair in pairs for end in (pair.low, pair.high) if end is not None)]
+        low, high = min(ends), max(ends)
+        edge = 0.02 * (high - low) or 1.0
+        return cls(title, column.headline, pairs, low - edge, high + edge)
+
+    def share(self, value: float) -> float:
+        """Where a difference lies on the axis, in percent."""
+        return 100 * (value - self.low) / (self.high - self.low)
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """Those that occur, and what they mean."""
+        return {claim: words for claim, words in CLAIMS.items() if any(pair.claim == claim for pair in self.pairs)}
+
+
+def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None = None) -> Path:
+    """Write the page and return its path.
+
+    Args:
+        drawn: what draws its pictures, by names in PICTURES; others are left out.
 
     Raises:
         RunError: the disk is full, or the folder cannot be written.
     """
+    verdict = table.verdict
+    judged = [Forest.of(title, column) for title, column in verdict.judged]
     return write_page(
         path,
         "table.html.jinja",
         name=path.resolve().parent.name,
         metric=table.metric,
         seeds=list(table.seeds),
-        heads=table.heads,
-        lines=table.cells(),
+        rows=[_row(table, row, verdict.bold("average"), verdict.bold("worst_half")) for row in table.shown],
+        runs=any(len(row.results) != len(table.seeds) for row in table.rows),
+        costs=_costs(table),
         notes=table.all_notes(),
         clients=_clients(table),
-        verdict=[
-            {"title": table.verdict.title(key), "headline": column.headline, "pairs": list(map(str, column.pairs))}
-            for key, column in table.verdict.columns.items()
-        ],
-        rule=table.verdict.of_rules,
-        method=[*table.verdict.variance, *table.verdict.method],
-        pictures=[_picture(picture) for picture in table.pictures],
+        forests=judged,
+        verdict=[(verdict.title(key), each.headline, each.pairs) for key, each in verdict.columns.items()],
+        rule=verdict.of_rules,
+        method=[*verdict.variance, *verdict.method] if verdict.columns else [],
+        pictures=[_picture(name, draw) for name, draw in (drawn or {}).items() if name in PICTURES],
     )
+
+
+def _row(table: Table, row: Row, *best: Sequence[str]) -> dict[str, Any]:
+    """One row of the first table: the scores with whether they are among the best, and what its clients sent."""
+    scores = [_score(row.summary(name), row.label in labels) for name, labels in zip(SUMMARIES, best, strict=True)]
+    moved = row.traffic if row.method else None
+    return {
+        "label": row.label,
+        "scores": scores,
+        "bytes": [moved.up, moved.down] if moved else [None, None],
+        "runs": f"{len(row.results)} of {len(table.seeds)}" if row.method else "",
+        "baseline": not row.method,
+    }
+
+
+def _score(spread: Spread | None, best: bool) -> dict[str, Any]:
+    return {"mean": spread and spread.mean, "std": spread and spread.std, "best": best}
+
+
+def _costs(table: Table) -> dict[str, Any]:
+    """All bytes and parameters, as in table.md."""
+    first = table.heads.index("up per round")
+    rows = zip(table.shown, table.cells(), strict=True)
+    lines = [(row.label, [text for text, _ in cells[first - 1 :]]) for row, (_, cells) in rows if row.method]
+    return {"heads": table.heads[first:], "lines": lines}
 
 
 def _clients(table: Table) -> SortableTable:
@@ -77,8 +148,6 @@ def _clients(table: Table) -> SortableTable:
     return SortableTable("client", columns, [(id, mean(id)) for id in [*table.clients, *table.unscored]])
 
 
-def _picture(path: Path) -> dict[str, Any]:
-    """For the template; a comparison's pictures are light ones, on a dark page too."""
-    uri = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-    title, about = PICTURES[path.stem]
-    return {"title": title, "alt": title, "about": about, "light": uri, "dark": uri}
+def _picture(name: str, draw: Draw) -> dict[str, str]:
+    title, about = PICTURES[name]
+    return Picture(title, title, about, draw).embedded()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from llm_fed.errors import RunError
 from llm_fed.files import write_file
@@ -25,12 +25,17 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
     Raises:
         RunError: the disk is full, or the folder cannot be written.
     """
-    html = _environment().get_template(template).render(**values)
+    html = rendered(template, **values)
     try:
         write_file(path, html.encode(errors="replace"))
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
     return path
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template of this folder with its values."""
+    return _environment().get_template(template).render(**values)
 
 
 class _Memory(BytesIO):
@@ -55,12 +60,20 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": size, "number": number, "duration": duration, "cell": cell}
+    environment.filters |= {"size": size, "number": number, "duration": duration, "cell": cell, "prose": prose}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     # These two are part of the program, with no value of a run in them.
     parts = {name: (_HERE / f"report.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     environment.globals |= {name: Markup(text) for name, text in parts.items()}
     return environment
+
+
+def prose(text: str) -> Markup:
+    """A sentence in which code stands between backticks, as in Markdown."""
+    parts = escape(text).split("`")
+    if len(parts) % 2 == 0:  # a backtick of the text itself
+        return escape(text)
+    return Markup("").join(Markup(f"<code>{part}</code>") if number % 2 else part for number, part in enumerate(parts))
 
 
 def cell(value: float | None, kind: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.eval import atlas, merges, plots
+from llm_fed.eval.report.clients import anything_sent
 from llm_fed.eval.report.page import embed
 from llm_fed.eval.report.reading import Line
 
@@ -46,7 +47,8 @@ def pictures_of(
     shown = final or (curve[-1] if curve else None)
     found = [_scores(curve, final, references)] if curve else []
     if by_kind["round"]:
-        found += [_losses(by_kind, curve), _traffic(by_kind["round"])]
+        found += [_losses(by_kind, curve)]
+        found += [_traffic(by_kind["round"])] if anything_sent(by_kind["client"]) else []
     weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
     if weights:
         found.append(_weights(weights, shown))
@@ -73,6 +75,13 @@ def pictures_of(
             )
         )
     return [picture.embedded() for picture in found]
+
+
+def curve_of(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final: Line | None) -> Picture | None:
+    """The scores by round, or where only the end was scored the losses; None of a merge."""
+    if len(curve) > 1:
+        return _scores(curve, final, {})
+    return _losses(by_kind, curve) if by_kind["round"] else None
 
 
 def weights_by_round(lines: Sequence[Line]) -> dict[str, Any] | None:

@@ -30,7 +30,9 @@ def read_config(path: Path) -> tuple[Line, str]:
         own: Any = yaml.safe_load(text)
         config = public(own)
         names = {section: config[section]["name"] for section in ("method", "task")}
-        names["base"] = base_in_words(own["base"], read_object(path.parent / "environment.json").get("base"))
+        names["data"] = data_in_words(config["task"])
+        base = base_of(own["base"], read_object(path.parent / "environment.json").get("base"))
+        names |= {"base": base.in_words, "base_name": base.name}
         during = config.get("eval", {}).get("during", EvalConfig.during)
         clip = (config.get("privacy") or {}).get("clip")
         facts = names | {key: config[key] for key in ("seed", "rounds")} | {"during": during, "clip": clip}
@@ -42,18 +44,28 @@ def read_config(path: Path) -> tuple[Line, str]:
         raise UserError(f"{path} is not the configuration that `llm-fed run` saved with the run.") from error
 
 
-def base_in_words(settings: Mapping[str, Any], recorded: object) -> str:
-    """The base of a run with its revision, dtype and quantisation.
+def data_in_words(task: Mapping[str, Any]) -> str:
+    """The task by name, or the name of the files that it reads.
+
+    Args:
+        task: the section of a configuration, with paths cut to their last names.
+    """
+    path = task.get("path")
+    return str(path).removeprefix("hf://") if task["name"] == "files" and path else str(task["name"])
+
+
+def base_of(settings: Mapping[str, Any], recorded: object) -> Origin:
+    """The base of a run with its revision, dtype and quantisation, without paths.
 
     Args:
         settings: the configuration's.
         recorded: what environment.json says of it; earlier versions wrote nothing there.
     """
     if isinstance(recorded, dict):
-        return Origin.from_json(recorded).public().in_words
+        return Origin.from_json(recorded).public()
     place = hub_place(settings["name"])
     name, revision = place or (settings["name"], settings.get("revision"))
-    return Origin(name, revision, None, settings.get("quantization"), settings.get("dtype")).public().in_words
+    return Origin(name, revision, None, settings.get("quantization"), settings.get("dtype")).public()
 
 
 def read_lines(path: Path) -> tuple[list[Line], bool]:

@@ -10,10 +10,11 @@ from typing import Any
 
 from llm_fed.errors import RunError, listed
 from llm_fed.eval import merges
-from llm_fed.eval.report.clients import client_table, curves
+from llm_fed.eval.report.clients import anything_sent, client_table, curves, distribution
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, read_timing, reference, usage
+from llm_fed.eval.report.samples import samples_of
 from llm_fed.eval.rules import in_words as rules_in_words
 from llm_fed.eval.scores import METRICS, NOT_SCORED
 from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES
@@ -47,11 +48,11 @@ def _values(run_dir: Path) -> dict[str, Any]:
     timing = read_timing(run_dir / "timing.jsonl")
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
     since, during = comparable(lines), facts.pop("during")
-    curve, final = _scores(since, during)
+    curve, final = scores_of(since, during)
     shown = final or (curve[-1] if curve else None)
     if shown:
         shown = {"loss": None, "losses": {}} | shown  # earlier versions scored without them
-    alone, rule = (_baseline(since, kind, shown) for kind in ("score", "rule"))
+    alone, rule = (baseline(since, kind, shown) for kind in ("score", "rule"))
     local = reference(run_dir)
     references = {ALONE: curve[0]["mean"]} if curve and curve[0]["round"] == 0 else {}
     references |= {"local": local[during]} if during in local else {}
@@ -73,6 +74,8 @@ def _values(run_dir: Path) -> dict[str, Any]:
         local=local.get(shown["split"]) if shown else None,
         final=bool(final),
         table=client_table(by_kind, shown, alone, rule),
+        distribution=distribution(shown, {"the base alone": alone, "the best rule": rule}),
+        sent=anything_sent(by_kind["client"]),
         apart=_apart(by_kind["clients"], shown),
         curves=drawn,
         curved=curved,
@@ -87,7 +90,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
         merges=merges.tabulate({x["client"]: x for x in by_kind["merge"]}) if by_kind["merge"] else [],
         pictures=pictures_of(by_kind, curve, final, references),
         weights=weights_by_round(by_kind["server"]),
-        samples=_samples(read_lines(run_dir / SAMPLES)[0]),
+        samples=samples_of(read_lines(run_dir / SAMPLES)[0]),
         network=(run_dir / "network.json").exists(),
         usage=usage(run_dir),
         experts=read_lines(run_dir / EXPERTS)[0],
@@ -95,7 +98,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
     )
 
 
-def _scores(lines: Sequence[Line], during: str) -> tuple[list[Line], Line | None]:
+def scores_of(lines: Sequence[Line], during: str) -> tuple[list[Line], Line | None]:
     """The scores of the split that is scored `during` training, one per round, and the final test score."""
     curve = list(scores_in_training(lines, during).values())
     tested = [line for line in lines if (line["kind"], line.get("split")) == ("score", "test") and line["round"]]
@@ -114,19 +117,11 @@ def _apart(lines: Sequence[Line], shown: Line | None) -> list[str]:
     return [f"{sentence} These are {listed(names)}." for sentence, names in named.items() if names]
 
 
-def _baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | None:
+def baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | None:
     """On the split that is shown the line of the base (`score`), or of the rules; None where it is not known."""
     wanted = (kind, 0, shown["split"]) if shown else None
     found = (line for line in lines if wanted == (line["kind"], line.get("round"), line.get("split")))
     return next((line for line in found if line is not shown), None)
-
-
-def _samples(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """The sample predictions by client."""
-    found: dict[str, list[Line]] = {}
-    for line in lines:
-        found.setdefault(line["client"], []).append(line)
-    return found
 
 
 def _totals(rounds: list[Line]) -> Line:

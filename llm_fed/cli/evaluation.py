@@ -126,9 +126,19 @@ def chat(
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer, in tokens (default: the value saved with the adapter).")
     ] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T[,P]",
+            help="Sample with this temperature and, after a comma, top-p, e.g. 0.7,0.9 (default: greedy, as scored).",
+        ),
+    ] = None,
+    system: Annotated[
+        str, typer.Option(help="A system prompt for every conversation (default: what the template brings).")
+    ] = "",
 ) -> None:
-    """Chat with the personal adapters of a run, or with a base model. Decoding is greedy. Type /client NAME, /base,
-    /reset or /quit. If standard input is not a terminal, each line is one prompt."""
+    """Chat with the personal adapters of a run, or with a base model. Type /client NAME, /base, /system TEXT, /reset or
+    /quit. If standard input is not a terminal, each line is one prompt."""
     if (run_dir is None) == (base is None):
         raise UserError("give either a run folder or --base (with or without --adapter); see llm-fed chat --help")
     if run_dir is not None and (given := adapter or template):
@@ -139,13 +149,15 @@ def chat(
         raise UserError(f"--client {client} only works with a run folder; with --base, give --adapter DIR")
     # What follows takes seconds, so mistakes are named first.
     from llm_fed.commands import chat as chatting
+    from llm_fed.engine.sampling import Sampling
     from llm_fed.experiment.run import quiet
 
     quiet()
+    drawn = None if sampling is None else Sampling.parse(sampling, "--sampling")
     if run_dir is not None:
-        opened = chatting.of_run(run_dir, client, max_new_tokens)
+        opened = chatting.of_run(run_dir, client, max_new_tokens, drawn, system)
     else:
-        opened = chatting.of_base(str(base), adapter, template, dtype, max_new_tokens)
+        opened = chatting.of_base(str(base), adapter, template, dtype, max_new_tokens, drawn, system)
     someone = sys.stdin.isatty()
     if someone:
         with suppress(ImportError):  # arrow keys and history, where Python has it

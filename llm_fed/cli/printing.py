@@ -15,11 +15,13 @@ from rich.table import Table
 
 from llm_fed.config import Config
 from llm_fed.errors import listed
+from llm_fed.eval.distribution import FEW, histogram
 from llm_fed.eval.scores import METRICS, NOT_SCORED
 from llm_fed.terminal import Terminal
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in which \n is a line break"
+LOWEST = 5  # clients with the lowest scores that are named where not all are
 out = Terminal()
 
 
@@ -60,17 +62,42 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         table.add_column(name, justify="right")
     scored = dict.fromkeys(client for score in known.values() for client in score["clients"])
     unscored = dict.fromkeys(client for score in known.values() for client in score.get("unscored", ()))
-    for client in (*scored, *(client for client in unscored if client not in scored)):
+    many = len(scored) > FEW
+    for client in (*scored, *(client for client in unscored if client not in scored)) if not many else ():
         table.add_row(client, *(_number(score.get("clients", {}).get(client)) for score in shown.values()))
-    if len(scored) > 1:
+    if many:
+        table.columns[0].header = f"{len(scored)} clients"
+    elif len(scored) > 1:
         table.add_section()
+    if len(scored) > 1:
         for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
             table.add_row(label, *(_number(score.get(key)) for score in shown.values()))
     out.print(table)
-    if unscored:
+    if many:
+        for name in known:
+            if name not in ("base", "rule"):
+                _print_distribution(name, known[name]["clients"])
+    if unscored and many:
+        out.print(f"{len(unscored)} clients have no example to be scored on: {listed(list(unscored))}")
+    elif unscored:
         out.print(NOT_SCORED)
     for line in about_rule(known):
         out.print(line)
+
+
+def _print_distribution(name: str, scores: dict[str, float]) -> None:
+    """How many clients have which score, in place of a row for each of them."""
+    blocks = ("=", "#") if out.options.ascii_only else ("▒", "█")
+    bins = histogram(list(scores.values()), most=10)
+    widest = max(bin.count for bin in bins)
+    scale = min(1.0, 40 / widest)
+    out.print(f"{name}: clients by score ({blocks[0]} worst half, {blocks[1]} others)")
+    for bin in bins:
+        worst, whole = (round(scale * count) for count in (bin.worst, bin.count))
+        marks = blocks[0] * worst + blocks[1] * (whole - worst) or "." * bool(bin.count)
+        out.print(f"{bin.low:>4} to {bin.high:<3} {marks} {bin.count or ''}".rstrip())
+    lowest = sorted(scores, key=lambda client: scores[client])[:LOWEST]
+    out.print("lowest: " + ", ".join(f"{client} {scores[client]:.1f}" for client in lowest))
 
 
 def about_rule(scores: dict[str, dict[str, Any]]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llm_fed import tasks
 from llm_fed.configfile import from_dict, overlay
+from llm_fed.engine.sampling import Sampling
 from llm_fed.errors import UserError, require
 from llm_fed.export.load import load_client
 from llm_fed.export.origins import as_trained, read_origin
@@ -25,6 +26,7 @@ HELP = """\
 /client NAME   switch to this client's adapter
 /base          switch to the base without an adapter
 /reset         start a new conversation
+/system TEXT   start a new conversation with this system prompt; without TEXT, with none
 /quit          quit (as does Ctrl-D); Ctrl-C stops an answer
 Anything else is a prompt."""
 
@@ -38,6 +40,8 @@ class Chat:
         adapters: by client the folder of its adapter; the first one begins.
         template: instead of those that the folders say.
         most: tokens of an answer, instead of what the folders say.
+        sampling: None: answers are greedy, as they were scored.
+        system: a system prompt; empty: none but what the template brings.
     """
 
     base: Base
@@ -45,6 +49,8 @@ class Chat:
     template: str | None = None
     most: int | None = None
     client: str | None = None  # None: the base alone
+    sampling: Sampling | None = None
+    system: str = ""
     said: list[dict[str, str]] = field(default_factory=list)
     _model: Personal = field(init=False)
     _prompt: Prompt | None = field(init=False, default=None)  # of the adapter, and afterwards of the base, too
@@ -89,7 +95,7 @@ class Chat:
         self.said.append({"role": "user", "content": text})
         answer = ""
         try:
-            for piece in self._model.reply(self.said if self.remembers else text, max_new_tokens=self.most):
+            for piece in self._model.reply(self._asked(text), max_new_tokens=self.most, sampling=self.sampling):
                 answer += piece
                 yield piece
         except BaseException:
@@ -97,16 +103,31 @@ class Chat:
             raise
         self.said.append({"role": "assistant", "content": answer})
 
+    def _asked(self, text: str) -> str | list[dict[str, str]]:
+        """What the model is given: the conversation so far, or this prompt alone, behind the system prompt."""
+        if not self.remembers and not self.system:
+            return text
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return system + (self.said if self.remembers else [{"role": "user", "content": text}])
+
     @property
     def greeting(self) -> str:
         """Who answers, and how prompts are put."""
         assert self._prompt is not None
         who = f"{self.client}'s adapter on {self.base.name}" if self.client else f"{self.base.name} alone"
         how = f"template {self._prompt.template.name}"
-        return f"{who}; {how}" + ("" if self.remembers else "; each prompt is answered on its own")
+        drawn = f"; answers are sampled ({self.sampling}), and scores are of greedy ones" if self.sampling else ""
+        system = "; with a system prompt" if self.system else ""
+        return f"{who}; {how}" + ("" if self.remembers else "; each prompt is answered on its own") + system + drawn
 
 
-def of_run(folder: Path, client: str | None, most: int | None = None) -> Chat:
+def of_run(
+    folder: Path,
+    client: str | None,
+    most: int | None = None,
+    sampling: Sampling | None = None,
+    system: str = "",
+) -> Chat:
     """With the adapters of a finished run, beginning with `client`, or else the first one.
 
     Raises:
@@ -117,10 +138,18 @@ def of_run(folder: Path, client: str | None, most: int | None = None) -> Chat:
         raise UserError(f"{folder} trained image models, which cannot chat; llm_fed.load_image_model loads them")
     adapters = exported(folder)
     first = next(iter(adapters)) if client is None else require("--client", client, adapters)
-    return Chat(load_base(config.base, choose_device(config.device)), adapters, most=most, client=first)
+    return Chat(load_base(config.base, choose_device(config.device)), adapters, None, most, first, sampling, system)
 
 
-def of_base(name: str, adapter: Path | None, template: str | None, dtype: str | None, most: int | None = None) -> Chat:
+def of_base(
+    name: str,
+    adapter: Path | None,
+    template: str | None,
+    dtype: str | None,
+    most: int | None = None,
+    sampling: Sampling | None = None,
+    system: str = "",
+) -> Chat:
     """With a base, and an adapter's folder if there is one; the base is loaded as when the adapter was trained.
 
     Args:
@@ -137,7 +166,8 @@ def of_base(name: str, adapter: Path | None, template: str | None, dtype: str | 
     if adapter is None and template is None:
         base = replace(base, prompt=read_prompt(origin))
     folders = {adapter.resolve().name: adapter} if adapter else {}
-    return Chat(base, folders, template and config.task.template, most, client=next(iter(folders), None))
+    client = next(iter(folders), None)
+    return Chat(base, folders, template and config.task.template, most, client, sampling, system)
 
 
 def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
@@ -147,8 +177,8 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
         ask: given what stands before the cursor, the next line.
         shows_help: whether somebody sits there who wants to know what can be done.
     """
-    if shows_help:
-        _note(f"{chat.greeting}.\n{HELP}")
+    if shows_help or chat.sampling:
+        _note(f"{chat.greeting}." + (f"\n{HELP}" if shows_help else ""))
     while True:
         try:
             line = ask(f"{chat.client or 'base'}> ").strip()
@@ -167,6 +197,10 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
             elif word == "/base":
                 chat.choose(None)
                 _note(f"{chat.greeting}.")
+            elif word == "/system":
+                chat.system = rest.strip()
+                chat.said.clear()
+                _note("A new conversation begins" + (" with this system prompt." if chat.system else "."))
             elif word == "/reset":
                 chat.said.clear()
                 _note("A new conversation begins.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -16,7 +17,7 @@ from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Parameters, count_parameters
 from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
-from llm_fed.eval.report.comparison import write_comparison
+from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
 from llm_fed.experiment import splits, unused
 from llm_fed.experiment.baselines import Baselines
@@ -89,8 +90,9 @@ def compare(
         _write(_fill(table, plan), out)
     table.notes += _changed(plan)
     _write(_fill(table, plan), out)
-    table.pictures = _draw(table, out, plan.file.eval.during)
-    write_comparison(table, out / "table.html")
+    drawn = _drawn(table, out, plan.file.eval.during)
+    table.pictures = [draw(out / f"{name}.png") for name, draw in drawn.items()]
+    write_comparison(table, out / "table.html", drawn)
     return table
 
 
@@ -182,21 +184,21 @@ def _write(table: Table, out: Path) -> None:
             raise RunError(f"cannot write {out / name}: {error.strerror or error}") from error
 
 
-def _draw(table: Table, out: Path, split: str) -> list[Path]:
-    """The score by round (Feddle, Figure 5), on the `split` that is scored during training; against bytes up (POTARA,
-    Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few clients also each one's score under
-    every row; from three draws on, the verdict on each pair."""
-    drawn = []
+def _drawn(table: Table, out: Path, split: str) -> dict[str, Draw]:
+    """What draws each picture: the score by round (Feddle, Figure 5), on the `split` that is scored during training;
+    against bytes up (POTARA, Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few clients also
+    each one's score under every row; from three draws on, the verdict on each pair."""
+    drawn: dict[str, Draw] = {}
     if judged := table.verdict.judged:
-        drawn.append(plot_verdict(out / "verdict.png", judged[:2]))
+        drawn["verdict"] = partial(plot_verdict, columns=judged[:2])
     if 1 < len(table.clients) <= MAX_CLIENTS and (scores := table.by_client):
-        drawn.append(plot_methods(out / "score_by_client.png", scores, metric=table.metric))
+        drawn["score_by_client"] = partial(plot_methods, scores=scores, metric=table.metric)
     if curves := _curves(table, out, split):
         score = f"{table.metric}, {split}"
-        drawn.append(plot_bands(out / "score_by_round.png", curves, xlabel="round", ylabel=score))
+        drawn["score_by_round"] = partial(plot_bands, curves=curves, xlabel="round", ylabel=score)
     for name, cost, unit in (
-        ("score_by_bytes.png", "up per client over the run", "B"),
-        ("score_by_parameters.png", "parameters on the server, in adapters", "×"),
+        ("score_by_bytes", "up per client over the run", "B"),
+        ("score_by_parameters", "parameters on the server, in adapters", "×"),
     ):
         series: dict[str, list[Point]] = {}
         for row in table.rows:
@@ -206,7 +208,7 @@ def _draw(table: Table, out: Path, split: str) -> list[Path]:
                 series.setdefault(row.method, []).append((row.label, x, score.mean, score.std))
         if series:
             labels = {points[0][0] if len(points) == 1 else method: points for method, points in series.items()}
-            drawn.append(plot_tradeoff(out / name, labels, cost=cost, unit=unit, metric=table.metric))
+            drawn[name] = partial(plot_tradeoff, series=labels, cost=cost, unit=unit, metric=table.metric)
     return drawn
 
 

@@ -24,6 +24,7 @@ from llm_fed.engine.fit import token_losses
 from llm_fed.engine.inference import autocast
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
+from llm_fed.engine.sampling import Choose, Sampling
 from llm_fed.errors import RunError, UserError
 from llm_fed.models.families import feels_padding
 from llm_fed.models.loading import Base, end_tokens
@@ -128,14 +129,24 @@ def option_log_likelihoods(
 
 @torch.inference_mode()
 def stream(
-    base: Base, bank: AdapterBank, prompt: Sequence[int], *, max_new_tokens: int, mix: Tensor | None = None
+    base: Base,
+    bank: AdapterBank,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    mix: Tensor | None = None,
+    sampling: Sampling | None = None,
 ) -> Iterator[int]:
-    """The tokens of one greedy answer under row 0 of the bank, each as soon as it is known; see `generate`.
+    """The tokens of one answer under row 0 of the bank, each as soon as it is known; see `generate`.
 
     The bank is attached until the last one is taken, or the iterator is closed.
+
+    Args:
+        sampling: None: it is greedy.
     """
     room = _room(base, prompt, max_new_tokens)
-    for _, token in _tokens(base, bank, [(0, prompt)], [room], stop_tokens(base), mix, {}):
+    choose = sampling.chooser(base.model.device) if sampling else None
+    for _, token in _tokens(base, bank, [(0, prompt)], [room], stop_tokens(base), mix, {}, choose):
         yield token
 
 
@@ -160,9 +171,14 @@ def _tokens(
     stops: set[int],
     mix: Tensor | None,
     shared: Mapping[int, int],
+    choose: Choose | None = None,
 ) -> Iterator[tuple[int, int]]:
     """(n, token) of every row's next token, in the order in which they become known: at most rooms[n] of a row,
-    without the token that ends it."""
+    without the token that ends it.
+
+    Args:
+        choose: instead of the likeliest token.
+    """
     texts = [[*prompt] for _, prompt in batch]
     its, going = regimes(base.model), list(range(len(batch)))
     while going:
@@ -171,7 +187,7 @@ def _tokens(
         asked = [(batch[n][0], tuple(texts[n])) for n in going]
         left = [rooms[n] - len(texts[n]) + len(batch[n][1]) for n in going]
         weights = None if mix is None else mix[going]
-        for place, token, leaves in _read(base, bank, asked, left, stops, weights, shared, border):
+        for place, token, leaves in _read(base, bank, asked, left, stops, weights, shared, border, choose):
             n = going[place]
             texts[n].append(token)
             yield n, token
@@ -189,6 +205,7 @@ def _read(
     mix: Tensor | None,
     shared: Mapping[int, int],
     border: int | None,
+    choose: Choose | None = None,
 ) -> Iterator[tuple[int, int, bool]]:
     """(n, token, whether the row leaves here to be read again) of every row's next token, see `_tokens`; a row leaves
     where its text has just grown beyond the border."""
@@ -204,6 +221,8 @@ def _read(
             while going == live:
                 logits, cache = _forward(base, ids, mask, cache, keep=1, padded=padded)
                 best, ids = logits[:, -1].max(-1, keepdim=True)  # (N, 1); NaN if any logit is
+                if choose is not None and not best.isnan().any():
+                    ids = choose(logits[:, -1])
                 going = []
                 for n, token in zip(live, torch.where(best.isnan(), _NAN, ids)[:, 0].tolist(), strict=True):
                     if token == _NAN:

@@ -40,7 +40,7 @@ def finish_and_deliver(
     """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
     config = experiment.config
     progress = selected_round(experiment, run, progress, reporter)
-    with signs.part("final step at the clients"):
+    with signs.part(signs.FINISHING):
         finish(
             experiment.method, experiment.trainers, experiment.runtime, run, progress,
             round=config.rounds + 1, lr=config.local.lr,

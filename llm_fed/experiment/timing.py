@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from statistics import fmean
@@ -17,6 +18,7 @@ from accelerate import PartialState
 
 from llm_fed import signs
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.drive import drive
 from llm_fed.engine.generation import seconds_of_tokens
 from llm_fed.engine.images import VisionEngine
 from llm_fed.eval.scores import METRICS
@@ -26,8 +28,10 @@ from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.samples import Samples
 from llm_fed.federation.clients import broadcast
 from llm_fed.messages.wire import unpack
+from llm_fed.method import Method
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
+from llm_fed.requests import Fit, Fitted, Request
 from llm_fed.runs.forecast import Forecast, Span
 from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.local import LocalRuntime
@@ -55,7 +59,7 @@ def forecast(experiment: Experiment, ahead: Ahead, rounds: int) -> Forecast | No
         with signs.part("estimating the time"), signs.unheard():
             training, (answer, base_answer) = _Timed(experiment).round(sites, rounds), _answers(experiment, ahead)
             scoring = answer * ahead.answers_after(ahead.rounds - rounds) + base_answer * ahead.base_answers
-            if (training * rounds + scoring).high < SHORT:
+            if (training * (rounds + ahead.final_rounds) + scoring).high < SHORT:
                 return None
             processes = PartialState().num_processes
             return Forecast(training / processes, answer / processes, base_answer / processes, _ending(experiment))
@@ -85,6 +89,7 @@ def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
         base = by_split["test"] + (by_split[config.eval.during] if config.eval.base is True else 0)
     elif not baselines.answers(built):
         base = Samples(built).asked
+    final, first = final_steps(built), expected(1)
     return Ahead(
         config.rounds,
         expected if steps else lambda round: 0.0,
@@ -92,8 +97,30 @@ def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
         config.eval.during,
         by_split,
         base,
+        final,
+        final / first if first else 0.0,
         elsewhere=not sites,
     )
+
+
+def final_steps(built: Experiment) -> float:
+    """The client steps of what the method does at the clients after the last round: those that the first client asks
+    for, times the clients. 0 where that does not train, or cannot be known without training."""
+    trainers = [site for site in built.trainers.values() if site.train]
+    if not trainers or type(built.method).finish is Method.finish:
+        return 0.0
+    site, counted = _copied(trainers[0], local_steps(trainers[0])), 0
+
+    def count(requests: Sequence[Request[Any]]) -> Sequence[Any]:
+        nonlocal counted
+        fits = [asked for asked in requests if isinstance(asked, Fit)]
+        counted += sum(len(asked.batches) for asked in fits)
+        return [Fitted(asked.start, (0.0,)) for asked in fits] or [NotImplementedError()] * len(requests)
+
+    with suppress(Exception):  # what fails here says so in the run
+        sent = broadcast(built.method, built.method.init(built.server), [site.id], built.config.transport.down)
+        drive({site.id: built.method.finish(site, unpack(sent[site.id]))}, count)
+    return float(counted * len(trainers))
 
 
 def with_forecast(experiment: Experiment, plan: Ahead, reached: int = 0) -> Ahead:

@@ -13,6 +13,7 @@ from llm_fed.engine import generation
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.image_adapters import ImageAdapterEngine
 from llm_fed.engine.inference import mixing_weights
+from llm_fed.engine.sampling import Sampling
 from llm_fed.errors import UserError
 from llm_fed.export.peft_folders import AdapterWarning
 from llm_fed.models.images import ImageBase
@@ -72,12 +73,14 @@ class Personal:
         *,
         template: str | Template | None = None,
         max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
     ) -> Iterator[str]:
-        """Stream one greedy answer in pieces, without reasoning; joined, they are what `generate` returns.
+        """Stream one answer in pieces, without reasoning; joined, those of a greedy one are what `generate` returns.
 
         Args:
             prompt: a text, or a conversation whose last message is to be answered.
             template: the template or its name (default: as in `generate`).
+            sampling: how tokens are drawn (default: the answer is greedy, as in scores).
 
         Raises:
             UserError: as `generate`, before the first piece.
@@ -86,7 +89,9 @@ class Personal:
         ids: list[int] = []
         shown, text = "", ""
         mix = self._mix(base, [tokens])
-        stream = generation.stream(base, self._bank(), tokens, max_new_tokens=self._most(max_new_tokens), mix=mix)
+        stream = generation.stream(
+            base, self._bank(), tokens, max_new_tokens=self._most(max_new_tokens), mix=mix, sampling=sampling
+        )
         while (token := _next(stream)) is not None:
             ids.append(token)
             text = generation.answer_text(base, tokens, ids)

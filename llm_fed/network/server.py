@@ -179,7 +179,7 @@ def _finish(
     """What is done once at the end: at every client, and here."""
     round = round or progress.round
     record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
-    with signs.part("final step at the clients"):
+    with signs.part(signs.FINISHING):
         summary, replies = clients.finish(sent, given, name, spent_in(run))
     if built.scored:
         messages = messages_for(built.method, progress.state, built.scored, built.config.transport.down)

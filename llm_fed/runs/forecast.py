@@ -52,11 +52,11 @@ class Forecast:
     base_answer: Span = Span()
     ending: Span = Span()
 
-    def whole(self, rounds: int, answers: int, base_answers: int) -> Span:
+    def whole(self, rounds: float, answers: int, base_answers: int) -> Span:
         """The time of so many rounds and answers, and of the end."""
         return self.round * rounds + self.answer * answers + self.base_answer * base_answers + self.ending
 
-    def in_words(self, rounds: int, answers: int, base_answers: int) -> str:
+    def in_words(self, rounds: float, answers: int, base_answers: int) -> str:
         """`about 12 min: training 8 min, scoring 4 min, export and report 5 s`."""
         scoring = self.answer * answers + self.base_answer * base_answers
         parts = {"training": self.round * rounds, "scoring": scoring, "export and report": self.ending}

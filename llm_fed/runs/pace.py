@@ -35,6 +35,8 @@ class Ahead:
         scored: the rounds that end with scores of `during`'s split.
         answers: by split, how many prompts or pictures are answered when it is scored.
         base_answers: how many the base answers in the whole run.
+        final: client steps of the final step at the clients, after the last round.
+        final_rounds: how many rounds' steps these are.
         forecast: what the parts will take, where it was estimated.
         elsewhere: whether the clients answer on other machines, so that nobody here knows how much.
     """
@@ -45,6 +47,8 @@ class Ahead:
     during: str = "validation"
     answers: Mapping[str, int] = field(default_factory=dict)
     base_answers: int = 0
+    final: float = 0.0
+    final_rounds: float = 0.0
     forecast: Forecast | None = None
     elsewhere: bool = False
 
@@ -53,9 +57,9 @@ class Ahead:
         rounds = sum(self.scored(round) for round in range(reached + 1, self.rounds + 1))
         return rounds * self.answers.get(self.during, 0) + self.answers.get("test", 0)
 
-    def amounts(self, reached: int = 0) -> tuple[int, int, int]:
-        """Rounds after this one, answers of personal models, and answers of the base."""
-        return self.rounds - reached, self.answers_after(reached), self.base_answers
+    def amounts(self, reached: int = 0) -> tuple[float, int, int]:
+        """Rounds after this one, the final step among them, answers of personal models, and answers of the base."""
+        return self.rounds - reached + self.final_rounds, self.answers_after(reached), self.base_answers
 
     def in_words(self, reached: int = 0) -> str:
         """How long all will take that follows a round; empty without a forecast."""
@@ -82,6 +86,8 @@ class Pace:
         self._rounds: tuple[float, ...] = ()  # seconds of the last rounds, without their scores
         self._steps = self._expected = 0.0  # client steps of this round, done and in all
         self._pass: tuple[int, int, float] | None = None  # step, of, client steps of the whole pass
+        self._final = 0.0  # client steps of the final step that are done
+        self._finished = False  # it
         self._scoring = 0.0  # seconds in this round that went to scores
         self._scored_seconds = self._scored_answers = 0.0  # of all scores so far
         self._base_seconds = self._base_answers = 0.0  # of all that the base has answered
@@ -121,6 +127,8 @@ class Pace:
         elif part in signs.BASE:
             self._base_seconds += self._clock() - self._part_began
             self._base_answers += self._answers
+        elif part == signs.FINISHING:
+            self._finished = True
         elif part in _ENDING:
             self._ended_seconds += self._clock() - self._part_began
             self._ended = self._ended or part == _LAST
@@ -128,7 +136,10 @@ class Pace:
 
     def step(self, number: int, of: int, amount: float, total: float, loss: float | None) -> None:
         self._pass = number, of, total
-        self._steps += amount
+        if signs.FINISHING in self._parts:
+            self._final += amount
+        else:
+            self._steps += amount
         if loss is not None:
             self.loss = loss
 
@@ -180,7 +191,13 @@ class Pace:
         if training is None:
             return None
         scores = self._answers_left() * (self._per_answer() or 0.0)
-        return training + scores + self._base_left() * (self._per_base_answer() or 0.0) + self._ending_left()
+        return (
+            training
+            + self._final_left()
+            + scores
+            + self._base_left() * (self._per_base_answer() or 0.0)
+            + self._ending_left()
+        )
 
     def _training_left(self) -> float | None:
         now, expected = self._clock(), self.ahead.forecast
@@ -193,12 +210,25 @@ class Pace:
             return usual * after + (max(0.0, usual - elapsed) if self._inside else 0.0)
         if self._inside and (fraction := self._fraction()):
             return elapsed / fraction * after + elapsed / fraction - elapsed
-        if after == 0 and not self._inside and (expected or self._per_answer() is not None):
+        if after == 0 and not self._inside and (expected or self._final or self._per_answer() is not None):
             return 0.0
         if expected is None:
             return None
         usual = expected.round.middle
         return usual * after + (max(0.0, usual - elapsed) if self._inside else 0.0)
+
+    def _final_left(self) -> float:
+        """Of the final step at the clients: by its own pace once it has begun, and before by that of the rounds."""
+        latest, now = self._pass, self._clock() - self._part_began
+        running = self._part == signs.FINISHING and self._final > 0 and latest is not None
+        total = max(self.ahead.final, latest[2] if running and latest else 0.0)
+        if self._finished or self._tested or not total:
+            return 0.0
+        if running:
+            return max(0.0, now / self._final * (total - self._final))
+        forecast = self.ahead.forecast.round.middle if self.ahead.forecast else 0.0
+        usual = sum(self._rounds) / len(self._rounds) if self._rounds else forecast
+        return usual * self.ahead.final_rounds
 
     @property
     def _part(self) -> str:

@@ -25,6 +25,7 @@ from llm_fed.configfile import as_dict, flat
 from llm_fed.errors import UserError, install, printable, require
 from llm_fed.paths import public
 from llm_fed.runs.forecast import duration
+from llm_fed.runs.notebook import Panel, display_of_notebook
 from llm_fed.runs.pace import Ahead, Pace
 from llm_fed.runs.records import time_of_day
 from llm_fed.terminal import Terminal
@@ -54,8 +55,12 @@ class Reporter:
     def __init__(
         self, console: Console | None = None, interval: float = 30.0, clock: Callable[[], float] = time.monotonic
     ):
-        # Plain lines in a notebook, too, where rich would make a block of HTML of each.
-        self.console = console or Terminal(stderr=True, force_jupyter=False)
+        display = display_of_notebook() if console is None else None
+        # Never rich's own way in notebooks, which makes a block of HTML of each line; and what a kernel writes to may
+        # call itself a terminal, though no bar can move there.
+        no_bars = {"force_terminal": False} if display else {}
+        self.console = console or Terminal(stderr=True, force_jupyter=False, **no_bars)
+        self._panel = Panel(display) if display else None
         self.pace = Pace(clock=clock)
         self._interval, self._clock = interval, clock
         self._lock, self._printed = threading.RLock(), clock()  # when the last line was printed
@@ -76,11 +81,19 @@ class Reporter:
         """Whether anybody sees what is said."""
         return not self.console.quiet
 
-    def note(self, text: str) -> None:
-        """One line."""
+    def note(self, text: str, *, lasting: bool = False) -> None:
+        """One line.
+
+        Args:
+            lasting: whether it stays to be seen in a notebook, where other lines are replaced by the next.
+        """
         with self._lock:
             stamp = time.strftime("%H:%M:%S ") if self._stamped and not self.console.is_terminal else ""
-            self.console.print(stamp + printable(text).replace("\n", " "))
+            line = stamp + printable(text).replace("\n", " ")
+            if self._panel is None:
+                self.console.print(line)
+            elif self.heard:
+                self._panel.add(line, lasting)
             self._printed = self._clock()
 
     def announce(self, rows: Mapping[str, str]) -> None:
@@ -132,6 +145,10 @@ class Reporter:
         """A line whenever none has come for the interval; the first estimate of a run comes earlier."""
         while not stop.wait(self._interval / 30):
             with self._lock:
+                if self._panel is not None:
+                    if now := ", ".join(filter(None, [self.pace.where(), self.pace.left()])):
+                        self._panel.show(now)
+                    continue
                 silent = self._clock() - self._printed
                 early = self.pace.begun and not self._estimated and silent >= self._interval / 6
                 if not (early or silent >= self._interval) or stop.is_set():
@@ -193,7 +210,9 @@ class Reporter:
             self.note(f"the best rule that trains nothing: {record['split']} {record['metric']} {record['mean']:.2f}")
         elif record["kind"] == "event" and record["event"] != "data changed" and not record.get("information"):
             # The others were said when the data were read, or in the plan.
-            self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
+            self.note(
+                f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}", lasting=True
+            )
 
     def _round(self, record: Mapping[str, Any]) -> None:
         loss = f"loss {record['loss']:.4f}" if "loss" in record else "no client trained"

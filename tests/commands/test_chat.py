@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import tiny_base
+import torch
 from odd_tokenizers import tokenizers
 from transformers import AutoTokenizer
 
-from llm_fed import configfile, load_client
+from llm_fed import configfile, load_client, open_run
 from llm_fed.commands import chat as chatting
 from llm_fed.config import BaseConfig
 from llm_fed.engine import generation
+from llm_fed.engine.sampling import Sampling
 from llm_fed.errors import UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.export.personal import Personal, alone
@@ -219,3 +222,72 @@ def test_refusals(finished, llm_fed, tmp_path):
     llm_fed("chat", finished, "--client", "nobody").assert_refused("--client='nobody' is unknown")
     llm_fed("chat", "--base", "./nowhere").assert_refused("'./nowhere' is not a folder")
     llm_fed("chat", "--base", "b", "--template", "sonnet").assert_refused("task.template='sonnet' is unknown")
+
+
+def test_sampled_answers_and_what_is_said_of_them(conversing, capsys):
+    """Of top-p near 0 only the likeliest token is left, which is the greedy answer; a high temperature draws others."""
+    greedy = chatting.of_run(conversing, "ada")
+    expected = "".join(greedy.reply("w20"))
+    narrow = chatting.of_run(conversing, "ada", sampling=Sampling(1.0, 1e-6))
+    capsys.readouterr()
+    chatting.talk(narrow, script("w20"), shows_help=False)
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0] == expected
+    assert said.err.endswith("; answers are sampled (temperature 1, top-p 1e-06), and scores are of greedy ones.\n")
+    chatting.talk(greedy, script("w20"), shows_help=False)
+    assert capsys.readouterr().err == ""
+    answers = {"".join(chatting.of_run(conversing, "ada", sampling=Sampling(50.0)).reply("w20")) for _ in range(6)}
+    assert len(answers) > 2
+    seeded = [chatting.of_run(conversing, "ada", sampling=Sampling(50.0, seed=3)) for _ in range(2)]
+    assert len({"".join(chat.reply("w20")) for chat in seeded}) == 1
+
+
+def test_a_token_is_drawn_with_its_probability():
+    """Logits 0 and log 3 are 1/4 and 3/4; at temperature 1/2 they are 1/10 and 9/10, of which top-p 0.9 leaves one."""
+    logits = torch.tensor([[0.0, math.log(3.0)]]).repeat(4000, 1)
+    device = torch.device("cpu")
+    assert Sampling(1.0, seed=0).chooser(device)(logits).float().mean().item() == pytest.approx(0.75, abs=0.03)
+    assert Sampling(0.5, seed=0).chooser(device)(logits).float().mean().item() == pytest.approx(0.9, abs=0.02)
+    assert Sampling(0.5, 0.89, seed=0).chooser(device)(logits).all()
+
+
+@pytest.mark.parametrize("words", ["0", "-1", "nan", "inf", "hot", "0.7,0", "0.7,1.1", "0.7,0.9,1", ""])
+def test_sampling_that_is_none(llm_fed, conversing, words):
+    llm_fed("chat", conversing, "--sampling", words).assert_refused("e.g. 0.")
+
+
+def test_a_system_prompt(conversing, finished, monkeypatch, capsys):
+    """Where the template takes none of conversations it stands before each prompt; nothing of it is saved."""
+    asked: list[str] = []
+    original = Personal.reply
+
+    def spy(self, prompt, **options):
+        asked.append(
+            "|".join([prompt] if isinstance(prompt, str) else [f"{m['role'][0]} {m['content']}" for m in prompt])
+        )
+        return original(self, prompt, **options)
+
+    monkeypatch.setattr(Personal, "reply", spy)
+    before = {path: path.stat().st_mtime_ns for path in conversing.rglob("*")}
+    chat = chatting.of_run(conversing, "ada", system="w30")
+    chatting.talk(chat, script("w20", "/system w31", "w21", "/client bob", "w22", "/system", "w23"), shows_help=False)
+    assert asked == ["s w30|u w20", "s w31|u w21", "s w31|u w22", "u w23"]
+    assert "begins with this system prompt." in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in conversing.rglob("*")}
+    asked.clear()
+    chatting.talk(chatting.of_run(finished, "ada", system="w30"), script("w20", "w21"), shows_help=False)
+    assert asked == ["s w30|u w20", "s w30|u w21"]
+    assert "with a system prompt" in chatting.of_run(finished, "ada", system="w30").greeting
+
+
+def test_the_same_from_python(conversing):
+    result = open_run(conversing)
+    greedy = result.chat("ada", "w20")
+    assert greedy == result.chat("ada", "w20", temperature=1.0, top_p=1e-6)
+    answers = {result.chat("ada", "w20", temperature=50.0) for _ in range(6)}
+    assert len(answers) > 2
+    system = result.chat("ada", "w20", system="w30")
+    said = [{"role": "system", "content": "w30"}, {"role": "user", "content": "w20"}]
+    assert system == "".join(result.model("ada").reply(said))
+    with pytest.raises(UserError, match="the temperature of sampling is 0"):
+        result.chat("ada", "w20", temperature=0.0)

@@ -38,15 +38,17 @@ def test_full_run(full):
     """Test scores 40, 44, 48, 52: mean 46, std sqrt(20) = 4.5, worst half 42. 20 rounds of 6000 bytes up."""
     _, page = full
     for expected in (
-        "fedmerge on flan",
+        "fedmerge on flan with some/base-3B",
         "run my run · base some/base-3B · seed 3",
         "Finished: 20 of 20 rounds.",
         "rouge1 (0–100) on the test split, models of round 15. Worst half: mean of the lowest 2 of 4",
-        "46.0 ± 4.5 1.375",
+        "mean 46.0 1.375 std over clients 4.5 worst half 42.0",
         "worst half 42.0",
-        "rouge1 test loss training loss rounds",
-        "snli 40.0 1.000 0.186 20 300 30 kB 50 kB 2 cola 44.0 1.250",  # it failed in round 20: the loss is round 19's
-        "bytes up 120 kB bytes down 200 kB time 4.0 min padding 7.0 %",
+        "The same for all clients: 20 rounds, 300 examples, 30 kB up, 50 kB down.",
+        "client rouge1 test loss training loss failures",
+        "snli 40.0 1.000 0.186 2 cola 44.0 1.250 0.264 0",  # it failed in round 20: the loss is round 19's
+        "bytes up 120 kB bytes down 200 kB time 4.0 min Clients",
+        "Of the tokens in training batches 7.0 % were padding.",
         "uploads refused: 0, clients failed: 2.",
         "client failed , snli, round 10, 20 the loss is not finite at step 3",
         "local 3.8 min 95.0 % server 12.0 s 5.0 %",
@@ -96,7 +98,7 @@ def test_scores_of_earlier_versions_have_no_loss(tmp_path, monkeypatch, undrawn)
             del line["loss"], line["losses"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = read(run)
-    assert "test loss" not in page.text and "snli 40.0 0.186 20" in page.text
+    assert "test loss" not in page.text and "snli 40.0 0.186 2" in page.text
     assert "Training loss by round" in page.text
     assert drawn(run, "plot_losses", monkeypatch)["scored"] is None
 
@@ -113,7 +115,7 @@ def test_drop_outs_are_no_failures(tmp_path, undrawn):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = read(run)
     assert "arrived: 12, dropped out: 3, uploads refused: 0, clients failed: 0." in page.text
-    assert "down dropped out failures snli 40.0 1.000 1.375 3 300 4.5 kB 7.5 kB 3 0 cola" in page.text
+    assert "training loss dropped out snli 40.0 1.000 1.375 3 cola 44.0 1.250 1.475 0" in page.text
 
 
 def test_the_file_needs_nothing_from_outside(full):
@@ -299,7 +301,97 @@ def test_samples_are_text_and_under_the_first_client_open(tmp_path, undrawn):
     page = read(run)
     assert "prompt <i>2 + 2?</i> reference 4 | four the base (nothing) this model 4" in page.text
     assert "The first test examples of the first 2 of 4 clients" in page.text
-    assert page.tags.count("details") == 3  # two clients, and the configuration
+    assert page.tags.count("details") == 4  # two clients, the time, and the configuration
+
+
+SYSTEM = "You are a helpful clerk."
+
+
+def sampled(run, lines):
+    told = [json.dumps(each | {"references": ["r"], "base": "b", "answer": "a"}) + "\n" for each in lines]
+    (run / "samples.jsonl").write_text("".join(told))
+    return read(run)
+
+
+def test_the_template_stands_once_and_not_with_each_sample(tmp_path, undrawn):
+    run, template = write_run(tmp_path / "run", rounds=5), f"system\n{SYSTEM}\nuser\n{{prompt}}\nassistant\n"
+    lines = [
+        {
+            "client": client,
+            "prompt": template.format(prompt=text),
+            "text": text,
+            "template": template,
+            "references": ["r"],
+        }
+        for client in ("snli", "cola")
+        for text in ("Who?", "When?")
+    ]
+    page = sampled(run, lines)
+    assert page.text.count(SYSTEM) == 1 and "prompt Who? reference r the base b this model a" in page.text
+    assert "The template around every prompt" in page.text
+    # earlier versions wrote no `text`: what all prompts begin and end with in whole lines is taken for the template
+    for line in lines:
+        del line["text"], line["template"]
+    page = sampled(run, lines)
+    assert page.text.count(SYSTEM) == 1 and "prompt Who? reference r" in page.text and "prompt When? ref" in page.text
+    page = sampled(run, lines[:1])  # of which nothing is known
+    assert "The template" not in page.text and f"prompt system {SYSTEM} user Who? assistant reference" in page.text
+
+
+def test_a_system_text_of_the_data_stands_once_per_client(tmp_path, undrawn):
+    """Once for all where all have the same, and with each sample where a client has several."""
+    run = write_run(tmp_path / "run", rounds=5)
+
+    def lines(*systems):
+        start = {"template": "{system} {prompt}", "text": "Who?"}
+        return [
+            start | {"client": client, "prompt": f"{system} Who?", "system": system}
+            for client, own in zip(("snli", "cola"), systems, strict=True)
+            for system in own
+        ]
+
+    page = sampled(run, lines(["One."] * 2, ["Two."] * 2))
+    assert page.text.count("One.") == page.text.count("Two.") == 1 and "Its system text" in page.text
+    page = sampled(run, lines(["One."] * 2, ["One."] * 2))
+    assert page.text.count("One.") == 1 and "The data's system text, which stands before every prompt One." in page.text
+    page = sampled(run, lines(["One.", "Two."], ["One."] * 2))
+    assert "system One. prompt Who?" in page.text and "system Two. prompt Who?" in page.text
+
+
+def test_only_some_clients_with_samples_are_listed_at_once(tmp_path, undrawn):
+    run = write_run(tmp_path / "run", rounds=5)
+    page = sampled(run, [{"client": f"c{n}", "prompt": "p"} for n in range(12)])
+    assert "c7 prompt p reference r the base b this model a 4 more clients c8 prompt" in page.text
+
+
+def test_where_nothing_was_sent_there_are_no_bytes(tmp_path, undrawn):
+    """An empty message has 48 bytes, and `local` sends others no more than that."""
+    run = write_run(tmp_path / "run", rounds=3)
+    assert "Bytes by round" in read(run).text
+    text = (run / "metrics.jsonl").read_text()
+    for down, sent in ((48, False), (56, True)):
+        changed = text.replace('"bytes_up": 1500', '"bytes_up": 48').replace(
+            '"bytes_down": 2500', f'"bytes_down": {down}'
+        )
+        (run / "metrics.jsonl").write_text(changed)
+        page = read(run)
+        assert ("sent nothing" in page.text, "Bytes by round" in page.text) == (not sent, sent)
+    assert "The same for all clients: 3 rounds, 300 examples, 144 bytes up, 168 bytes down, 0 failures." in page.text
+
+
+def test_the_data_have_their_name_in_the_title(tmp_path, undrawn):
+    run = write_run(tmp_path / "run", rounds=3)
+    for path, name in (("/some where/clinics", "clinics"), ("hf://owner/wards", "owner/wards")):
+        (run / "config.yaml").write_text(CONFIG.replace("{name: flan, path: null}", f"{{name: files, path: {path}}}"))
+        page = read(run)
+        assert f"fedmerge on {name} with some/base-3B run run · task files" in page.text
+
+
+def test_many_scores_are_a_distribution(tmp_path, undrawn):
+    """Of 24 clients, which score 40, 44, ... and no more than 100, the lowest 12 are the worst half."""
+    page = read(write_run(tmp_path / "run", rounds=1, clients=[f"c{number}" for number in range(24)]))
+    assert "worst half of the clients others mean" in page.text and "The table of all 24 clients" in page.text
+    assert "worst half of the clients others" not in read(write_run(tmp_path / "few", rounds=1)).text
 
 
 def test_how_much_each_expert_counts(tmp_path, undrawn):

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tiny_images
 from small_run import CLIENTS, SIZES
 
+from llm_fed.commands.quickstart import ASSETS
+from llm_fed.config import BaseConfig
 from llm_fed.configfile import from_dict
 from llm_fed.eval.scores import score
 from llm_fed.experiment import finish, samples
 from llm_fed.experiment import run as experiment
+from llm_fed.models.loading import load_base
 from llm_fed.runs.records import read_records
+from llm_fed.tasks.common import Example, Turn
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +50,34 @@ def test_the_samples_are_the_answers_that_were_scored(small, tmp_path):
             texts = [line[key] for line in lines]
             assert score("rouge1", texts, [line["references"] for line in lines]) == scores["clients"][client]
     assert any(line["answer"] != line["base"] for line in found["ada"])
+
+
+CHAT = (
+    "{% if messages[0].role != 'system' %}system: Be a clerk.\n{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+TALK = (Turn("user", "Who?"), Turn("assistant", "Ada."), Turn("user", "When?"))
+
+
+@pytest.mark.parametrize(("template", "prompt", "rendered", "parts"), [
+    ("{prompt}", "Who?", "Who?", {"text": "Who?", "template": "{prompt}"}),
+    ("Q: {prompt} A:", "Who?", "Q: Who? A:", {"text": "Who?", "template": "Q: {prompt} A:"}),
+    ("Q: {prompt} A:", "Who?", "Who?", {}),  # not as the template says
+    ("chat", "Who?", "system: Be a clerk.\nuser: Who?\nassistant: ",
+     {"text": "Who?", "template": "system: Be a clerk.\nuser: {prompt}\nassistant: "}),
+    ("chat", (Turn("system", "No."), TALK[0]), "system: No.\nuser: Who?\nassistant: ",
+     {"text": "Who?", "system": "No.", "template": "system: {system}\nuser: {prompt}\nassistant: "}),
+    ("chat", TALK, "system: Be a clerk.\nuser: Who?\nassistant: Ada.\nuser: When?\nassistant: ",
+     {"text": "user: Who?\nassistant: Ada.\nuser: When?",
+      "template": "system: Be a clerk.\nuser: {prompt}\nassistant: "}),
+])  # fmt: skip
+def test_a_prompt_stands_apart_from_its_template(template, prompt, rendered, parts):
+    base = load_base(BaseConfig(str(ASSETS / "tiny-base"), dtype="float32"), "cpu")
+    base.tokenizer.chat_template = CHAT
+    config = from_dict({"task": {"template": template}})
+    found = samples._Around(SimpleNamespace(base=base, config=config)).parts(Example(prompt, ("",)), rendered)
+    assert found == parts
 
 
 def test_so_many_examples_of_so_many_clients(small, tmp_path, monkeypatch):

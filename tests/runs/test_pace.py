@@ -7,6 +7,7 @@ import io
 import re
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import tiny_images
@@ -16,7 +17,7 @@ from llm_fed import signs
 from llm_fed.configfile import from_dict
 from llm_fed.engine import fit
 from llm_fed.errors import RunError
-from llm_fed.experiment import bases, finish, run
+from llm_fed.experiment import bases, build, finish, run, timing
 from llm_fed.runs.pace import Ahead, Pace, duration
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -267,3 +268,48 @@ def test_whole_models_are_counted_in_client_steps(tmp_path, monkeypatch):
     assert [line["steps"] for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "client"] == [
         2
     ] * 3
+
+
+def test_the_final_step_at_the_clients_counts():
+    """`fedlora` at its default takes 20 further steps: after rounds of 20 client steps in 10 s, 80 more take 40 s."""
+    clock = Clock()
+    pace = Pace(replace(ahead(rounds=1), final=80.0, final_rounds=4.0, answers={}), clock)
+    pace.round(1)
+    pace.begin("local")
+    for number in range(1, 6):
+        clock.now += 2.0
+        pace.step(number, 5, 4, 20, 1.0)
+    assert pace.seconds_left is not None
+    pace.end("local")
+    pace.round_ended()
+    assert pace.seconds_left == pytest.approx(40.0) and pace.left() == "about 40 s left"
+    pace.begin(signs.FINISHING)
+    for number in range(1, 21):  # it is slower than the rounds were
+        clock.now += 3.0
+        pace.step(number, 20, 4, 80, 1.0)
+        assert pace.seconds_left == pytest.approx(3.0 * (20 - number))
+    pace.end(signs.FINISHING)
+    assert pace.seconds_left == 0.0
+
+
+def test_a_final_step_that_nobody_expected_counts_as_well():
+    """As when a run goes on after its last round: of 20 steps, 5 took 15 s."""
+    clock = Clock()
+    pace = Pace(replace(ahead(rounds=3), answers={}), clock)
+    pace.number = 3
+    pace.begin(signs.FINISHING)
+    clock.now += 15.0
+    pace.step(5, 20, 20, 80, 1.0)
+    assert pace.seconds_left == pytest.approx(45.0)
+
+
+@pytest.mark.parametrize(("method", "steps"), [
+    ({"name": "fedlora", "personal_steps": 7}, 21), ({"name": "fedit"}, 0), ({"name": "local"}, 0),
+])  # fmt: skip
+def test_how_many_steps_the_final_one_has(small, method, steps):
+    """Of three clients; asking changes nothing that a client remembers."""
+    built = build.prepare(from_dict(small.tree(method=method)), Reporter(Console(quiet=True)))
+    plan = timing.ahead(built)
+    assert plan.final == steps and plan.final_rounds == pytest.approx(steps / 6)  # a round has two steps of each
+    assert all(not site.memory for site in built.clients.values())
+    assert plan.amounts()[0] == pytest.approx(3 + steps / 6)

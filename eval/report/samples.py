@@ -1,0 +1,69 @@
+"""The sample predictions of a report: what stands around every prompt is shown once, and not with each of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llm_fed.eval.report.reading import Line
+
+
+@dataclass(frozen=True)
+class ClientSamples:
+    client: str
+    system: str  # the system text of all these samples; empty where they have none, or several
+    lines: Sequence[Line]  # with `text` and `system`: the prompt without the template, and its own system text
+
+
+@dataclass(frozen=True)
+class Samples:
+    """For the template.
+
+    Attributes:
+        templates: with {prompt} in the prompt's place and {system} in that of the data's system text.
+        system: the system text of all samples; empty where they have none, or several.
+        seen: clients that are listed at once; the others are folded.
+    """
+
+    templates: Sequence[str]
+    system: str
+    clients: Sequence[ClientSamples]
+    seen: int = 8
+
+
+def samples_of(lines: Sequence[Line]) -> Samples:
+    """The lines of samples.jsonl by client."""
+    told = [line | {"system": line.get("system", "")} for line in _with_texts(lines)]
+    by_client: dict[str, list[Line]] = {}
+    for line in told:
+        by_client.setdefault(line["client"], []).append(line)
+    templates = list(dict.fromkeys(line["template"] for line in told if line.get("template")))
+    everywhere = _same_system(told)
+    clients = [ClientSamples(id, "" if everywhere else _same_system(own), own) for id, own in by_client.items()]
+    return Samples([text for text in templates if text.strip() != "{prompt}"], everywhere, clients)
+
+
+def _same_system(lines: Sequence[Line]) -> str:
+    found = {line["system"] for line in lines}
+    return str(found.pop()) if len(found) == 1 else ""
+
+
+def _with_texts(lines: Sequence[Line]) -> list[Line]:
+    """The lines with their `text`. Earlier versions wrote the prompt with its template alone: there the template is
+    what all prompts begin and end with, in whole lines."""
+    if not lines or all("text" in line for line in lines):
+        return list(lines)
+    prompts = [str(line["prompt"]) for line in lines]
+    before = after = ""
+    if len(set(prompts)) > 1:
+        before = os.path.commonprefix(prompts).rpartition("\n")[0]
+        before += "\n" if before else ""
+        rest = [prompt[len(before) :][::-1] for prompt in prompts]
+        ends, line, _ = os.path.commonprefix(rest).rpartition("\n")
+        after = (ends + line)[::-1]
+    template = f"{before}{{prompt}}{after}" if before or after else ""
+    return [
+        {**line, "text": prompt[len(before) : len(prompt) - len(after)], "template": template}
+        for line, prompt in zip(lines, prompts, strict=True)
+    ]
