@@ -41,7 +41,10 @@ FLAGS = {
         "-y", "--force",
     ],
     "audit": ["run_dir", "--rounds", "--sample", "--all", "--json"],
-    "chat": ["run_dir", "--client", "--base", "--adapter", "--template", "--dtype", "--max-new-tokens"],
+    "chat": [
+        "run_dir", "--client", "--base", "--adapter", "--template", "--dtype", "--max-new-tokens", "--sampling",
+        "--system",
+    ],
     "export": ["run_dir", "out_dir", "--client", "--merged"],
     "push": ["run_dir", "namespace", "--client", "--private", "--license", "--prefix", "--one-repository"],
     "flower": ["config", "settings", "--out"],

@@ -163,6 +163,7 @@ def read(folder: Path) -> AdapterSettings:
         texts = (
             made.base,
             made.revision or "",
+            *([made.target_modules] if isinstance(made.target_modules, str) else made.target_modules or ()),
             *made.whole,
             *made.exclude,
             *made.layer_lists,
