@@ -68,7 +68,8 @@ def _norms(values: Mapping[int, Any], path: str, bound: float | None) -> dict[in
         if not math.isfinite(norm):
             found[place] = (f"{_name(path)}: " if path else "") + NOT_FINITE
         elif bound is not None and norm > bound * median:
-            found[place] = f"{what} {norm:.3g} is over {bound:g} times the median {median:.3g} of this round (norm_bound)"
+            over = f"is over {bound:g} times the median {median:.3g} of this round (norm_bound)"
+            found[place] = f"{what} {norm:.3g} {over}"
     return found
 
 
@@ -91,7 +92,7 @@ def _rows(present: Mapping[int, Tensor], path: str, bound: float) -> dict[int, s
     every = torch.cat([*norms.values()])
     median = float(every[every > 0].median()) if bool((every > 0).any()) else math.inf
     return {
-        place: f"a row of {_name(path)} has the norm {float(own.max()):.3g}, over {bound:g} times the median {median:.3g}"
+        place: f"a row of {_name(path)} has norm {float(own.max()):.3g}, over {bound:g} times the median {median:.3g}"
         for place, own in norms.items()
         if len(own) and float(own.max()) > bound * median
     }

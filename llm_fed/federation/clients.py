@@ -30,6 +30,10 @@ class Clients(Protocol):
         """Those whose memories lie in this process, hence in its checkpoints."""
         ...
 
+    def take(self, progress: Progress) -> None:
+        """Go on from this progress, of a checkpoint or of a run that begins."""
+        ...
+
     def most_asked(self, rounds: int) -> int:
         """In how many of the first so many rounds a client was asked, at most."""
         ...
@@ -51,6 +55,9 @@ class LocalClients:
 
     def __init__(self, sites: Mapping[str, Site], schedule: Schedule, runtime: Runtime):
         self.sites, self._schedule, self._runtime = sites, schedule, runtime
+
+    def take(self, progress: Progress) -> None:
+        """Nothing: `resume` has put the sites' memories back."""
 
     def most_asked(self, rounds: int) -> int:
         return most_asked(self._schedule, rounds)

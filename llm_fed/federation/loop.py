@@ -66,6 +66,7 @@ def federate(
     """
     method, clients, server, config = federation.method, federation.clients, federation.server, run.config
     progress = resume(run, method, clients.sites, server)
+    clients.take(progress)
     if run.digests.empty:
         run.digests.begin(progress.round, progress.state)
     if progress.round:
@@ -174,8 +175,9 @@ def _check_finite(state: Message, run: Run, round: int) -> None:
         kept = run.checkpoints.rounds()
         newest = f"the checkpoint of round {kept[-1]} is whole" if kept else "there is no checkpoint yet"
         raise RunError(
-            f"round {round}: the server's {where} holds NaN or infinite numbers, so the run ends here; {newest}. "
-            "Lower the learning rates (local.lr, and the method's own), then give the command again, with --fresh"
+            f"round {round}: the server's {where} holds NaN or infinite numbers, though every upload that it took was "
+            f"finite and within its bounds, so the server's own step is at fault and the run ends here; {newest}. See "
+            "the method's own settings (its step sizes, if it has some), then give the command again, with --fresh"
         )
 
 

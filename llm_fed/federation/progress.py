@@ -197,13 +197,14 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
     if server is not None:
         server.memory = saved.memory("server")
     held, flying = saved.state, []
-    for key, client, asked, arrival, examples, expected, *given in held["in_flight"]:
+    for key, client, asked, arrival, examples, expected, *more in held["in_flight"]:
         content = saved.rows.get(key)
         if not isinstance(content, Row):  # older versions had no checksum of the manifest
             raise RunError(
                 f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Start again with --fresh."
             )
-        flying.append(InFlight(client, asked, arrival, examples, content, expected, Given(**given[0]) if given else Given()))
+        given = Given(**more[0]) if more else Given()  # earlier versions kept none
+        flying.append(InFlight(client, asked, arrival, examples, content, expected, given))
     # Earlier versions kept no loss.
     best = Best(held["best_round"], held["best_score"], held.get("best_loss", math.inf))
     asked = {name for name in clients if f"memory/{name}" in saved.rows}  # the others that were asked kept nothing

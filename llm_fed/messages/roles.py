@@ -31,7 +31,8 @@ class Given:
     """What is known of an upload before it comes.
 
     Args:
-        sent: of `Method.upload_like`, its whole numbers and texts, and the buffers of its states; None: nothing is known.
+        sent: of `Method.upload_like`, its whole numbers, its texts, and the buffers of its states; None: nothing is
+            known.
         examples: how many training examples the client has, as it said when it joined; None: it is not known.
     """
 

@@ -93,13 +93,17 @@ class RemoteClients:
         owners: Mapping[str, int] | None = None,
         examples: Mapping[str, int] | None = None,
     ) -> None:
-        """Wait for the clients that the configuration names, or for as many as it says, and fix their order.
+        """Wait for the clients that the configuration names, or for as many as it says, and fix their order. After
+        `network.wait` seconds the run goes on without those that are missing; who has a name joins when it comes.
 
         Args:
             base: the fingerprint that the base of every node must have.
             before: who took part when this run was begun.
             owners: at which node each client was then; from another one it is not accepted.
             examples: how many each client said then that it has; with another number it is not accepted.
+
+        Raises:
+            RunError: no client has come by then.
         """
         self.roster.owners |= owners or {}
         self.roster.examples |= examples or {}
@@ -107,27 +111,14 @@ class RemoteClients:
         if not isinstance(configured, int):
             configured = tuple(self.roster.homes)
         wanted = before or configured
-        number = wanted if isinstance(wanted, int) else len(wanted)
         same = configured <= len(before) if isinstance(configured, int) else {*configured} == {*before}
         if before and not same:
             self._say(
                 f"this run began with {', '.join(before)} and continues with them, whatever network.clients says now; "
                 "fresh=true starts again"
             )
-        told = -1
-        while True:
-            self.roster.greet()
-            known = self.roster.node
-            there = sorted(known) if isinstance(wanted, int) else [name for name in wanted if name in known]
-            if len(there) >= number:
-                self.names = tuple(there)
-                self.roster.say_weights(there)
-                return
-            if told != len(there):
-                told = len(there)
-                missing = "" if isinstance(wanted, int) else f": {', '.join(n for n in wanted if n not in there)}"
-                self._say(f"{len(there)} of {number} clients are connected; waiting for the others{missing}")
-            time.sleep(_PAUSE)
+        self.names = self.roster.gather(wanted)
+        self.roster.say_weights([name for name in self.names if name in self.roster.node])
 
     @property
     def cohort_size(self) -> int:
