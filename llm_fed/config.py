@@ -235,8 +235,8 @@ class NetworkConfig:
     enough: Annotated[PositiveInt | None, "for all"] = None
     # time after which an answer is given up, and its client may be asked again
     patience: Annotated[PositiveFloat, "in seconds"] = 3600.0
-    # time after which a run goes on without clients that have not come; those with a name join when they come
-    wait: Annotated[PositiveFloat | None, "in seconds; null: waits for all"] = 3600.0
+    # time in seconds after which a run begins without clients that have not come; those with a name join when they come
+    wait: Annotated[PositiveFloat | None, "to wait for all"] = 3600.0
     # limit on a client's number of examples in means, as a multiple of the median over all clients
     weight_bound: Annotated[float | None, AtLeast(1), "for any number"] = 10.0
 

@@ -74,9 +74,8 @@ def of_pictures(data: Path, every: int, validation: float) -> tuple[Any, dict[st
 
 
 def models(folder: Path) -> dict[str, Any]:
-    return {
-        str(path.relative_to(folder)): load_file(path) for path in sorted(folder.glob("home-*/adapters/**/*.safetensors"))
-    }
+    files = sorted(folder.glob("home-*/adapters/**/*.safetensors"))
+    return {str(path.relative_to(folder)): load_file(path) for path in files}
 
 
 def chain(folder: Path, small: Any, settings: dict[str, Any], by: str) -> tuple[Any, int]:
