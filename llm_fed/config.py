@@ -324,8 +324,8 @@ class Config:
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0
     # number of clients that train in one fused pass; 1: one client after another
     clients_per_pass: Literal["auto"] | PositiveInt = "auto"
-    # uploads whose norm exceeds this multiple of the round's median norm are refused; null: only uploads with NaN or
-    # infinite values are
+    # uploads with a part whose norm exceeds this multiple of the round's median norm are refused; null: uploads are not
+    # compared with each other
     norm_bound: Annotated[float, Above(1)] | None = 10.0
     device: Device = "auto"  # `auto`: a GPU if there is one
     base: BaseConfig = field(default_factory=BaseConfig)
