@@ -46,7 +46,7 @@ def far(uploads: Mapping[int, Any], roles: Roles, given: Sequence[Given], bound:
         among = {place: value for place, value in among.items() if place not in found}
         role = next((role_of(roles, path, value) for value in among.values()), None)
         if isinstance(role, Weights):
-            found |= _running({k: role.statistics(v, given[k].at(path)) for k, v in among.items()}, path, given)
+            found |= _running(among, path, role, {place: given[place].at(path) for place in among})
         elif isinstance(role, Statistic) and role.rows:
             present = {k: value[role.present(path, uploads[k])] for k, value in among.items()}
             found |= _rows(present, path, ROWS * bound)
@@ -76,9 +76,7 @@ def _norms(values: Mapping[int, Any], path: str, bound: float | None) -> dict[in
 def _norm(value: Any) -> float:
     """Euclidean norm of the floating numbers of one part of a message."""
     if isinstance(value, State):
-        # Running statistics are in no norm, but where they are not finite, nothing is.
-        finite = all(bool(torch.isfinite(extra).all()) for extra in value.extras.values())
-        return value.norm() if finite else math.inf
+        return value.norm()
     if isinstance(value, Tensor):
         return float(torch.linalg.vector_norm(value.double())) if value.is_floating_point() else 0.0
     return abs(value) if isinstance(value, float) else 0.0
@@ -98,23 +96,28 @@ def _rows(present: Mapping[int, Tensor], path: str, bound: float) -> dict[int, s
     }
 
 
-def _running(values: Mapping[int, dict[str, Tensor]], path: str, given: Sequence[Given]) -> dict[int, str]:
-    """Of each client's running statistics, by name (C,), the first that is too far away."""
-    places = [place for place, own in values.items() if own]
-    if not places:
+def _running(
+    states: Mapping[int, State], path: str, role: Weights, sent: Mapping[int, Mapping[str, Tensor] | None]
+) -> dict[int, str]:
+    """Of the clients' running statistics the first that is too far away, by place."""
+    several = len(states) >= FEW
+    places = [place for place in states if sent[place] or (several and not role.changes)]
+    names = [name for place in places[:1] for name, v in states[place].extras.items() if v.is_floating_point()]
+    if not names:
         return {}
+    of_sent: dict[int, Tensor] = {}  # by identity: many clients are sent the same
+    for place in places:
+        start = sent[place]
+        if start and id(start) not in of_sent:
+            of_sent[id(start)] = _joined(start, names)
+    values = torch.stack([_joined(states[place].extras, names) for place in places])
+    starts = torch.stack([of_sent.get(id(sent[place]), torch.zeros_like(values[0])) for place in places])
+    values = values + starts if role.changes else values
+    middles = values.median(0).values if several else starts[0]
+    sizes = [states[places[0]].extras[name].numel() for name in names]
+    parts = [matrix.split(sizes, dim=-1) for matrix in (values, starts, middles)]
+    usual = dict(zip(names, zip(*parts, strict=True), strict=True))
     found: dict[int, str] = {}
-    sent = {place: given[place].at(path) for place in places}
-    several = len(places) >= FEW
-    known = [place for place in places if sent[place]]
-    if not several and not known:
-        return {}
-    usual: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-    among = places if several else known
-    for name in values[among[0]]:
-        found_by = torch.stack([values[place][name] for place in among])
-        start = torch.stack([_start(sent[place], name, found_by[0]) for place in among])
-        usual[name] = found_by, start, found_by.median(0).values if several else start[0]
     for name, (stacked, start, middle) in usual.items():
         spread = _spread(name, usual)
         off, allowed = (stacked, start) if is_variance(name) else ((stacked - middle).abs(), (start - middle).abs())
@@ -127,12 +130,13 @@ def _running(values: Mapping[int, dict[str, Tensor]], path: str, given: Sequence
             largest = float(stacked[row][off[row].argmax()])
             what = f"{_name(path)}.extras.{name} holds {largest:.3g}"
             over = times[0] if bool(layer[row]) else times[1]
-            found.setdefault(among[row], f"{what}, too far from {beside} (over {over:g} times)")
+            found.setdefault(places[row], f"{what}, too far from {beside} (over {over:g} times)")
     return found
 
 
-def _start(sent: Mapping[str, Tensor] | None, name: str, like: Tensor) -> Tensor:
-    return sent[name].double().flatten() if sent and name in sent else torch.zeros_like(like)
+def _joined(extras: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """(E,), float64: these buffers one after another."""
+    return torch.cat([extras[name].flatten() for name in names]).double()
 
 
 def _spread(name: str, usual: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> Tensor:

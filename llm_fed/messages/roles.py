@@ -97,34 +97,21 @@ class Weights(Role):
         return isinstance(value, State)
 
     def flaw(self, value: State, path: str, upload: Any, given: Given) -> str:
+        sent = given.at(path)
         for name, tensor in value.extras.items():
             if not tensor.is_floating_point():
-                low, high = (int(end) for end in tensor.aminmax()) if tensor.numel() else (0, 0)
-                if tensor.dtype != torch.bool and (low < 0 or high > _MOST):
+                low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)
+                if low < 0 or high > _MOST:
                     return f".extras.{name} holds {low if low < 0 else high}, and a counter is 0 to 2**53"
-        for name, found in self.statistics(value, given.at(path)).items():
-            if is_variance(name) and bool((found < 0).any()):
-                return f".extras.{name} holds a variance of {float(found.min()):.3g}, and a variance is 0 or more"
+            elif is_variance(name) and not (self.changes and sent is None):
+                found = tensor + sent[name] if self.changes else tensor
+                if not bool((found >= 0).all()) and not self._rounded(found, sent, name):
+                    return f".extras.{name} holds a variance of {float(found.min()):.3g}, and a variance is 0 or more"
         return ""
 
-    def statistics(self, value: State, sent: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """The running statistics of the client's model by name, float64, each as one vector; what rounding may make of
-        a variance of 0 is 0.
-
-        Args:
-            sent: those that the client was sent; None: not known, and then there are none where they are changes.
-        """
-        if sent is None and self.changes:
-            return {}
-        found = {}
-        for name, tensor in value.extras.items():
-            if tensor.is_floating_point():
-                start = sent[name].double().flatten() if sent and name in sent else 0.0
-                values = tensor.double().flatten() + (start if self.changes else 0.0)
-                if is_variance(name) and isinstance(start, Tensor):
-                    values = torch.where((values < 0) & (values >= -_TOLERANCE * start), 0.0, values)
-                found[name] = values
-        return found
+    def _rounded(self, found: Tensor, sent: Mapping[str, Tensor] | None, name: str) -> bool:
+        """Whether variances are below 0 by no more than what rounding leaves of a difference and a sum."""
+        return self.changes and sent is not None and bool((found >= -_TOLERANCE * sent[name].abs()).all())
 
 
 def is_variance(name: str) -> bool:

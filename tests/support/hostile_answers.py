@@ -97,6 +97,7 @@ class Case:
     path: str
     part: str  # of a state: ROW, STATISTICS, COUNTERS, or the name of one buffer; of anything else nothing
     how: str
+    also: tuple[str, str] = ("", "")  # a statistic that is false, too, and how
 
     @property
     def of_weights(self) -> bool:
@@ -145,7 +146,10 @@ class Attacked:
         return Round(uploads, given, {name: skeleton(like) for name, like in likes.items()})
 
     def cases(self) -> Iterator[Case]:
-        for path, value in leaves(self.rounds[0].uploads[SPOILT].content):
+        """Each part alone, and what counts a statistic together with a false one, which it is to give weight."""
+        parts = list(leaves(self.rounds[0].uploads[SPOILT].content))
+        statistics = [path for path, value in parts if isinstance(value, Tensor) and value.is_floating_point()]
+        for path, value in parts:
             if isinstance(value, State):
                 yield from (Case(path, ROW, how) for how in FLOATS)
                 floats = [name for name, extra in value.extras.items() if extra.is_floating_point()]
@@ -157,6 +161,9 @@ class Attacked:
             elif isinstance(value, Tensor):
                 kind = FLOATS if value.is_floating_point() else FLAGS if value.dtype == torch.bool else INTEGERS
                 yield from (Case(path, "", how) for how in kind)
+                if kind is not FLOATS:
+                    lies = [(statistic, lie) for statistic in statistics for lie in ("negative", "times -9", "times 9")]
+                    yield from (Case(path, "", how, lie) for how in kind for lie in lies)
             elif type(value) is int:
                 yield from (Case(path, "", str(number)) for number in NUMBERS)
 
@@ -164,7 +171,11 @@ class Attacked:
         """The false answer of one round."""
         real = self.rounds[number].uploads[SPOILT].content
         other, before = self.rounds[number].uploads["c2"].content, self.rounds[number - 1].uploads[SPOILT].content
-        return _replaced(real, case.path, _value(case, *(at(sent, case.path) for sent in (real, other, before))))
+        found = _replaced(real, case.path, _value(case, *(at(sent, case.path) for sent in (real, other, before))))
+        where, how = case.also
+        return (
+            _replaced(found, where, FLOATS[how](*(at(sent, where) for sent in (real, other, before)))) if how else found
+        )
 
     def step(self, state: Any, round: Round, false: dict[str, Any], number: int) -> tuple[Any, dict[str, str]]:
         """The server's state after a round, and who was refused."""
