@@ -100,8 +100,10 @@ def _running(
     states: Mapping[int, State], path: str, role: Weights, sent: Mapping[int, Mapping[str, Tensor] | None]
 ) -> dict[int, str]:
     """Of the clients' running statistics the first that is too far away, by place."""
-    several = len(states) >= FEW
-    places = [place for place in states if sent[place] or (several and not role.changes)]
+    known = [place for place in states if sent[place]]
+    places = known if role.changes else [*states]
+    several = len(places) >= FEW
+    places = places if several else known
     names = [name for place in places[:1] for name, v in states[place].extras.items() if v.is_floating_point()]
     if not names:
         return {}

@@ -260,6 +260,8 @@ def check(name: str, sends: Roles, like: Any) -> None:
         UserError: what has no role, has one that does not suit it, or has one and is not sent.
     """
     parts = dict(leaves(like))
+    if odd := [path for path, role in sends.items() if not isinstance(role, Role)]:
+        raise UserError(f"the method {name} has {sends[odd[0]]!r} as the role of {odd[0]!r}, which is none")
     for path, value in parts.items():
         if value is None:
             continue  # of its skeleton there is no other

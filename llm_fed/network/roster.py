@@ -59,6 +59,7 @@ class Roster:
         self._greeted: set[int] = set()
         self._refused: dict[int, float] = {}  # nodes that cannot take part, and when they are greeted again
         self._said: dict[int, str] = {}  # why
+        self._told: set[str] = set()  # of what nodes bring, what was said already
         self._greetings: dict[str, tuple[int, float]] = {}  # hellos on their way, to which node, and since when
 
     def gather(self, wanted: Sequence[str] | int) -> tuple[str, ...]:
@@ -123,7 +124,7 @@ class Roster:
                 continue
             self._said.pop(node, None)
             if idle := reply.names("idle"):
-                self._say(f"node {node}: these clients have no training example and do not take part: {listed(idle)}")
+                self._once(f"node {node}: these clients have no training example and do not take part: {listed(idle)}")
             self._admit(node, there[node], reply.clients)
             if self._complete(node, there[node]):
                 self._greeted.add(node)
@@ -131,6 +132,12 @@ class Roster:
             else:
                 self._refused[node] = time.monotonic() + _AGAIN
             self.unscored |= {*reply.names("unscored")}
+
+    def _once(self, text: str) -> None:
+        """Say what every greeting of a node would say again."""
+        if text not in self._told:
+            self._told.add(text)
+            self._say(text)
 
     def _complete(self, node: int, registered: str) -> bool:
         """Whether a node has brought every client that `network.clients` places there, and at least one."""
@@ -176,18 +183,18 @@ class Roster:
         others = [name for name in clients if self.homes.get(name, name) != registered]
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-            self._say(
+            self._once(
                 f"node {node}, registered as {registered!r}, says that it has {', '.join(others[:3])}{more}, which "
                 f"network.clients does not place there; if it should: {others[0]}@{registered or 'NODE'}"
             )
         for name in clients.keys() - set(others):
             if self.owners.setdefault(name, node) != node:
-                self._say(
+                self._once(
                     f"node {node} says that it has client {name}, which is node {self.owners[name]}'s since this run "
                     "began; if its machine was replaced, take it out of the run folder's network.json"
                 )
             elif self.examples.setdefault(name, clients[name]) != clients[name]:
-                self._say(
+                self._once(
                     f"node {node} says that {name} has {clients[name]:,} examples, and had {self.examples[name]:,} "
                     "when this run began; with other data begin anew (fresh=true)"
                 )
