@@ -235,6 +235,8 @@ class NetworkConfig:
     enough: Annotated[PositiveInt | None, "for all"] = None
     # time after which an answer is given up, and its client may be asked again
     patience: Annotated[PositiveFloat, "in seconds"] = 3600.0
+    # time in seconds after which a run begins without clients that have not come; those with a name join when they come
+    wait: Annotated[PositiveFloat | None, "to wait for all"] = 3600.0
     # limit on a client's number of examples in means, as a multiple of the median over all clients
     weight_bound: Annotated[float | None, AtLeast(1), "for any number"] = 10.0
 
@@ -322,8 +324,8 @@ class Config:
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0
     # number of clients that train in one fused pass; 1: one client after another
     clients_per_pass: Literal["auto"] | PositiveInt = "auto"
-    # uploads whose norm exceeds this multiple of the round's median norm are refused; null: only uploads with NaN or
-    # infinite values are
+    # uploads with a part whose norm exceeds this multiple of the round's median norm are refused; null: uploads are not
+    # compared with each other
     norm_bound: Annotated[float, Above(1)] | None = 10.0
     device: Device = "auto"  # `auto`: a GPU if there is one
     base: BaseConfig = field(default_factory=BaseConfig)

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llm_fed.errors import inert
+from llm_fed.messages.roles import Roles
 from llm_fed.messages.wire import Message
 from llm_fed.rng import derive
 from llm_fed.settings import check_fields
@@ -65,6 +67,10 @@ class Method:
     # What is trained and what travels, as regular expressions of entries; what does not travel is the client's own.
     trained: ClassVar[str] = r".*"
     shared: ClassVar[str] = r".*"
+
+    # What its uploads hold beside rows of weights, by place: `{"counts": Counts()}`. Anything without a role is refused
+    # before round 1 (`llm_fed.messages.roles`).
+    sends: ClassVar[Roles] = MappingProxyType({})
 
     # For what it is made:
     # Whole image models only: the losses of its clients are its own.
@@ -149,7 +155,8 @@ class Method:
         return ()
 
     def upload_like(self, message: Message) -> Message:
-        """A message with the entries, shapes and dtypes that the upload answering `message` must have."""
+        """A message with the entries, shapes and dtypes that the upload answering `message` must have; of a whole
+        number also its largest value (`Index`), or its only one (`Echo`)."""
         return message
 
     def needed(self, name: str) -> Needed:

@@ -17,6 +17,7 @@ if "$bin/python" -m pip install --quiet ${PIPFLAGS:-} --no-deps --target "$work/
 fi
 "$bin/python" -m pytest -m slow -rs
 PYTHONPATH=tests/support "$bin/python" tests/support/hostile.py --examples 200000 --out "$work/hostile"
+PYTHONPATH=tests/support "$bin/python" tests/support/hostile_answers.py
 for kind in configurations folders data; do
   PYTHONPATH=tests/support "$bin/python" tests/support/fuzz.py "$kind" --cases 10000 --out "$work/fuzzed"
 done

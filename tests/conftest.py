@@ -124,6 +124,7 @@ def analysis(monkeypatch) -> Callable[..., ModuleType]:
 @pytest.fixture
 def quick(monkeypatch) -> None:
     """A server that looks for its clients' answers all the time."""
-    from llm_fed.network import clients
+    from llm_fed.network import clients, roster
 
-    monkeypatch.setattr(clients, "_PAUSE", 0.01)
+    for module in (clients, roster):
+        monkeypatch.setattr(module, "_PAUSE", 0.01)

@@ -16,6 +16,7 @@ from llm_fed.eval.report.reading import Line
 
 MAX_ROWS = 200  # clients in the table that the slider moves
 MAX_NUMBERS = 200_000  # weights in it, over all rounds
+MODELS = 10_000  # of a server: no run has as many
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ def _table(line: Line) -> dict[str, list[float]]:
     if weights := line.get("weights"):
         return dict(zip(weights["clients"], weights["values"], strict=True))
     chosen = line.get("chosen") or {}
-    return {client: [0.0] * model + [1.0] for client, model in chosen.items()}
+    # Earlier versions took any number that a client sent for that of its model.
+    return {client: [0.0] * model + [1.0] for client, model in chosen.items() if 0 <= model < MODELS}
 
 
 def _padded(row: Sequence[float] | None, models: int) -> list[float] | None:

@@ -18,6 +18,7 @@ from llm_fed.federation.privacy import central, released
 from llm_fed.federation.progress import InFlight, Progress, memories, restore
 from llm_fed.federation.uploads import arrivals
 from llm_fed.messages.outline import skeleton
+from llm_fed.messages.roles import Given
 from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Saved
@@ -89,13 +90,14 @@ class Replay:
                 continue
             content = encoded_upload(answer, config, config.training_seed, round, client)
             uploads[client] = digests.digest(content)
-            expected = skeleton(method.upload_like(unpack(sent[client])))
+            like = method.upload_like(unpack(sent[client]))
             row = self._scratch.checkpoints.store.row(content)
             examples = reported_examples(e.clients[client], config)
-            flying.append(InFlight(client, round, round + delays[client], examples, row, expected))
+            given = Given.of(like, e.clients[client].num_examples)
+            flying.append(InFlight(client, round, round + delays[client], examples, row, skeleton(like), given))
         progress.round = round
         progress.in_flight = [*progress.in_flight, *flying]
-        arrived = arrivals(self._scratch, progress, {})
+        arrived = arrivals(self._scratch, method, progress, {})
         if central(config.privacy):
             like = method.upload_like(method.broadcast(state, e.server.clients[0]))
             arrived = [released(arrived, like, config, len(e.server.clients), config.training_seed, round)]

@@ -13,6 +13,7 @@ from llm_fed.federation.privacy import by_example, protected, shown, spent_by
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Ask, Schedule, most_asked
 from llm_fed.messages.outline import skeleton
+from llm_fed.messages.roles import Given
 from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.method import Method
 from llm_fed.requests import Runtime
@@ -27,6 +28,10 @@ class Clients(Protocol):
     @property
     def sites(self) -> Mapping[str, Site]:
         """Those whose memories lie in this process, hence in its checkpoints."""
+        ...
+
+    def take(self, progress: Progress) -> None:
+        """Go on from this progress, of a checkpoint or of a run that begins."""
         ...
 
     def most_asked(self, rounds: int) -> int:
@@ -50,6 +55,9 @@ class LocalClients:
 
     def __init__(self, sites: Mapping[str, Site], schedule: Schedule, runtime: Runtime):
         self.sites, self._schedule, self._runtime = sites, schedule, runtime
+
+    def take(self, progress: Progress) -> None:
+        """Nothing: `resume` has put the sites' memories back."""
 
     def most_asked(self, rounds: int) -> int:
         return most_asked(self._schedule, rounds)
@@ -103,10 +111,11 @@ class LocalClients:
                 continue
             content = encoded_upload(answer, run.config, run.config.training_seed, progress.round, name)
             up += len(content)
-            expected = skeleton(method.upload_like(unpack(messages[name])))
+            like = method.upload_like(unpack(messages[name]))
             row = run.checkpoints.store.row(content)
             arrival, examples = progress.round + ask.delay, reported_examples(site, run.config)
-            progress.in_flight.append(InFlight(name, progress.round, arrival, examples, row, expected))
+            given = Given.of(like, site.num_examples)
+            progress.in_flight.append(InFlight(name, progress.round, arrival, examples, row, skeleton(like), given))
             record: dict[str, Any] = {"kind": "client", "round": progress.round, "client": name}
             if site.losses:
                 means.append(rounded(statistics.fmean(site.losses)))

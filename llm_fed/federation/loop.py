@@ -13,6 +13,7 @@ from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation.privacy import by_example, central, check_upload, released, spent
 from llm_fed.federation.progress import Progress, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
+from llm_fed.messages import roles
 from llm_fed.messages.outline import infinite
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
@@ -65,6 +66,7 @@ def federate(
     """
     method, clients, server, config = federation.method, federation.clients, federation.server, run.config
     progress = resume(run, method, clients.sites, server)
+    clients.take(progress)
     if run.digests.empty:
         run.digests.begin(progress.round, progress.state)
     if progress.round:
@@ -90,6 +92,9 @@ def federate(
     if private and not by_example(config.privacy):
         expected = method.upload_like(method.broadcast(progress.state, server.clients[0]))
         check_upload(expected)
+    if asked := server.clients or tuple(clients.sites):
+        name = str(config.method["name"])
+        roles.check(name, method.sends, method.upload_like(method.broadcast(progress.state, asked[0])))
     run.lap("before the rounds")
     for round in range(progress.round + 1, config.rounds + 1):
         watch, lr = Watch(round), extend.lr(config, round)
@@ -98,7 +103,7 @@ def federate(
         record = clients.exchange(method, progress, lr, run, watch)
         progress.asked.update(run.digests.asked)
         came = {item.client: item.content.digest for item in progress.in_flight[earlier:]}
-        uploads = arrivals(run, progress, record)
+        uploads = arrivals(run, method, progress, record)
         if central(config.privacy):
             seed = config.training_seed if federation.noise_seed is None else federation.noise_seed
             uploads = [released(uploads, expected, config, len(server.clients), seed, round)]
@@ -170,8 +175,9 @@ def _check_finite(state: Message, run: Run, round: int) -> None:
         kept = run.checkpoints.rounds()
         newest = f"the checkpoint of round {kept[-1]} is whole" if kept else "there is no checkpoint yet"
         raise RunError(
-            f"round {round}: the server's {where} holds NaN or infinite numbers, so the run ends here; {newest}. "
-            "Lower the learning rates (local.lr, and the method's own), then give the command again, with --fresh"
+            f"round {round}: the server's {where} holds NaN or infinite numbers, though every upload that it took was "
+            f"finite and within its bounds, so the server's own step is at fault and the run ends here; {newest}. See "
+            "the method's own settings (its step sizes, if it has some), then give the command again, with --fresh"
         )
 
 

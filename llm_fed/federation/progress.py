@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from llm_fed.errors import RunError
+from llm_fed.messages.roles import Given
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method
 from llm_fed.runs import extend
@@ -33,6 +34,7 @@ class InFlight:
     num_examples: int
     content: Row
     expected: Any  # `skeleton` of what the method says that the upload looks like
+    given: Given = Given()  # what bounds its numbers
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,8 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site
     for item in progress.in_flight:
         key = f"flight/{item.asked}/{item.client}"
         rows[key] = item.content
-        flying.append([key, item.client, item.asked, item.arrival, item.num_examples, item.expected])
+        given = item.given.message()
+        flying.append([key, item.client, item.asked, item.arrival, item.num_examples, item.expected, given])
     state = {
         "state": progress.state,
         "best_round": progress.best.round,
@@ -194,13 +197,14 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
     if server is not None:
         server.memory = saved.memory("server")
     held, flying = saved.state, []
-    for key, client, asked, arrival, examples, expected in held["in_flight"]:
+    for key, client, asked, arrival, examples, expected, *more in held["in_flight"]:
         content = saved.rows.get(key)
         if not isinstance(content, Row):  # older versions had no checksum of the manifest
             raise RunError(
                 f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Start again with --fresh."
             )
-        flying.append(InFlight(client, asked, arrival, examples, content, expected))
+        given = Given(**more[0]) if more else Given()  # earlier versions kept none
+        flying.append(InFlight(client, asked, arrival, examples, content, expected, given))
     # Earlier versions kept no loss.
     best = Best(held["best_round"], held["best_score"], held.get("best_loss", math.inf))
     asked = {name for name in clients if f"memory/{name}" in saved.rows}  # the others that were asked kept nothing

@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
-import math
-import statistics
+from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
-import torch
-
+from llm_fed.federation.bounds import NOT_FINITE, far
 from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import Progress
-from llm_fed.messages.outline import Skeleton, difference, skeleton
+from llm_fed.messages.outline import Skeleton, difference, infinite, skeleton
+from llm_fed.messages.roles import Given, Roles, own_flaw
 from llm_fed.messages.wire import WireError
-from llm_fed.method import Upload
+from llm_fed.method import Method, Upload
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.rows import Row
-from llm_fed.state import State
 
 
-def flaws(contents: list[Any], expected: list[Any], bound: float | None) -> list[str]:
+def flaws(
+    contents: Sequence[Any],
+    expected: Sequence[Any],
+    bound: float | None,
+    roles: Roles = MappingProxyType({}),
+    given: Sequence[Given] | None = None,
+) -> list[str]:
     """Per upload what is wrong with it, in words; empty where nothing is.
 
     Args:
         contents: the uploads' messages, or why there is none.
         expected: the skeleton that each should have.
-        bound: the largest norm, as a multiple of the median over those uploads given here that are otherwise without
-            flaw; None: norms are not compared. The median is that of one round's arrivals, late ones among them: an
-            upload that arrives alone is its own median and is never refused for its norm, and of two one is refused
-            only where `bound` is below 2. Norms of 0 are left out of it: where most clients change nothing, who does
-            is compared with the others who do.
+        bound: the largest norm of each part, as a multiple of the median over those uploads given here that are
+            otherwise without flaw; None: uploads are not compared with each other. The median is that of one round's
+            arrivals, late ones among them: an upload that arrives alone is its own median and is never refused for its
+            norm, and of two one is refused only where `bound` is below 2. Norms of 0 are left out of it.
+        roles: what the method says of the parts (`Method.sends`).
+        given: what is known of each upload before it comes.
     """
+    given = [Given()] * len(contents) if given is None else given
     found = [
         str(content) if isinstance(content, WireError) else difference(skeleton(content), wanted, "upload")
         for content, wanted in zip(contents, expected, strict=True)
     ]
-    norms = {k: _norm(content) for k, content in enumerate(contents) if not found[k]}
-    usual = [norm for norm in norms.values() if 0 < norm < math.inf]
-    median = statistics.median(usual) if usual else math.inf
-    for k, norm in norms.items():
-        if not math.isfinite(norm):
-            found[k] = "it holds NaN or infinite values, or its norm overflows"
-        elif bound is not None and norm > bound * median:
-            found[k] = f"its norm {norm:.3g} is over {bound:g} times the median {median:.3g} of this round (norm_bound)"
+    for place, content in enumerate(contents):
+        if not found[place]:
+            found[place] = infinite_flaw(content) or own_flaw(content, roles, given[place])
+    whole = {place: content for place, content in enumerate(contents) if not found[place]}
+    for place, flaw in far(whole, roles, given, bound).items():
+        found[place] = flaw
     return found
 
 
@@ -53,21 +58,13 @@ def _decoded(row: Row, expected: Skeleton) -> Any:
         return error
 
 
-def _norm(message: Any) -> float:
-    """Euclidean norm over every floating number in a message."""
-    if isinstance(message, State):
-        # Running statistics are in no norm, but where they are not finite, nothing is.
-        finite = all(bool(torch.isfinite(value).all()) for value in message.extras.values())
-        return message.norm() if finite else math.inf
-    if isinstance(message, torch.Tensor):
-        return float(torch.linalg.vector_norm(message.double())) if message.is_floating_point() else 0.0
-    if isinstance(message, dict | list | tuple):
-        items = message.values() if isinstance(message, dict) else message
-        return math.hypot(*(_norm(item) for item in items))
-    return abs(message) if isinstance(message, float) else 0.0
+def infinite_flaw(content: Any) -> str:
+    """What holds a number that is not finite; empty where nothing does."""
+    where = infinite(content, "upload")
+    return "" if not where else ("" if where == "upload" else f"{where}: ") + NOT_FINITE
 
 
-def arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Upload]:
+def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Any]) -> list[Upload]:
     """Take what is due off its way, in the order (arrival, client), and refuse what is not as it should be."""
     due = sorted(
         (item for item in progress.in_flight if item.arrival <= progress.round),
@@ -77,7 +74,7 @@ def arrivals(run: Run, progress: Progress, record: dict[str, Any]) -> list[Uploa
     contents = [_decoded(item.content, item.expected) for item in due]
     # Whether an upload is refused must not depend on the others where their sum is to hide each of them.
     bound = None if central(run.config.privacy) else run.config.norm_bound
-    found = flaws(contents, [item.expected for item in due], bound)
+    found = flaws(contents, [item.expected for item in due], bound, method.sends, [item.given for item in due])
     for item, flaw in zip(due, found, strict=True):
         if flaw:
             log_event(run, progress.round, item.client, "refused upload", flaw)

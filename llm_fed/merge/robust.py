@@ -2,8 +2,9 @@
 
 Each rule takes the uploads as rows x_i (n, P) and their shares p_i of the whole, which sum to 1. Two rules look at each
 coordinate by itself, the others at the distances between whole uploads alone: what these give is sum_i c_i x_i with
-coefficients c (n,), found from the n x n inner products. Running statistics (extras) go the same way as the row: by
-coordinate, or with the same coefficients.
+coefficients c (n,), found from the n x n inner products. Running statistics (extras) are in no distance, so anything
+could come with a usual row: they are always taken by coordinate, with the trimmed mean under `trimmed-mean` and the
+median under every other rule.
 
 - median: the weighted median of each coordinate (Yin, Chen, Ramchandran, Bartlett 2018, Definition 1). With an even
   split the mean of the two middle values.
@@ -94,14 +95,12 @@ def aggregate(states: Sequence[State], weights: Tensor, settings: ServerStepConf
     rows = stack(states)
     floating = [name for name, value in states[0].extras.items() if value.is_floating_point()]
     beside = {name: torch.stack([state.extras[name].reshape(-1) for state in states]) for name in floating}
+    cut = settings.liars if settings.aggregation == "trimmed-mean" else 0.5
+    extras = {name: by_coordinate(values, weights, cut) for name, values in beside.items()}
     if settings.aggregation in ("median", "trimmed-mean"):
-        cut = settings.liars if settings.aggregation == "trimmed-mean" else 0.5
         found = by_coordinate(rows, weights, cut)
-        extras = {name: by_coordinate(values, weights, cut) for name, values in beside.items()}
     else:
-        c = coefficients(inner_products(rows), weights, settings)
-        found = c.to(rows.dtype) @ rows
-        extras = {name: c.to(values.dtype) @ values for name, values in beside.items()}
+        found = coefficients(inner_products(rows), weights, settings).to(rows.dtype) @ rows
     like = states[0]
     return [
         State(like.layout, row, {**like.extras, **{n: v[j].view(like.extras[n].shape) for n, v in extras.items()}})

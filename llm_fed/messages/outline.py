@@ -58,6 +58,9 @@ def difference(got: Skeleton, wanted: Skeleton, where: str) -> str:
 def infinite(message: Any, where: str) -> str:
     """The first place in a message with a number that is not finite; empty where there is none."""
     if isinstance(message, State):
+        beside = [value.flatten() for value in message.extras.values() if value.is_floating_point()]
+        if _is_finite(message.row) and (not beside or _is_finite(torch.cat(beside))):  # one look at all is quicker
+            return ""
         held = {"": message.row, **message.extras}
         return next((f"{where}.{name}".rstrip(".") for name, value in held.items() if not _is_finite(value)), "")
     if isinstance(message, Tensor | float):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.losses import divergence
+from llm_fed.messages.roles import Flags, Roles, Statistic
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods.heads import class_means, head_shape, own_model
@@ -35,6 +36,7 @@ class FD(Method):
     paper: ClassVar[str] = "FD (Jeong et al. 2018)"
     whole_models: ClassVar[bool] = True
     any_model: ClassVar[bool] = True
+    sends: ClassVar[Roles] = {"logits": Statistic(rows="seen"), "seen": Flags(some=True)}
 
     regularization: NonNegativeFloat = 1.0  # gamma: the weight of the distance
 

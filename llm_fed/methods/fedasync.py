@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from llm_fed.messages.roles import Roles, Weights
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.settings import Above, AtMost, NonNegativeFloat
@@ -23,6 +24,7 @@ class FedAsync(Method):
 
     paper: ClassVar[str] = "FedAsync (Xie et al. 2020)"
     one_model: ClassVar[bool] = True
+    sends: ClassVar[Roles] = {"": Weights(changes=False)}
 
     mixing: Annotated[float, Above(0), AtMost(1)] = 0.4  # alpha
     staleness_exponent: NonNegativeFloat = 0.5  # a; 0: a late answer counts as much as any

@@ -7,11 +7,13 @@ from typing import ClassVar
 
 from llm_fed.errors import UserError
 from llm_fed.merge import mean
+from llm_fed.messages.roles import Roles, Weights
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.requests import Distillation
 from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.site import Site
+from llm_fed.state import State
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class FedDF(Method):
 
     paper: ClassVar[str] = "FedDF (Lin et al. 2020)"
     one_model: ClassVar[bool] = True
+    sends: ClassVar[Roles] = {"": Weights(changes=False)}
 
     server_epochs: PositiveInt = 1  # of distillation in each round
     server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
@@ -44,5 +47,7 @@ class FedDF(Method):
             return state
         models = [upload.content for upload in uploads]
         student = mean(models, [upload.num_examples for upload in uploads])
+        counters = {name: value for name, value in state.extras.items() if not value.is_floating_point()}
+        student = State(student.layout, student.row, {**student.extras, **counters})  # none that a client made up
         optimizer = replace(server.optimizer, lr=self.server_lr)
         return await server.fit(student, epochs=self.server_epochs, optimizer=optimizer, loss=Distillation(models))

@@ -9,6 +9,7 @@ from typing import ClassVar
 from llm_fed.merge import delta
 from llm_fed.merge.factors import stacked
 from llm_fed.merge.mean import mean
+from llm_fed.messages.roles import Echo, Roles
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods import folded
@@ -33,6 +34,7 @@ class FedExLoRA(Method):
     paper: ClassVar[str] = "FedEx-LoRA (Singhal et al. 2025)"
     adapters_only: ClassVar[bool] = True
     one_model: ClassVar[bool] = True
+    sends: ClassVar[Roles] = {"version": Echo()}
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return replace(structure, delta=True) if isinstance(structure, Lora) else structure

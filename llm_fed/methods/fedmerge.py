@@ -17,6 +17,7 @@ from torch import Tensor
 
 from llm_fed.errors import UserError
 from llm_fed.merge import robust
+from llm_fed.messages.roles import Roles, Weights
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, refuse_inert
 from llm_fed.models.structure import Full
@@ -50,6 +51,7 @@ class FedMerge(Method):
 
     paper: ClassVar[str] = "FedMerge (Chen et al. 2026)"
     robust: ClassVar[bool] = True
+    sends: ClassVar[Roles] = {"": Weights(changes=False)}
 
     num_models: PositiveInt = 8  # d; the paper tries 2 to 12
     # normalized: App. B, and null for adapters; fixed-magnitude: earlier draft, and null for whole models; plain: Eq. 9
@@ -131,6 +133,7 @@ class FedMergeFixed(Method):
 
     paper: ClassVar[str] = "FedMerge with fixed weights (Chen et al. 2026, Table 2)"
     robust: ClassVar[bool] = True
+    sends: ClassVar[Roles] = {"": Weights(changes=False)}
 
     num_models: PositiveInt = 8  # d
     models_per_client: PositiveInt = 4  # of them

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.errors import UserError
+from llm_fed.messages.roles import Counts, Roles, Statistic
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods.heads import check_head, class_means, head_shape, own_model
@@ -43,6 +44,7 @@ class FedProto(Method):
     paper: ClassVar[str] = "FedProto (Tan et al. 2022)"
     whole_models: ClassVar[bool] = True
     any_model: ClassVar[bool] = True
+    sends: ClassVar[Roles] = {"prototypes": Statistic(rows="counts"), "counts": Counts()}
 
     regularization: NonNegativeFloat = 1.0  # lambda of Eq. 7
     # head: the client's own; prototypes: the nearest of all clients' mean prototypes

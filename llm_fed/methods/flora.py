@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from llm_fed.merge import delta
 from llm_fed.merge.factors import heads, stacked
+from llm_fed.messages.roles import Echo, Roles
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods import folded, served
@@ -31,6 +32,7 @@ class FLoRA(Method):
     adapters_only: ClassVar[bool] = True
     any_rank: ClassVar[bool] = True
     one_model: ClassVar[bool] = True
+    sends: ClassVar[Roles] = {"version": Echo()}
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         return replace(structure, delta=True) if isinstance(structure, Lora) else structure

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from llm_fed.merge.factors import heads, product_norms, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
+from llm_fed.messages.roles import Index, Roles
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.methods import served
@@ -48,6 +49,7 @@ class HetLoRA(Method):
     paper: ClassVar[str] = "HetLoRA (Cho et al. 2024)"
     adapters_only: ClassVar[bool] = True
     any_rank: ClassVar[bool] = True
+    sends: ClassVar[Roles] = {"rank": Index(least=1)}
 
     weights: Literal["sparsity", "examples"] = "sparsity"  # ||B_k A_k|| over their sum, or n_k / n
     pruning: NonNegativeFloat = 0.001  # lambda; 0: ranks stay
@@ -70,7 +72,7 @@ class HetLoRA(Method):
         return {"adapter": theta, "rank": rank}
 
     def upload_like(self, message: Message) -> Message:
-        return {"adapter": message, "rank": 0}
+        return {"adapter": message, "rank": rank_of(message)}
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from llm_fed.errors import UserError
+from llm_fed.messages.roles import Index, Roles
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.models.lora import Lora
@@ -32,6 +33,7 @@ class IFCA(Method):
     paper: ClassVar[str] = "IFCA (Ghosh et al. 2020)"
     robust: ClassVar[bool] = True
     looks: ClassVar[bool] = True  # a client's choice of a model
+    sends: ClassVar[Roles] = {"model": Index()}
 
     num_models: PositiveInt = 4  # d
     warmup_rounds: NonNegativeInt = 2  # 0, the paper's algorithm, is for whole models: they start different
@@ -68,7 +70,7 @@ class IFCA(Method):
         return {"model": chosen, "delta": theta - start}
 
     def upload_like(self, message: Message) -> Message:
-        return {"model": 0, "delta": message["models"][0]}
+        return {"model": len(message["models"]) - 1, "delta": message["models"][0]}
 
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         models = list(state["models"])

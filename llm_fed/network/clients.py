@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_fed.config import Config
@@ -29,6 +29,7 @@ from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
 from llm_fed.messages.outline import Skeleton, skeleton
+from llm_fed.messages.roles import Given
 from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.method import Method
 from llm_fed.network.bundle import Bundles, Order
@@ -54,7 +55,8 @@ class _Sent:
 
     round: int
     messages: dict[str, bytes] = field(default_factory=dict)  # by client
-    expected: dict[str, tuple[Skeleton, int]] = field(default_factory=dict)  # of the upload its skeleton and bytes
+    # Of the upload its skeleton, its bytes, and what `Given` keeps of what it is like.
+    expected: dict[str, tuple[Skeleton, int, Given]] = field(default_factory=dict)
     failed: list[tuple[str, str]] = field(default_factory=list)  # who could not be sent it, and why
     since: float = 0.0
 
@@ -91,13 +93,17 @@ class RemoteClients:
         owners: Mapping[str, int] | None = None,
         examples: Mapping[str, int] | None = None,
     ) -> None:
-        """Wait for the clients that the configuration names, or for as many as it says, and fix their order.
+        """Wait for the clients that the configuration names, or for as many as it says, and fix their order. After
+        `network.wait` seconds the run goes on without those that are missing; who has a name joins when it comes.
 
         Args:
             base: the fingerprint that the base of every node must have.
             before: who took part when this run was begun.
             owners: at which node each client was then; from another one it is not accepted.
             examples: how many each client said then that it has; with another number it is not accepted.
+
+        Raises:
+            RunError: no client has come by then.
         """
         self.roster.owners |= owners or {}
         self.roster.examples |= examples or {}
@@ -105,27 +111,14 @@ class RemoteClients:
         if not isinstance(configured, int):
             configured = tuple(self.roster.homes)
         wanted = before or configured
-        number = wanted if isinstance(wanted, int) else len(wanted)
         same = configured <= len(before) if isinstance(configured, int) else {*configured} == {*before}
         if before and not same:
             self._say(
                 f"this run began with {', '.join(before)} and continues with them, whatever network.clients says now; "
                 "fresh=true starts again"
             )
-        told = -1
-        while True:
-            self.roster.greet()
-            known = self.roster.node
-            there = sorted(known) if isinstance(wanted, int) else [name for name in wanted if name in known]
-            if len(there) >= number:
-                self.names = tuple(there)
-                self.roster.say_weights(there)
-                return
-            if told != len(there):
-                told = len(there)
-                missing = "" if isinstance(wanted, int) else f": {', '.join(n for n in wanted if n not in there)}"
-                self._say(f"{len(there)} of {number} clients are connected; waiting for the others{missing}")
-            time.sleep(_PAUSE)
+        self.names = self.roster.gather(wanted)
+        self.roster.say_weights([name for name in self.names if name in self.roster.node])
 
     @property
     def cohort_size(self) -> int:
@@ -237,14 +230,14 @@ class RemoteClients:
             packed: what a client is sent.
         """
         sent, kept = _Sent(round), self._known["kept"].values()
-        likes: dict[bytes, tuple[Skeleton, int]] = {}  # by message, of the upload: many are sent the same
+        likes: dict[bytes, tuple[Skeleton, int, Given]] = {}  # by message, of the upload: many are sent the same
         orders = []
         for name in self._cohort(round):
             content = sent.messages[name] = packed(name)
             if content not in likes:
                 like = method.upload_like(unpack(content))
-                likes[content] = (skeleton(like), len(pack(like)))
-            expected, length = sent.expected[name] = likes[content]
+                likes[content] = (skeleton(like), len(pack(like)), Given.of(like, None))
+            _, length, _ = sent.expected[name] = likes[content]
             says = {
                 "kind": "train", "run": self._token, "round": round, "lr": lr, "after": self.answered(name),
                 "kept": sorted({versions.get(name, 0) for versions in kept}),
@@ -259,9 +252,10 @@ class RemoteClients:
             if ask is None:
                 sent.failed.append((name, "the order could not be sent"))
                 continue
-            expected, length = sent.expected[name]
+            expected, length, given = sent.expected[name]
             most, examples = 2 * length + _SLACK, self.roster.examples[name]
-            self._waiting[ask] = Asked(name, sent.round, ask, sent.since, len(content), expected, most, examples)
+            given = replace(given, examples=examples)
+            self._waiting[ask] = Asked(name, sent.round, ask, sent.since, len(content), expected, most, examples, given)
 
     def _call(
         self,
@@ -364,7 +358,9 @@ class RemoteClients:
             loss = reply.content.get("loss")
             row = run.checkpoints.store.row(reply.answer)
             weight = self.roster.weight(asked.client, self.names)
-            progress.in_flight.append(InFlight(asked.client, asked.round, progress.round, weight, row, asked.expected))
+            progress.in_flight.append(
+                InFlight(asked.client, asked.round, progress.round, weight, row, asked.expected, asked.given)
+            )
             self._known["answered"][asked.client] = asked.round
             record: dict[str, Any] = {"kind": "client", "round": asked.round, "client": asked.client}
             if loss is not None:

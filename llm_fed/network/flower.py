@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from llm_fed.config import Device
 from llm_fed.errors import RunError, UserError
 from llm_fed.network import worker
+from llm_fed.network.pulls import Pulls
 from llm_fed.settings import PositiveFloat, coerce
 from llm_fed.spelling import names_of
 
@@ -74,6 +75,7 @@ class FlowerLink:
 
     def __init__(self, grid: Grid):
         self._grid = grid
+        self._pulls = Pulls(self._pulled)  # one by one: what Flower cannot read raises, and would take others along
 
     def nodes(self) -> Mapping[int, str]:
         # The SuperLink's own records: the operator gave the name with the key (`flwr supernode register --name`), and a
@@ -88,22 +90,25 @@ class FlowerLink:
         return [id or None for id in self._grid.push_messages(messages)] if messages else []
 
     def receive(self, ids: Collection[str]) -> dict[str, Reply]:
+        return self._pulls.look(ids)
+
+    def _pulled(self, id: str) -> Reply | None:
+        """The reply of this id, or why it cannot be read; None where none has come. It may last as long as a node
+        withholds what it has announced."""
         from llm_fed.network.link import Reply
 
-        replies = {}
-        for id in ids:  # one by one: what Flower cannot read raises, and would take the others along
-            try:
-                for message in self._grid.pull_messages([id]):
-                    if message.has_error():
-                        raise UserError(f"Flower's error {message.error.code}: {message.error.reason}")
-                    replies[id] = Reply(*_opened(message.content))
-            except UserError as error:
-                replies[id] = Reply({"error": str(error)})
-            except Exception as error:  # of any kind: whatever one node answers ends that answer alone
-                if isinstance(error, OSError | RuntimeError) and not isinstance(error, RecursionError):
-                    raise  # the SuperLink itself does not answer
-                replies[id] = Reply({"error": f"{type(error).__name__}: {error}"})
-        return replies
+        try:
+            for message in self._grid.pull_messages([id]):
+                if message.has_error():
+                    raise UserError(f"Flower's error {message.error.code}: {message.error.reason}")
+                return Reply(*_opened(message.content))
+        except UserError as error:
+            return Reply({"error": str(error)})
+        except Exception as error:  # of any kind: whatever one node answers ends that answer alone
+            if isinstance(error, OSError | RuntimeError) and not isinstance(error, RecursionError):
+                raise  # the SuperLink itself does not answer
+            return Reply({"error": f"{type(error).__name__}: {error}"})
+        return None
 
 
 def _record(order: Mapping[str, Any], content: bytes) -> RecordDict:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from llm_fed.errors import one_line
 from llm_fed.eval.rules import NAMES
 from llm_fed.messages.outline import Skeleton
+from llm_fed.messages.roles import Given
 from llm_fed.messages.wire import WireError, unpack
 
 _COUNTS = range(2**53)  # whole numbers that every float holds
@@ -138,6 +139,7 @@ class Asked:
     expected: Skeleton  # of the upload
     most: int  # bytes that the upload may have
     examples: int  # that the client said it has when it joined
+    given: Given = Given()  # what bounds its numbers
 
 
 def flaw_of(asked: Asked, reply: Reply) -> str:

@@ -37,6 +37,7 @@ from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.files import write_folders
 from llm_fed.messages.wire import Message, WireError, unpack
 from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
+from llm_fed.network.node_folders import personal_folder, plain
 from llm_fed.network.node_rows import RowsAtNode
 from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.checkpoint import Checkpoints
@@ -215,7 +216,7 @@ class Node:
         order = work.orders[site.id]
         answered = any(run["after"] for run in (order, *order["given"].values()))
         if models.chosen(work.config.export.clients, [site.id], [site.id] if answered else ()):
-            folder = work.place.home / "adapters" / _plain(order["name"]) / site.id
+            folder = personal_folder(work.place.home, order["name"], order["run"]) / site.id
             text = yaml.safe_dump(as_dict(work.config), sort_keys=False)
             scores = {} if score["score"] is None else {site.id: score["score"]}
             own = finish.contents(built, [site], {site.id: state}, scores, text, order["spent"])
@@ -265,7 +266,7 @@ class Node:
         return each(work.orders, remembering)
 
     def _store(self, work: _Work, client: str) -> Checkpoints:
-        folder = work.place.home / "runs" / _plain(work.orders[client]["run"]) / client
+        folder = work.place.home / "runs" / plain(work.orders[client]["run"]) / client
         if folder not in self._stores:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
@@ -393,9 +394,3 @@ def _told(error: Exception) -> dict[str, Any]:
 def _settings(text: str) -> Config:
     """A federation's configuration; its orders all bring the same text, which takes longer to read than some work."""
     return from_dict(yaml.safe_load(text))
-
-
-def _plain(name: str) -> str:
-    if not RUN_NAME.fullmatch(name):
-        raise UserError(f"the server's name {name!r} cannot name a folder here")
-    return name

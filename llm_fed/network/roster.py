@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from llm_fed.config import NetworkConfig
-from llm_fed.errors import UserError, listed, one_line
+from llm_fed.errors import RunError, UserError, listed, one_line
 from llm_fed.network.bundle import PROTOCOL
 from llm_fed.network.link import Link, Reply
 
-_AGAIN = 60.0  # seconds until a node that cannot take part is asked again
+_PAUSE = 0.5  # seconds between two looks for clients
+_AGAIN = 60.0  # seconds until a node that cannot take part, or lacks a client that it should have, is asked again
+_UNHEARD = 600.0  # seconds without an answer to a greeting after which the node is greeted again
 
 
 def homes(clients: Sequence[str] | int) -> dict[str, str]:
@@ -57,23 +59,62 @@ class Roster:
         self._greeted: set[int] = set()
         self._refused: dict[int, float] = {}  # nodes that cannot take part, and when they are greeted again
         self._said: dict[int, str] = {}  # why
-        self._greetings: dict[str, int] = {}  # hellos on their way, and to which node
+        self._told: set[str] = set()  # of what nodes bring, what was said already
+        self._greetings: dict[str, tuple[int, float]] = {}  # hellos on their way, to which node, and since when
+
+    def gather(self, wanted: Sequence[str] | int) -> tuple[str, ...]:
+        """Wait for these clients, or for so many, at most `network.wait` seconds; the clients of the run in their
+        order, those without one sorted by name. Who has a name and is missing is among them, and joins when it comes.
+
+        Raises:
+            RunError: no client has come by then.
+        """
+        told, begun, limit = -1, time.monotonic(), self._settings.wait
+        number = wanted if isinstance(wanted, int) else len(wanted)
+        while True:
+            self.greet()
+            there = sorted(self.node) if isinstance(wanted, int) else [name for name in wanted if name in self.node]
+            if len(there) >= number:
+                return tuple(there)
+            missing = "" if isinstance(wanted, int) else f": {', '.join(n for n in wanted if n not in there)}"
+            if limit is not None and time.monotonic() - begun > limit:
+                break
+            if told != len(there):
+                told = len(there)
+                self._say(f"{len(there)} of {number} clients are connected; waiting for the others{missing}")
+            time.sleep(_PAUSE)
+        if not there:
+            raise RunError(
+                f"no client has come in {limit:g} s (network.wait){missing}; see to the nodes, then give the same "
+                "command again"
+            )
+        later = "who comes later takes no part" if isinstance(wanted, int) else "they join when they come"
+        self._say(
+            f"{len(there)} of {number} clients have come in {limit:g} s (network.wait); going on without the "
+            f"others{missing}; {later}"
+        )
+        return tuple(there) if isinstance(wanted, int) else tuple(wanted)
 
     def greet(self) -> None:
         """Ask which clients they have those nodes that are new or were away, and from time to time those that could not
-        take part, as their data may have come back; take in what was answered."""
+        take part, lacked a client or did not answer, as that may have changed; take in what was answered."""
         there = self._link.nodes()
         self._greeted &= there.keys()
-        self._greetings = {id: node for id, node in self._greetings.items() if node in there}
+        now = time.monotonic()
+        self._greetings = {
+            id: (node, since)
+            for id, (node, since) in self._greetings.items()
+            if node in there and now - since < _UNHEARD
+        }
         self._refused = {node: until for node, until in self._refused.items() if node in there}
-        waiting = {node for node, until in self._refused.items() if time.monotonic() < until}
-        new = sorted(there.keys() - self._greeted - waiting - set(self._greetings.values()))
+        waiting = {node for node, until in self._refused.items() if now < until}
+        new = sorted(there.keys() - self._greeted - waiting - {node for node, _ in self._greetings.values()})
         ids = self._link.send(
             [(node, {"kind": "hello", "protocol": PROTOCOL}, b"") for node in new], self._settings.patience
         )
-        self._greetings |= {id: node for id, node in zip(ids, new, strict=True) if id is not None}
+        self._greetings |= {id: (node, now) for id, node in zip(ids, new, strict=True) if id is not None}
         for id, reply in self._link.receive(self._greetings.keys()).items():
-            node = self._greetings.pop(id)
+            node, _ = self._greetings.pop(id)
             self.node = {name: its_node for name, its_node in self.node.items() if its_node != node}
             if why := self._refusal(reply):
                 self._refused[node] = time.monotonic() + _AGAIN
@@ -81,12 +122,27 @@ class Roster:
                     self._say(f"node {node} cannot take part: {why}")
                 self._said[node] = why
                 continue
-            self._greeted.add(node)
             self._said.pop(node, None)
             if idle := reply.names("idle"):
-                self._say(f"node {node}: these clients have no training example and do not take part: {listed(idle)}")
+                self._once(f"node {node}: these clients have no training example and do not take part: {listed(idle)}")
             self._admit(node, there[node], reply.clients)
+            if self._complete(node, there[node]):
+                self._greeted.add(node)
+                self._refused.pop(node, None)
+            else:
+                self._refused[node] = time.monotonic() + _AGAIN
             self.unscored |= {*reply.names("unscored")}
+
+    def _once(self, text: str) -> None:
+        """Say what every greeting of a node would say again."""
+        if text not in self._told:
+            self._told.add(text)
+            self._say(text)
+
+    def _complete(self, node: int, registered: str) -> bool:
+        """Whether a node has brought every client that `network.clients` places there, and at least one."""
+        expected = [name for name, home in self.homes.items() if home == registered]
+        return node in self.node.values() and all(self.node.get(name) == node for name in expected)
 
     def _refusal(self, reply: Reply) -> str:
         """Why a node cannot take part now, by its answer to a greeting; empty where it can."""
@@ -105,7 +161,8 @@ class Roster:
         bound, own = self._settings.weight_bound, self.examples[name]
         if bound is None:
             return own
-        return min(own, int(bound * statistics.median_low(self.examples[other] for other in among)))
+        known = [self.examples[other] for other in among if other in self.examples]  # who never came said nothing
+        return min(own, int(bound * statistics.median_low(known)))
 
     def say_weights(self, among: Sequence[str]) -> None:
         """Tell the operator whose numbers of examples count as less than they are."""
@@ -126,18 +183,18 @@ class Roster:
         others = [name for name in clients if self.homes.get(name, name) != registered]
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-            self._say(
+            self._once(
                 f"node {node}, registered as {registered!r}, says that it has {', '.join(others[:3])}{more}, which "
                 f"network.clients does not place there; if it should: {others[0]}@{registered or 'NODE'}"
             )
         for name in clients.keys() - set(others):
             if self.owners.setdefault(name, node) != node:
-                self._say(
+                self._once(
                     f"node {node} says that it has client {name}, which is node {self.owners[name]}'s since this run "
                     "began; if its machine was replaced, take it out of the run folder's network.json"
                 )
             elif self.examples.setdefault(name, clients[name]) != clients[name]:
-                self._say(
+                self._once(
                     f"node {node} says that {name} has {clients[name]:,} examples, and had {self.examples[name]:,} "
                     "when this run began; with other data begin anew (fresh=true)"
                 )

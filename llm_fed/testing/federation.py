@@ -203,18 +203,20 @@ def go(
     dtype: torch.dtype = torch.float64,
     schedule: Schedule | None = None,
     rounds: int = ROUNDS,
+    sizes: Mapping[str, int] | None = None,
 ) -> Outcome:
     """Run, or continue, a federation of the method that `settings` describe.
 
     Args:
         stop_after: the round after which it dies, in the middle of the next one that asks anybody.
+        sizes: by client (c0, c1, ...) of `order`, the number of its examples (default: SIZES).
 
     Raises:
         Stopped: it was to die.
         UserError: the method refuses its settings, or such models.
         RunError: every client failed.
     """
-    method, model = methods.build(dict(settings)), setup.base(dtype)
+    method, model, sizes = methods.build(dict(settings)), setup.base(dtype), sizes or SIZES
 
     def site(id: str, train: list[Any]) -> Site:
         structure = setup.structure_of(id)
@@ -229,7 +231,7 @@ def go(
         if stop_after and record["kind"] == "client" and record["round"] > stop_after:
             raise Stopped
 
-    clients = {id: site(id, setup.examples(int(id[1]), SIZES[id])) for id in order}
+    clients = {id: site(id, setup.examples(int(id[1:]), sizes[id])) for id in order}
     runtime = LocalRuntime(setup.engine(model), per_pass)
     server = site("server", [example for client in range(len(SIZES)) for example in setup.examples(client, 2)])
     server.clients, server.cohort = tuple(sorted(order)), len(order)

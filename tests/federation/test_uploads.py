@@ -14,6 +14,7 @@ from toy_rounds import go
 
 from llm_fed.federation.uploads import flaws
 from llm_fed.messages.outline import skeleton
+from llm_fed.messages.roles import Given
 from llm_fed.method import Method
 from llm_fed.state import State
 
@@ -86,24 +87,26 @@ def test_norms_are_compared_with_the_median_of_what_arrives():
     assert found(1.0, 2.0, 1e30, bound=None) == [False] * 3
 
 
-def test_the_norm_of_a_message_is_over_all_its_numbers():
-    """Of (3, 0, 4), (3, 0, 4) and (3, 4, 12), each in three places, the norms are 5, 5 and 13, which is 2.6 times 5;
-    integers do not count."""
+def test_norms_are_compared_part_by_part():
+    """Of three messages one has a part of 12 where the others have 4, which is 3 times the median, however large the
+    parts beside it are; whole numbers do not count."""
     contents = [
-        {"a": State.of({"x": torch.tensor([a])}), "b": [torch.tensor([b]), c, 10**9, torch.tensor([10**9])]}
-        for a, b, c in ((3.0, 0.0, 4.0), (3.0, 0.0, 4.0), (3.0, 4.0, 12.0))
+        {"a": State.of({"x": torch.tensor([1e3])}), "b": [torch.tensor([b]), c, 10**9, torch.tensor([10**9])]}
+        for b, c in ((0.0, 4.0), (0.0, 4.0), (4.0, 12.0))
     ]
-    for bound, refused in ((2.61, False), (2.59, True)):
+    for bound, refused in ((3.01, False), (2.99, True)):
         found = flaws(contents, [skeleton(contents[0])] * 3, bound)
         assert [bool(flaw) for flaw in found] == [False, False, refused]
+    assert found[2] == "the norm of upload.b.1 12 is over 2.99 times the median 4 of this round (norm_bound)"
 
 
 @pytest.mark.parametrize(
     "extras, reason",
     [
-        ({"mean": torch.tensor([1e30])}, ""),  # they are in no norm
-        ({"mean": torch.tensor([math.nan])}, "it holds NaN or infinite values"),
-        ({"mean": torch.tensor([math.inf])}, "it holds NaN or infinite values"),
+        ({"mean": torch.tensor([2.0])}, ""),  # they are in no norm
+        ({"mean": torch.tensor([1e30])}, "upload.extras.mean holds 1e"),
+        ({"mean": torch.tensor([math.nan])}, "upload.mean: it holds NaN or infinite values"),
+        ({"mean": torch.tensor([math.inf])}, "upload.mean: it holds NaN or infinite values"),
         ({"mean": torch.zeros(2)}, r"upload.extras.mean.shape is \[2\], expected \[1\]"),
         ({"mean": torch.zeros(1).double()}, "upload.extras.mean.dtype is torch.float64, expected torch.float32"),
         ({"var": torch.zeros(1)}, "upload.extras has no mean"),
@@ -112,8 +115,9 @@ def test_the_norm_of_a_message_is_over_all_its_numbers():
 )
 def test_running_statistics_are_checked(extras, reason):
     """Beside two uploads of norm 1 that are as they should be."""
-    usual, odd = (State.of({"x": torch.ones(1)}, values) for values in ({"mean": torch.zeros(1)}, extras))
-    *others, found = flaws([usual, usual, odd], [skeleton(usual)] * 3, 10.0)
+    usual, odd = (State.of({"x": torch.ones(1)}, values) for values in ({"mean": torch.ones(1)}, extras))
+    given = [Given.of(usual, 1)] * 3
+    *others, found = flaws([usual, usual, odd], [skeleton(usual)] * 3, 10.0, given=given)
     assert others == ["", ""] and bool(found) == bool(reason) and re.match(reason, found)
 
 

@@ -1,0 +1,150 @@
+"""What an upload may be beside the others of its round: norms of weights, and statistics far from the usual ones.
+
+Norms are compared part by part, so that a part of small numbers cannot hide behind one of large numbers.
+
+Running statistics are in no norm. Of n >= FEW clients each layer's are compared with the coordinate-wise median over
+the clients, and so are the layer's means over its coordinates. A client that takes few steps stays near what it was
+sent, so nothing is refused that is no further away than that. Of fewer clients there is no median that one of them
+could not move, and they are compared with what they were sent alone, within ALONE times.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm_fed.messages.roles import Given, Roles, Statistic, Weights, is_variance, leaves, role_of
+from llm_fed.state import State
+
+FEW = 3  # clients, from which on a median is one
+LAYER, COORDINATE, ALONE = 10.0, 100.0, 1000.0  # times the usual: a layer's mean; one number; where nobody is beside it
+ROWS = 3.0  # times the norm bound: one row of a statistic beside the rows of all clients
+NOT_FINITE = "it holds NaN or infinite values, or its norm overflows"
+_LEAST = 1e-5  # of a variance: what BatchNorm adds to each
+
+
+def far(uploads: Mapping[int, Any], roles: Roles, given: Sequence[Given], bound: float | None) -> dict[int, str]:
+    """By place of an upload why it is too far from the others, or from what its client was sent.
+
+    Args:
+        uploads: those that are otherwise without flaw, by place.
+        given: of every place.
+        bound: of norms, as a multiple of the median norm; None: uploads are compared with nothing.
+    """
+    parts = {place: dict(leaves(upload)) for place, upload in uploads.items()}
+    found: dict[int, str] = {}
+    for path in dict.fromkeys(path for own in parts.values() for path in own):
+        among = {place: own[path] for place, own in parts.items() if path in own and place not in found}
+        found |= _norms(among, path, bound)
+        if bound is None:
+            continue
+        among = {place: value for place, value in among.items() if place not in found}
+        role = next((role_of(roles, path, value) for value in among.values()), None)
+        if isinstance(role, Weights):
+            found |= _running(among, path, role, {place: given[place].at(path) for place in among})
+        elif isinstance(role, Statistic) and role.rows:
+            present = {k: value[role.present(path, uploads[k])] for k, value in among.items()}
+            found |= _rows(present, path, ROWS * bound)
+    return found
+
+
+def _name(path: str) -> str:
+    return f"upload.{path}" if path else "upload"
+
+
+def _norms(values: Mapping[int, Any], path: str, bound: float | None) -> dict[int, str]:
+    """Norms of 0 are left out of the median: where most clients change nothing, who does is compared with the others
+    who do."""
+    norms = {place: _norm(value) for place, value in values.items()}
+    usual = [norm for norm in norms.values() if 0 < norm < math.inf]
+    median = statistics.median(usual) if usual else math.inf
+    found, what = {}, f"the norm of {_name(path)}" if path else "its norm"
+    for place, norm in norms.items():
+        if not math.isfinite(norm):
+            found[place] = (f"{_name(path)}: " if path else "") + NOT_FINITE
+        elif bound is not None and norm > bound * median:
+            over = f"is over {bound:g} times the median {median:.3g} of this round (norm_bound)"
+            found[place] = f"{what} {norm:.3g} {over}"
+    return found
+
+
+def _norm(value: Any) -> float:
+    """Euclidean norm of the floating numbers of one part of a message."""
+    if isinstance(value, State):
+        return value.norm()
+    if isinstance(value, Tensor):
+        return float(torch.linalg.vector_norm(value.double())) if value.is_floating_point() else 0.0
+    return abs(value) if isinstance(value, float) else 0.0
+
+
+def _rows(present: Mapping[int, Tensor], path: str, bound: float) -> dict[int, str]:
+    """One row of a statistic (C, D) beside all rows of all clients."""
+    norms = {place: torch.linalg.vector_norm(rows.double().flatten(1), dim=1) for place, rows in present.items()}
+    if len(norms) < FEW:
+        return {}
+    every = torch.cat([*norms.values()])
+    median = float(every[every > 0].median()) if bool((every > 0).any()) else math.inf
+    return {
+        place: f"a row of {_name(path)} has norm {float(own.max()):.3g}, over {bound:g} times the median {median:.3g}"
+        for place, own in norms.items()
+        if len(own) and float(own.max()) > bound * median
+    }
+
+
+def _running(
+    states: Mapping[int, State], path: str, role: Weights, sent: Mapping[int, Mapping[str, Tensor] | None]
+) -> dict[int, str]:
+    """Of the clients' running statistics the first that is too far away, by place."""
+    known = [place for place in states if sent[place]]
+    places = known if role.changes else [*states]
+    several = len(places) >= FEW
+    places = places if several else known
+    names = [name for place in places[:1] for name, v in states[place].extras.items() if v.is_floating_point()]
+    if not names:
+        return {}
+    of_sent: dict[int, Tensor] = {}  # by identity: many clients are sent the same
+    for place in places:
+        start = sent[place]
+        if start and id(start) not in of_sent:
+            of_sent[id(start)] = _joined(start, names)
+    values = torch.stack([_joined(states[place].extras, names) for place in places])
+    starts = torch.stack([of_sent.get(id(sent[place]), torch.zeros_like(values[0])) for place in places])
+    values = values + starts if role.changes else values
+    middles = values.median(0).values if several else starts[0]
+    sizes = [states[places[0]].extras[name].numel() for name in names]
+    parts = [matrix.split(sizes, dim=-1) for matrix in (values, starts, middles)]
+    usual = dict(zip(names, zip(*parts, strict=True), strict=True))
+    found: dict[int, str] = {}
+    for name, (stacked, start, middle) in usual.items():
+        spread = _spread(name, usual)
+        off, allowed = (stacked, start) if is_variance(name) else ((stacked - middle).abs(), (start - middle).abs())
+        scale = torch.maximum(middle, spread) if is_variance(name) else torch.maximum(middle.abs(), spread)
+        times = (LAYER, COORDINATE) if several else (ALONE, ALONE)
+        layer = off.mean(1) > torch.maximum(allowed.mean(1) * (1 + 1e-6), times[0] * scale.mean())
+        one = (off > torch.maximum(allowed * (1 + 1e-6), times[1] * torch.maximum(scale, scale.mean()))).any(1)
+        beside = f"the median {float(middle.abs().mean()):.3g} of this round" if several else "what it was sent"
+        for row in (layer | one).nonzero().flatten().tolist():
+            largest = float(stacked[row][off[row].argmax()])
+            what = f"{_name(path)}.extras.{name} holds {largest:.3g}"
+            over = times[0] if bool(layer[row]) else times[1]
+            found.setdefault(places[row], f"{what}, too far from {beside} (over {over:g} times)")
+    return found
+
+
+def _joined(extras: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """(E,), float64: these buffers one after another."""
+    return torch.cat([extras[name].flatten() for name in names]).double()
+
+
+def _spread(name: str, usual: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """What is usual in a layer: of a variance BatchNorm's least one; of a mean the deviation of its numbers."""
+    if is_variance(name):
+        return torch.tensor(_LEAST, dtype=torch.float64)
+    beside = usual.get(name.rpartition(".")[0] + ".running_var") if "." in name else usual.get("running_var")
+    variance = beside[2].mean().clamp(min=_LEAST) if beside else torch.tensor(_LEAST, dtype=torch.float64)
+    return variance.sqrt()

@@ -1,0 +1,27 @@
+"""Answers of the right form with numbers that no honest client gives, through each method's own server step."""
+
+from __future__ import annotations
+
+import random
+
+import hostile_answers
+import pytest
+
+TRIED = ["ifca", "fedex-lora", "fedit of pictures", "fedproto of pictures", "fd of pictures"]  # one of each role
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_no_answer_of_one_client_harms_the_others(name, tmp_path):
+    """A sample of what `python tests/support/hostile_answers.py` tries."""
+    draw = random.Random(0)
+    outcomes, findings = hostile_answers.attack(name, tmp_path, lambda cases: draw.sample(cases, 12))
+    assert not findings and outcomes["refused"] and outcomes.total() == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", hostile_answers.names())
+def test_no_answer_of_one_client_harms_the_others_in_any_method(name, tmp_path):
+    draw = random.Random(name)
+    some = lambda cases: draw.sample(cases, min(40, len(cases)))  # noqa: E731
+    outcomes, findings = hostile_answers.attack(name, tmp_path, some)
+    assert not findings and outcomes["refused"]

@@ -1,0 +1,142 @@
+"""A server that is killed again and again, each time a little later, ends as one that was never interrupted."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_images
+from network import NETWORK, NetworkInProcess, federate, tree
+from PIL import Image
+from safetensors.torch import load_file
+from small_run import CLIENTS, SIZES, Small, write_data
+
+from llm_fed.network import server
+from llm_fed.runs.tracking import Reporter
+
+pytestmark = pytest.mark.usefixtures("quick")
+LABELS = ("ash", "elm")
+
+
+class Killed(BaseException):
+    """The server's process is gone."""
+
+
+class Dying(Reporter):
+    """Dies as it is told of one more line of metrics.jsonl than so many."""
+
+    def __init__(self, lines: int):
+        super().__init__()
+        self._left = lines
+
+    def record(self, record: Any) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise Killed
+
+
+@pytest.fixture(scope="module")
+def untested(small, tmp_path_factory) -> Small:
+    """The small run's data without validation examples."""
+    folder = tmp_path_factory.mktemp("untested") / "data"
+    sizes = {split: size for split, size in SIZES.items() if split != "validation"}
+    return Small(small.base, write_data(folder, sizes))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures") / "data"
+    for number, client in enumerate(CLIENTS):
+        pixels, labels = tiny_images.arrays(12, seed=number, classes=len(LABELS), size=8)
+        for k, (picture, label) in enumerate(zip(np.asarray(pixels), np.asarray(labels).tolist(), strict=True)):
+            place = folder / client / ("test" if k % 3 == 0 else "train") / LABELS[label]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture.squeeze()).save(place / f"{k}.png")
+    return folder
+
+
+def of_text(small: Small, every: int, validation: bool, method: str) -> tuple[Any, dict[str, Any]]:
+    whole = {} if validation else {"task": {"validation": 0.0}}
+    return small, tree(small, method={"name": method}, eval={"every": every}, **whole)
+
+
+def of_pictures(data: Path, every: int, validation: float) -> tuple[Any, dict[str, Any]]:
+    settings = tiny_images.tree(data, rounds=3, network=NETWORK, eval={"every": every})
+    settings["base"] = {"name": "resnet-9"}
+    settings["task"] = {
+        "name": "images", "path": str(data), "validation": validation, "labels": list(LABELS), "image_size": 8,
+    }  # fmt: skip
+    return SimpleNamespace(data=data), settings
+
+
+def models(folder: Path) -> dict[str, Any]:
+    files = sorted(folder.glob("home-*/adapters/**/*.safetensors"))
+    return {str(path.relative_to(folder)): load_file(path) for path in files}
+
+
+def chain(folder: Path, small: Any, settings: dict[str, Any], by: str) -> tuple[Any, int]:
+    """The summary of a run that dies until it is through, and how often it did; each time it dies one line, or one
+    order, later than the time before."""
+    for number in count():
+        link = NetworkInProcess(folder, small, settings)
+        try:
+            if by == "lines":
+                return server.train(link.config, folder / "run", link, reporter=Dying(number)), number
+            left = iter(range(number))
+
+            def die(order: Any, reply: Any, left: Any = left) -> Any:
+                if order["kind"] != "hello" and next(left, None) is None:
+                    raise Killed
+                return reply
+
+            link._spoil = die
+            return server.train(link.config, folder / "run", link), number
+        except Killed:
+            continue
+    raise AssertionError
+
+
+def same_in_the_end(tmp_path: Path, small: Any, settings: dict[str, Any], by: str) -> None:
+    _, whole = federate(tmp_path / "whole", small, settings)
+    found, deaths = chain(tmp_path / "killed", small, settings, by)
+    assert deaths > 3 and found == whole
+    lines = [(tmp_path / name / "run/metrics.jsonl").read_bytes() for name in ("whole", "killed")]
+    assert lines[0] == lines[1]
+    one, other = models(tmp_path / "whole"), models(tmp_path / "killed")
+    assert one.keys() == other.keys() and one
+    assert all(one[file][name].equal(other[file][name]) for file in one for name in one[file])
+
+
+def test_with_text_and_no_validation_examples(untested, tmp_path):
+    """It died with a KeyError as it scored the last round again, of which nobody had a score."""
+    small, settings = of_text(untested, 1, False, "fedit")
+    same_in_the_end(tmp_path, small, settings, "orders")
+
+
+def test_with_text_that_is_scored_after_the_last_round_alone(small, tmp_path):
+    """Nodes have memories here, of a version that the server must ask for."""
+    small, settings = of_text(small, 0, True, "fedalt")
+    same_in_the_end(tmp_path, small, settings, "lines")
+
+
+def test_with_pictures(pictures, tmp_path):
+    small, settings = of_pictures(pictures, 3, 0.0)
+    same_in_the_end(tmp_path, small, settings, "lines")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["lines", "orders"])
+@pytest.mark.parametrize("validation", [True, False])
+@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize("of", ["fedit", "fedalt", "fedmerge", "local", "pictures"])
+def test_however_it_is_scored(request, tmp_path, of, every, validation, by):
+    if of == "pictures":
+        small, settings = of_pictures(request.getfixturevalue("pictures"), every, 0.3 if validation else 0.0)
+    else:
+        data = request.getfixturevalue("small" if validation else "untested")
+        small, settings = of_text(data, every, validation, of)
+    same_in_the_end(tmp_path, small, settings, by)
