@@ -23,7 +23,8 @@ from llm_fed.models.loading import Base, load_base
 from llm_fed.models.lora import Lora
 from llm_fed.rng import generator
 from llm_fed.state import State
-from llm_fed.tasks.common import Template, encode_prompt
+from llm_fed.tasks.common import Template
+from llm_fed.tasks.templates import encode_prompt
 
 # Questions of several scripts, with control tokens spelled out, and with spaces that a tokenizer may lose.
 TEXTS = (

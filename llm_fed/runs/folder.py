@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from llm_fed import cgroups, checksum, datapath, launchers, paths
+from llm_fed import cgroups, checksum, datapath, launchers, paths, plugins
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
 from llm_fed.contents import Contents, translated
@@ -364,11 +364,12 @@ def _renamed(changes: extend.Changes, saved: Mapping[str, Any], now: Config) -> 
     from llm_fed import methods, tasks  # all of them, and rarely needed
 
     same = set()
-    with suppress(UserError):  # what cannot be found any more differs as its text does
+    with plugins.allowing(plugins.named_in(as_dict(now)).values()), suppress(UserError):
+        # What cannot be found any more, or only the folder names, differs as its text does.
+        plugins.check_folder(Path("config.yaml"), saved)
         if method and methods.canonical(saved["method"]) == methods.canonical(now.method):
             same |= method
-    for key in named:
-        with suppress(UserError):
+        for key in named:
             before, after = (tasks.find(name, key) for name in changes[key])
             same |= {key} if before is after else set()
     return same

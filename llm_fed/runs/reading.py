@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from llm_fed import checksum, paths
+from llm_fed import checksum, paths, plugins
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import UserError, require
@@ -23,15 +23,23 @@ _FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "pos
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration that a run folder holds."""
+    """The configuration that a run folder holds.
+
+    Raises:
+        NotAllowed: it names code from outside, see `plugins.check_folder`.
+        UserError: the folder is none, or its file is damaged.
+    """
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
-    return from_dict(saved_config(folder))
+    saved = saved_config(folder)
+    plugins.check_folder(folder / "config.yaml", saved)
+    return from_dict(saved)
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
     """The configuration that a run folder holds, as nested values with absolute paths; a section or key that did not
-    exist when the run was begun has the meaning that it had then, which mostly is its default.
+    exist when the run was begun has the meaning that it had then, which mostly is its default. What it names is not
+    looked up; who does that begins with `read_config`.
 
     Raises:
         UserError: its file is damaged.
