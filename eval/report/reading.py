@@ -10,11 +10,13 @@ from typing import Any
 import yaml
 from yaml import YAMLError
 
-from llm_fed import checksum
 from llm_fed.config import EvalConfig
 from llm_fed.errors import UserError
+from llm_fed.files import read_file
 from llm_fed.models.origin import Origin
 from llm_fed.paths import hub_place, public
+from llm_fed.runs import shapes
+from llm_fed.runs.records import read_object as read_checked
 
 Line = dict[str, Any]
 
@@ -26,10 +28,10 @@ def read_config(path: Path) -> tuple[Line, str]:
         UserError: it is not there, or not the configuration of a run.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
         own: Any = yaml.safe_load(text)
         config = public(own)
-        names = {section: config[section]["name"] for section in ("method", "task")}
+        names = {section: str(config[section]["name"]) for section in ("method", "task")}
         names["base"] = base_in_words(own["base"], read_object(path.parent / "environment.json").get("base"))
         during = config.get("eval", {}).get("during", EvalConfig.during)
         clip = (config.get("privacy") or {}).get("clip")
@@ -38,7 +40,7 @@ def read_config(path: Path) -> tuple[Line, str]:
     except OSError as error:
         problem = f"config.yaml cannot be read ({error.strerror})"
         raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
-    except (YAMLError, KeyError, TypeError, ValueError) as error:
+    except (YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not the configuration that `llm-fed run` saved with the run.") from error
 
 
@@ -65,34 +67,21 @@ def read_lines(path: Path) -> tuple[list[Line], bool]:
     if not path.exists():
         return [], False
     # a kill can also cut a character in two
-    *whole, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        *whole, last = read_file(path).decode(errors="replace").split("\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
     lines = []
     for number, text in enumerate(whole, start=1):
         try:
             line = json.loads(text)
             if not isinstance(line, dict):
                 raise ValueError("no object")
+            shapes.check(path.name, line)
             lines.append(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number} is not JSON ({error}). Continue the run to repair it.") from error
+            raise UserError(f"{path}, line {number}, is damaged: {error}. Continue the run to repair it.") from error
     return lines, bool(last)
-
-
-def read_timing(path: Path) -> list[Line]:
-    """How long each round took, and its parts; nothing if the file is missing.
-
-    Raises:
-        UserError: a line does not say so.
-    """
-    lines, _ = read_lines(path)
-    for number, line in enumerate(lines, start=1):
-        parts = line.get("parts")
-        known = [line.get("seconds"), *(parts.values() if isinstance(parts, dict) else [None])]
-        if not all(isinstance(value, int | float) for value in known):
-            raise UserError(
-                f"{path}, line {number}, is damaged: it does not say how long a round took; delete the line"
-            )
-    return lines
 
 
 def read_object(path: Path) -> Line:
@@ -102,8 +91,8 @@ def read_object(path: Path) -> Line:
         UserError: it is not JSON.
     """
     try:
-        return checksum.checked(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (ValueError, RecursionError) as error:
+        return read_checked(path) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
 
 

@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import Allow, Json, beside_baselines, count_of, out, print_examples, print_scores, program_name
+from llm_fed.cli.printing import (
+    Allow,
+    Json,
+    beside_baselines,
+    count_of,
+    out,
+    print_examples,
+    print_scores,
+    program_name,
+)
 from llm_fed.cli.program import app
 from llm_fed.errors import RunError, UserError
 

@@ -163,6 +163,7 @@ def read(folder: Path) -> AdapterSettings:
         texts = (
             made.base,
             made.revision or "",
+            *(() if made.target_modules is None else made.target_modules),
             *made.whole,
             *made.exclude,
             *made.layer_lists,

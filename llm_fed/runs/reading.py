@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections import Counter
@@ -16,7 +15,8 @@ from llm_fed import checksum, paths, plugins
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import UserError, require
-from llm_fed.runs.records import read_records
+from llm_fed.files import read_file
+from llm_fed.runs.records import read_object, read_records
 
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
 _FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "position"}
@@ -46,12 +46,12 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.yaml"
     try:
-        tree = dict(yaml.safe_load(checksum.uncommented(path.read_text(encoding="utf-8"))))
+        tree = dict(yaml.safe_load(checksum.uncommented(read_file(path).decode())))
         for key, value in _FORMERLY.items():
             section, _, name = key.rpartition(".")
             tree[section] = {name: value} | tree.get(section, {})
         return as_dict(paths.absolute(from_dict(tree)))
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError, UserError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, UserError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
 
@@ -98,7 +98,7 @@ def finished(folder: Path) -> dict[str, Any]:
             f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
         )
     try:
-        return checksum.checked(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        return read_object(folder / "summary.json")
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder / 'summary.json'} is damaged: {error}; llm-fed run --fresh starts again") from error
 
