@@ -242,7 +242,7 @@ def _from_python(words: list[str]) -> None:
     try:
         opened = llm_fed.open_run("run")
         write_report(Path("run"))
-        assert opened.records and isinstance(opened.scores, dict)
+        assert isinstance(opened.records, list) and isinstance(opened.scores, dict)
     except UserError as error:
         print(f"llm-fed: {error.__class__.__name__}", file=sys.stderr)
         raise SystemExit(2) from error
