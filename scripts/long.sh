@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
 # federations in random forms of files, kills, full disks, flipped bits, damaged folders, links, the soak, the quickstart
-# at three seeds, both
-# server-side benchmarks, and all tests with the lowest versions of dependencies.
+# at three seeds, both server-side benchmarks, and all tests with the lowest versions of dependencies.
 # With LLM_FED_BASE and LLM_FED_DATA set, also the benchmarks of cohorts, experts and mixing weights on real data.
 set -euo pipefail
 cd "$(dirname "$0")/.."

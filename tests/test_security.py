@@ -18,7 +18,7 @@ def promises() -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
-def tests_in(path: str) -> set[str]:
+def functions_of(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -31,4 +31,4 @@ def test_each_promise_names_its_attackers_and_a_test_that_exists():
         named = TEST.findall(tests)
         assert named, f"no test: {promise}"
         for path, name in named:
-            assert name.startswith("test_") and name in tests_in(path), f"{path} has no {name}: {promise}"
+            assert name.startswith("test_") and name in functions_of(path), f"{path} has no {name}: {promise}"

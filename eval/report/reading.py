@@ -99,7 +99,7 @@ def read_object(path: Path) -> Line:
 def usage(run_dir: Path) -> tuple[str, str] | None:
     """The first client that has an exported model, and a few lines of Python that use it, from that model's card."""
     for card in sorted(run_dir.glob("adapters/[!.]*/README.md")):
-        text = card.read_text(encoding="utf-8")
+        text = card.read_text(encoding="utf-8", errors="replace")
         _, opening, rest = text.partition("```python\n")
         if opening:
             code = rest.partition("\n```")[0]
@@ -114,7 +114,7 @@ def reference(run_dir: Path) -> Mapping[str, float]:
     `compare` and `quickstart` put it."""
     try:
         own = _decisive(run_dir)
-    except (OSError, YAMLError, KeyError, TypeError):
+    except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return {}
     for config in sorted([*run_dir.glob("needs/*/config.yaml"), *run_dir.parent.glob("*/config.yaml")]):
         folder = config.parent
@@ -124,7 +124,7 @@ def reference(run_dir: Path) -> Mapping[str, float]:
                 summary, (lines, _) = read_object(folder / "summary.json"), read_lines(folder / "metrics.jsonl")
                 tested = [x for x in lines if x["kind"] == "score" and x["round"] == summary["round"]]
                 return {x["split"]: x["mean"] for x in reversed(tested)}
-        except (OSError, YAMLError, KeyError, TypeError, UserError):
+        except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):
             continue  # another's folder is no reason to have no report
     return {}
 

@@ -92,7 +92,7 @@ class Plan:
         folder.mkdir(mode=0o700, parents=True)
         model_files.write_weights(folder, base, prompt)
         model_files.write(folder, base, self.base, prompt)
-        card = (adapter / peft_folders.CARD).read_text(encoding="utf-8")
+        card = (adapter / peft_folders.CARD).read_text(encoding="utf-8", errors="replace")
         (folder / peft_folders.CARD).write_text(merged_card(card, self._described(base)), encoding="utf-8")
         (folder / FILE).write_bytes(public_content(adapter / FILE) or b"")
         del base  # before the other one is loaded

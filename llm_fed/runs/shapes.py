@@ -235,6 +235,7 @@ _METRICS: Mapping[str, Shape] = {
     "rule": _RULE,
     "event": _keys({"client": _name, "reason": _text}, round=count, event=_text),
     "drop-out": _keys(round=count, client=_name),
+    "search anew": _keys(round=count),
     "server": _keys({"weights": _weights, "chosen": _by(_name, _model)}, round=count),
     "clients": _keys(dict.fromkeys(("only_tested", "left_out", "unscored"), _names)),
     "privacy": _keys({"epsilon": _maybe(number), "delta": finite, "unit": _text, "where": _text}, round=count),
