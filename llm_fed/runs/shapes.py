@@ -129,7 +129,7 @@ def _by(key: Shape, shape: Shape) -> Shape:
     return found
 
 
-def _keys(optional: Mapping[str, Shape] | None = None, **needed: Shape) -> Shape:
+def _keys(optional: Mapping[str, Shape] | None = None, /, **needed: Shape) -> Shape:
     """A mapping with these keys, and of `optional` those that are there."""
 
     def found(value: Any, where: str) -> None:

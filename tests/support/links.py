@@ -190,7 +190,7 @@ def main() -> None:
     patch, tried, faults = pytest.MonkeyPatch(), 0, 0
     without.measures(patch)
     without.pictures(patch)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
         links = Links(Path(folder).resolve())
         for command, place, target in islice(links.cases(), 0, None, given.every):
             tried += 1
