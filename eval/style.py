@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from llm_fed.eval.fonts import make_legible
+from llm_fed.files import write_file
 
 BLUE, AMBER, GREEN, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#8C8C8C"
 PALETTE = (BLUE, AMBER, GREEN, "#CC79A7", SKY, ORANGE, "#F0E442", GREY)
@@ -95,8 +97,13 @@ def legend(figure: Figure, columns: int = 3) -> None:
 def save(figure: Figure, path: Path) -> Path:
     """Write the file, the same bytes every time."""
 
+    drawn = BytesIO()
+
     def write() -> None:
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+        drawn.seek(0)
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(drawn, format=path.suffix[1:], dpi=160, metadata=metadata)
+        drawn.truncate()
 
     with mpl.rc_context({"svg.hashsalt": "llm_fed"}), warnings.catch_warnings():
         warnings.filterwarnings("error", message="Glyph .* missing from", category=UserWarning)
@@ -106,4 +113,8 @@ def save(figure: Figure, path: Path) -> Path:
             warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
             make_legible(figure)
             write()
+    if isinstance(path, Path):
+        write_file(path, drawn.getvalue())
+    else:  # it goes into a page
+        path.write(drawn.getvalue())
     return path

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from llm_fed import configfile, spelling
+from llm_fed import configfile, plugins, spelling
 from llm_fed.config import Config
 from llm_fed.errors import RunError, UserError
 from llm_fed.files import write_file
@@ -43,6 +43,7 @@ class Result:
         rule: the test score of the best rule that trains nothing, by client; empty where it was not scored.
         rules: which rule that is, by client, such as "most frequent answer".
         adapters: the folder of each client's personal model.
+        allow: code from outside llm_fed that the folder may name, see `open_run`.
     """
 
     folder: Path
@@ -57,6 +58,7 @@ class Result:
     rule: dict[str, float]
     rules: dict[str, str]
     adapters: dict[str, Path]
+    allow: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         scores = f"{self.metric} {self.mean:.1f}, worst half {self.worst_half:.1f}" if self.scores else "no scores"
@@ -84,7 +86,8 @@ class Result:
         from llm_fed.export.load import load_client, load_image_model
         from llm_fed.runs.reading import exported
 
-        folder = exported(self.folder, [client])[client]
+        with plugins.allowing(self.allow):
+            folder = exported(self.folder, [client])[client]
         if self._config.adapter is None:
             return load_image_model(folder)
         return load_client(folder, self._loaded)
@@ -116,7 +119,8 @@ class Result:
     def _config(self) -> Config:
         from llm_fed.runs.reading import read_config
 
-        return read_config(self.folder)
+        with plugins.allowing(self.allow):
+            return read_config(self.folder)
 
     @cached_property
     def _loaded(self) -> Base | ImageBase:
@@ -129,7 +133,9 @@ class Result:
 
         quiet()
         device = choose_device(self._config.device)
-        if tasks.find(self._config.task.name).images:
+        with plugins.allowing(self.allow):
+            task = tasks.find(self._config.task.name)
+        if task.images:
             data = tasks.load(self._config.task, self._config.federation_seed, self._config.evaluation_seed)
             return bases.load(self._config, data, device)
         return load_base(self._config.base, device)
@@ -154,7 +160,7 @@ def run(config: Given, *words: str, out: str | Path, fresh: bool = False, start:
 
     experiment.quiet()
     experiment.train(resolved, Path(out), fresh=fresh)
-    return open_run(out)
+    return open_run(out, allow=list(plugins.named_in(configfile.as_dict(resolved)).values()))
 
 
 def resolve(config: Given, words: Sequence[str], out: str | Path | None, start: str | Path | None = None) -> Config:
@@ -183,15 +189,20 @@ def default_folder(config: Given, resolved: Config) -> Path:
     return Path("runs") / f"{name}-{short(str(resolved.method['name']))}-{resolved.seed_name}"
 
 
-def open_run(folder: str | Path) -> Result:
+def open_run(folder: str | Path, *, allow: Sequence[str] = ()) -> Result:
     """Open a finished run by its folder.
 
+    Args:
+        allow: methods and tasks from outside llm_fed, as "module:Name", that the folder may name: their code is run
+            where a model is loaded. Those that an installed package publishes as entry points need not be allowed.
+
     Raises:
-        UserError: the folder holds no finished run.
+        UserError: the folder holds no finished run, or it names code that is not allowed.
     """
     from llm_fed.runs.reading import adapter_folders, finished
 
-    summary = finished(Path(folder))
+    with plugins.allowing(allow):
+        summary, adapters = finished(Path(folder)), adapter_folders(Path(folder))
     scores = summary["scores"]
     return Result(
         folder=Path(folder),
@@ -205,7 +216,8 @@ def open_run(folder: str | Path) -> Result:
         base=dict(summary.get("base", {}).get("clients", {})),
         rule=dict(summary.get("rule", {}).get("clients", {})),
         rules=dict(summary.get("rule", {}).get("rules", {})),
-        adapters=adapter_folders(Path(folder)),
+        adapters=adapters,
+        allow=tuple(allow),
     )
 
 

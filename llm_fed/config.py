@@ -305,19 +305,19 @@ class SeedsConfig:
 
     # the clients and their data: random choices of the task, task.partition, sampled clients, label noise, the
     # server's examples
-    federation: int | None = None
+    federation: NonNegativeInt | None = None
     # initialisation, batches, dropout, client sampling, delays, noise of differential privacy
-    training: int | None = None
+    training: NonNegativeInt | None = None
     # test and validation splits, if the data has none; if set, also the choice of the examples that eval.limit keeps
     # (null: the first)
-    evaluation: int | None = None
+    evaluation: NonNegativeInt | None = None
 
 
 @dataclass(frozen=True)
 class Config:
     """A whole run. `llm-fed run CONFIG.yaml key=value` resolves to one of these and saves it with the run."""
 
-    seed: int = 0  # random seed of the run; see `seeds` for its parts
+    seed: NonNegativeInt = 0  # random seed of the run; see `seeds` for its parts
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
     rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50  # communication rounds
     # share of the clients sampled in each round, among those that are not still training

@@ -1,10 +1,17 @@
-"""Files that are written whole or not at all, whatever happens meanwhile."""
+"""Files that are written whole or not at all, whatever happens meanwhile, and never through a link.
+
+A folder may come from somebody else, with links in the places where llm_fed writes. A file that is written at once
+takes the place of such a link; one that grows is refused; and in no folder that is a link anything is made or deleted.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -13,7 +20,9 @@ from llm_fed.errors import RunError, UserError
 
 BATCH = 256  # folders that are brought to the disk together
 _FEW = 16  # files; more are not synced one by one
-_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # Linux has it
+_libc = ctypes.CDLL(None, use_errno=True)
+_syncfs, _renameat2 = (getattr(_libc, name, None) for name in ("syncfs", "renameat2"))  # Linux has them
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
 
 
 def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = False) -> None:
@@ -23,9 +32,10 @@ def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = Fa
         private: only its owner may read it (0600).
         sync: bring it safely to the disk, with its name; else the caller does so for many (`sync_files`).
     """
-    partial = path.with_name(f".{path.name}.partial")
+    # Nobody can know the name, so nothing lies there; O_EXCL makes sure of it.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with open(partial, "wb", opener=_private if private else None) as file:
+        with open(partial, "xb", opener=_private if private else _unlinked) as file:
             file.write(data)
             file.flush()
             if sync:
@@ -38,8 +48,127 @@ def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = Fa
         sync_folder(path.parent)
 
 
+def read_file(path: Path) -> bytes:
+    """What a file holds.
+
+    Raises:
+        OSError: it cannot be read; or it is no file, but a folder, or a pipe or a device that has no end.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        return file.read()
+
+
+def append_file(path: Path, data: bytes) -> None:
+    """Write at the end of a file, which is made if it is not there.
+
+    Raises:
+        UserError: it is a link, or no file.
+    """
+    with os.fdopen(_open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+        file.write(data)
+
+
+def cut_file(path: Path, size: int) -> None:
+    """Cut a file to `size` bytes.
+
+    Raises:
+        UserError: it is a link, or no file.
+    """
+    with os.fdopen(_open_own(path, os.O_WRONLY), "ab") as file:
+        file.truncate(size)
+
+
+def open_unlinked(path: Path, flags: int) -> int:
+    """`os.open`, but not through a link.
+
+    Raises:
+        UserError: it is one.
+    """
+    try:
+        return _unlinked(str(path), flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP or path.is_symlink():
+            raise _refused(path) from error
+        raise
+
+
+def check_unlinked(path: Path) -> None:
+    """UserError where a place that is written to, or below, is a link."""
+    if path.is_symlink():
+        raise _refused(path)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder within one of llm_fed's own, if it is not there.
+
+    Raises:
+        UserError: a link is in its place.
+        OSError: it cannot be made.
+    """
+    check_unlinked(folder)
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a folder with all that it holds, or a link but not what that leads to; if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def put_folder(whole: Path, folder: Path) -> None:
+    """Give a folder that is complete, and on the disk, its name. What had the name is there until then, and then gone.
+
+    Args:
+        whole: beside `folder`.
+    """
+    if not os.path.lexists(folder):
+        os.replace(whole, folder)
+    elif _exchange(whole, folder):
+        remove(whole)
+    else:
+        replaced = _beside(folder, "replaced")
+        remove(replaced)
+        os.replace(folder, replaced)
+        os.replace(whole, folder)
+        remove(replaced)
+
+
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def _open_own(path: Path, flags: int) -> int:
+    """A file under no second name, such as one outside the folder: what has one is copied first."""
+    if path.exists() and not (path.is_file() or path.is_symlink()):
+        raise UserError(f"{path} is no file, so nothing is written to it; delete it, or give another folder")
+    handle = open_unlinked(path, flags)
+    found = os.fstat(handle)
+    if found.st_nlink > 1:
+        os.close(handle)
+        write_file(path, path.read_bytes())
+        handle = open_unlinked(path, flags)
+    return handle
+
+
+def _refused(path: Path) -> UserError:
+    return UserError(
+        f"{path} is a symbolic link, and nothing is written through one, as it may lead to any file; put there what it "
+        "leads to, delete it, or give another folder"
+    )
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places at once; False where the system or the disk cannot."""
+    return _renameat2 is not None and not _renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
 
 
 def sync_folder(folder: Path) -> None:
@@ -100,7 +229,7 @@ def _write_batch(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str)
             _check_replaceable(folder, files, what)
             begun.append(folder)
             partial = _beside(folder, "partial")
-            shutil.rmtree(partial, ignore_errors=True)
+            remove(partial)
             partial.parent.mkdir(parents=True, exist_ok=True)
             partial.mkdir(mode=0o700)
             for name, data in files.items():
@@ -110,12 +239,7 @@ def _write_batch(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str)
                 written.append(path)
         sync_files(written)
         for folder in begun:
-            replaced = _beside(folder, "replaced")
-            if folder.exists():
-                shutil.rmtree(replaced, ignore_errors=True)
-                os.replace(folder, replaced)
-            os.replace(_beside(folder, "partial"), folder)
-            shutil.rmtree(replaced, ignore_errors=True)
+            put_folder(_beside(folder, "partial"), folder)
         for parent in {folder.parent for folder in begun}:
             sync_folder(parent)
     except OSError as error:

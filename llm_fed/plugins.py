@@ -1,7 +1,8 @@
 """Methods and tasks from outside llm_fed, by name: `package.module:Name`, or an entry point of an installed package.
 
 To name one is to run the code of its module. A process that another party tells what to do says by `only` which names
-it may look up; nothing else is imported then.
+it may look up; nothing else is imported then. A run folder may be another party's as well: `check_folder` refuses what
+it names, unless the user has said by `allowing` that this code may run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
@@ -25,11 +26,14 @@ from llm_fed.errors import UserError, did_you_mean
 METHODS, TASKS = "llm_fed.methods", "llm_fed.tasks"  # groups of entry points
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+# Where a configuration names something from outside.
+_KEYS = {("method", "name"): METHODS, ("task", "name"): TASKS, ("task", "server", "name"): TASKS}
 _allowed: ContextVar[Collection[str] | None] = ContextVar("_allowed", default=None)  # None: every name
+_trusted: ContextVar[frozenset[str]] = ContextVar("_trusted", default=frozenset())  # also where a folder names them
 
 
 class NotAllowed(UserError):
-    """The name of something from outside that this machine's operator does not let others name."""
+    """The name of something from outside that another party may not name here."""
 
 
 def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
@@ -78,6 +82,59 @@ def only(allowed: Collection[str]) -> Iterator[None]:
         yield
     finally:
         _allowed.reset(token)
+
+
+@contextmanager
+def allowing(names: Collection[str]) -> Iterator[None]:
+    """Within it, run folders may name these as well, as `module:Name`: the user knows whose code that is."""
+    token = _trusted.set(_trusted.get() | frozenset(names))
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
+    """By key what a configuration, as nested plain values, names as `module:Name`."""
+    found = {}
+    for key in _KEYS:
+        value: Any = tree
+        for part in key:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, str) and _PATH.fullmatch(value):
+            found[".".join(key)] = value
+    return found
+
+
+def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
+    """Refuse the configuration of a folder that names code which neither an installed package publishes as an entry
+    point nor the user allows. Nothing is imported.
+
+    Args:
+        file: where it stands, for messages.
+
+    Raises:
+        NotAllowed: it names such code; how to allow it.
+    """
+    known = {f"{point.module}:{point.attr}" for group in (METHODS, TASKS) for point in _installed(group)}
+    refused = {key: name for key, name in named_in(tree).items() if name not in known | _trusted.get()}
+    if not refused:
+        return
+    names = list(dict.fromkeys(refused.values()))
+    raise NotAllowed(
+        f"{file} names {' and '.join(f'{key}={name!r}' for key, name in refused.items())}, which is not part of "
+        "llm_fed, and looking at a run does not run code that its folder names; if you trust that code, add "
+        f"{' '.join(f'--allow {name}' for name in names)} (from Python: allow={names})"
+    )
+
+
+def _installed(group: str) -> Iterator[EntryPoint]:
+    """The entry points of a group, but for those of packages that lie in the working directory, where anybody's files
+    may be."""
+    here = os.path.realpath(os.getcwd())
+    for point in entry_points(group=group):
+        if point.dist is None or os.path.realpath(str(point.dist.locate_file(""))) != here:
+            yield point
 
 
 def by_name(group: str) -> dict[str, list[EntryPoint]]:
@@ -159,10 +216,9 @@ def _load(where: str, path: str) -> Any:
         UserError: there is no such module or attribute, or the module fails while it is imported.
     """
     name, _, attribute = path.partition(":")
-    if os.getcwd() not in sys.path:  # a program that is started by its name does not look here; last, to shadow nothing
-        sys.path.append(os.getcwd())
     try:
-        found: Any = importlib.import_module(name)
+        with _looking_here(for_a_moment=path in _trusted.get()):
+            found: Any = importlib.import_module(name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             near = did_you_mean(str(error.name), _modules_here())
@@ -178,6 +234,25 @@ def _load(where: str, path: str) -> Any:
             raise UserError(f"{where}: {_file_of(found)} has no {part!r}{did_you_mean(part, names)}")
         found = getattr(found, part)
     return found
+
+
+@contextmanager
+def _looking_here(for_a_moment: bool) -> Iterator[None]:
+    """Within it, and else from then on, modules are looked for in the working directory, too; last, to shadow nothing.
+
+    A program that is started by its name does not look there by itself. Where the user has allowed one name of a
+    folder, no other module must be found there.
+    """
+    here = os.getcwd()
+    if here in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        if for_a_moment:
+            sys.path.remove(here)
 
 
 def _modules_here() -> list[str]:

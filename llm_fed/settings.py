@@ -88,6 +88,8 @@ class NonEmpty:
         return self.what
 
 
+_LARGEST = 2**63  # whole numbers have 64 bits everywhere else, too
+
 PositiveInt = Annotated[int, AtLeast(1)]
 NonNegativeInt = Annotated[int, AtLeast(0)]
 PositiveFloat = Annotated[float, Above(0)]
@@ -180,6 +182,8 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
         if isinstance(value, Word) and any(get_origin(kind) is tuple for kind, _ in members):
             given, how = value.text, ", as in [a,b], where an item with a comma stands in quotes"
         raise UserError(f"{key} is {given!r} ({type(given).__name__}); it takes {' or '.join(takes)}{how}") from None
+    except _TooLarge:
+        raise UserError(f"{key} is a whole number of more than 64 bits; give a smaller one") from None
     except _OutOfRange as refused:
         kinds = [kind for kind, _ in members if kind is not NoneType]
         if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
@@ -230,6 +234,10 @@ def _texts(kind: Any, marks: tuple[Any, ...]) -> list[str]:
 
 
 class _WrongType(Exception):
+    pass
+
+
+class _TooLarge(Exception):
     pass
 
 
@@ -286,6 +294,8 @@ def _converted(value: Any, kind: Any) -> Any:
             return float(value)
         except OverflowError:  # a whole number that no float holds
             return math.inf
+    if kind is int and isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        raise _TooLarge
     if kind is Any or (isinstance(value, origin or kind) and not (kind is int and isinstance(value, bool))):
         return value
     raise _WrongType

@@ -19,6 +19,8 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from llm_fed.errors import printable
+
 _SOON = 2.0  # seconds after which a thread that waits says so
 
 Note = Callable[[str], None]
@@ -93,7 +95,7 @@ _turns = Turns()
 
 
 def _print(text: str) -> None:
-    print(f"llm-fed: {text}", file=sys.stderr)
+    print(f"llm-fed: {printable(text)}", file=sys.stderr)
 
 
 @contextmanager

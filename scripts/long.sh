@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
-# federations in random forms of files, rows beside others in every family of models, kills, full disks and flipped bits,
-# the soak, the quickstart at three seeds, both server-side benchmarks, and all tests with the lowest versions of
-# dependencies.
+# federations in random forms of files, rows beside others in every family of models, kills, full disks, flipped bits,
+# damaged folders, links, the soak, the quickstart at three seeds, both server-side benchmarks, and all tests with the
+# lowest versions of dependencies.
 # With LLM_FED_BASE and LLM_FED_DATA set, also the benchmarks of cohorts, experts and mixing weights on real data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,6 +29,8 @@ PYTHONPATH=tests/support "$bin/python" tests/support/rows_alone.py
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py kills
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py full
 PYTHONPATH=tests/support "$bin/python" tests/support/flips.py --cases 2000
+PYTHONPATH=tests/support "$bin/python" tests/support/damage.py --cases 2000
+PYTHONPATH=tests/support "$bin/python" tests/support/links.py
 "$bin/python" scripts/bench/soak.py
 for seed in 0 1 2; do
   "$bin/llm-fed" quickstart --seed "$seed" --out "$work/quickstart-$seed"

@@ -61,6 +61,9 @@ def value_of(row: Row, column: str | None) -> Any:
         return None
 
 
+_INFINITE = (math.inf, -math.inf)
+
+
 def texts_of(value: Any, where: str, column: str) -> tuple[str, ...]:
     """One text, or those in a list.
 
@@ -89,14 +92,13 @@ def as_text(value: Any, where: str, column: str) -> str:
         return json.dumps(value)
     if isinstance(value, int):
         return str(value)
-    if isinstance(value, float | Decimal) and not math.isnan(value):
-        whole = math.isfinite(value) and value == int(value)
-        return str(int(value)) if whole else json.dumps(float(value))
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        return str(int(value)) if value == int(value) else json.dumps(float(value))
     if isinstance(value, datetime) and value.time() == time():
         value = value.date()  # as Excel knows no dates without a time
     if isinstance(value, date | time):
         return value.isoformat()
-    kind = "nothing" if is_empty(value) else type(value).__name__
+    kind = "nothing" if is_empty(value) else "infinity" if value in _INFINITE else type(value).__name__
     raise UserError(f"{where}: column {column!r} holds {kind}, not text; convert it, or drop the row")
 
 
@@ -108,6 +110,7 @@ def is_empty(value: Any) -> bool:
         value is None
         or (isinstance(value, list | dict) and not value)
         or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, Decimal) and value.is_nan())
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from jinja2 import TemplateError
-
 from llm_fed.errors import UserError, one_line
+from llm_fed.tasks.bounded import within_limits
 from llm_fed.tasks.common import Encoded, Template, Turn
 from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, Tokens, without_surrogates
 from llm_fed.tasks.rendering import Habits, Messages, Rendering, Reply, Span
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")  # how a chat template marks what the assistant writes
-_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 # Of the conversation by which a template's habits are found. Most tokenizers have a token of a space and "the".
 _USER, _REPLY = "Which one?", "the first"
 
@@ -122,16 +120,31 @@ class ChatTemplate:
             asked: whether the beginning of the next reply follows.
         """
         options: dict[str, Any] = {"chat_template": self.template.text, "date_string": self.template.date}
-        try:
-            written = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=asked, **options
+        return str(
+            self._limited(
+                messages,
+                lambda: self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=asked, **options
+                ),
             )
-        except _FAILURES as error:
+        )
+
+    def _limited(self, messages: Messages, render: Callable[[], Any]) -> Any:
+        """What `render` makes of the messages with the template, whatever that is.
+
+        Raises:
+            UserError: it fails, or goes over the limits of time and size.
+        """
+        given = sum(len(message["content"]) for message in messages)
+        try:
+            return within_limits(render, given, self.template.name)
+        except UserError:
+            raise
+        except Exception as error:  # of any kind: the template is a program of whoever made the base
             said = one_line(str(error)) or type(error).__name__
             raise UserError(
                 f"the chat template of {self.tokenizer.name_or_path!r} cannot be applied to a conversation: {said}"
             ) from error
-        return str(written)
 
     def _encode(self, rendering: Rendering, replies: Mapping[int, Reply]) -> Tokens:
         """The tokens of a rendering, up to the last reply where the template writes no end behind it."""
@@ -174,8 +187,11 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template  # takes a second to import
 
         given: dict[str, Any] = {**self.tokenizer.special_tokens_map, "date_string": self.template.date}
-        written: Any = render_jinja_template(
-            [rendering.messages], chat_template=self.template.text, return_assistant_tokens_mask=True, **given
+        written: Any = self._limited(
+            rendering.messages,
+            lambda: render_jinja_template(
+                [rendering.messages], chat_template=self.template.text, return_assistant_tokens_mask=True, **given
+            ),
         )
         return cast(list[Span], written[1][0])
 

@@ -78,7 +78,13 @@ def _turn(message: Any, where: str) -> Turn:
     reasons = next((text for name in _REASONING if isinstance(text := message.get(name), str) and text.strip()), None)
     if turn == "assistant" and reasons and not reasoning(content):
         content = f"{THINK}\n{reasons}\n{THOUGHT}\n\n{content}"
-    return Turn(turn, content, _trained(message, turn, where), json.dumps(fields) if fields else "")
+    try:
+        text = json.dumps(fields, allow_nan=False) if fields else ""
+    except ValueError as error:  # a template would write it as a word
+        raise UserError(
+            f"{where} holds a number that JSON has not, such as NaN; correct it, or drop the row"
+        ) from error
+    return Turn(turn, content, _trained(message, turn, where), text)
 
 
 def _parts(message: Any) -> tuple[Any, Any]:

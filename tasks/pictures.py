@@ -133,6 +133,8 @@ def _column(path: Path, arrays: Mapping[str, np.ndarray], key: str, count: int) 
 
 
 def _look_up(path: Path, arrays: Mapping[str, np.ndarray], key: str, indices: Any) -> np.ndarray:
+    if arrays[key].ndim != 1:
+        raise UserError(f"{path}: {key} is of shape {arrays[key].shape}; it must be a list")
     if not np.issubdtype(indices.dtype, np.integer) or indices.min() < 0 or indices.max() >= len(arrays[key]):
         raise UserError(f"{path}: labels or domains do not index the {len(arrays[key])} entries of {key}; correct them")
     return arrays[key][indices]

@@ -200,15 +200,25 @@ class Record:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
-        """What `as_json` made."""
+        """What `as_json` made.
+
+        Raises:
+            ValueError: it has not.
+        """
+        checksums, files = np.array(values["checksums"], np.uint64), tuple(values["files"])
+        codes, digests, splits = (_array(values[key], kind) for key, kind in _ARRAYS.items())
+        if len(checksums) != len(files) or not len(codes) == len(digests) == len(splits):
+            raise ValueError("its lists differ in length")
+        if len(codes) and not 0 <= codes.min() <= codes.max() < len(files):
+            raise ValueError("a row is in no file")
         return cls(
-            tuple(values["files"]),
-            np.array(values["checksums"], np.uint32),
-            _array(values["codes"], "<i4").astype(np.int64),
-            _array(values["digests"], "<u8"),
-            _array(values["splits"], "u1"),
+            files,
+            checksums.astype(np.uint32),
+            codes.astype(np.int64),
+            digests,
+            splits,
             tuple(values["clients"]),
-            tuple(Change(**change) for change in values["changes"]),
+            tuple(Change(change["round"], change["files"]) for change in values["changes"]),
         )
 
 
@@ -274,9 +284,20 @@ def _named(names: Sequence[str], what: str) -> list[str]:
     return [f"{', '.join(names[:_NAMES])}{more} {'is' if len(names) == 1 else 'are'} {what}"]
 
 
+_ARRAYS = {"codes": "<i4", "digests": "<u8", "splits": "u1"}
+_MOST_BYTES = 2**30  # of one of these; a few bytes may unpack to any number
+
+
 def _text(array: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(array.tobytes(), 1)).decode()
 
 
 def _array(text: str, kind: str) -> np.ndarray:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), kind)
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if inflater.unconsumed_tail or not inflater.eof:
+        raise ValueError("a list of rows is cut, or too long")
+    return np.frombuffer(data, kind)

@@ -62,12 +62,15 @@ def test_a_failed_sync_is_an_error(tmp_path, monkeypatch, small_batches):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("where", ["sync_files", "os.replace"])
-def test_a_kill_leaves_no_folder_that_looks_complete(tmp_path, monkeypatch, small_batches, where):
+@pytest.mark.parametrize("where", ["sync_files", "put_folder"])
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_kill_leaves_no_folder_that_looks_complete(tmp_path, monkeypatch, small_batches, where, exchanges):
     """Between the writing of a batch and its appearance, and between the appearance of two folders: what is named
     without a dot is whole, and the same command then writes everything."""
+    if not exchanges:  # as on disks where two names cannot change places at once
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     files.write_folders(folders(tmp_path, b"old"), "an adapter")
-    real, seen = os.replace, []
+    real, seen = files.put_folder, []
 
     def kill(*given):
         raise Killed
@@ -80,7 +83,7 @@ def test_a_kill_leaves_no_folder_that_looks_complete(tmp_path, monkeypatch, smal
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *given, **named: None)  # a process that is killed cleans nothing up
-        patch.setattr(*((files, where, kill) if where == "sync_files" else (os, "replace", replace)))
+        patch.setattr(*(files, where, kill if where == "sync_files" else replace))
         with pytest.raises(Killed):
             files.write_folders(folders(tmp_path, b"new"), "an adapter")
     for path in tmp_path.iterdir():
@@ -98,3 +101,37 @@ def test_the_first_folder_of_something_else_ends_it_all(tmp_path, small_batches)
     with pytest.raises(UserError, match="client7 exists and does not hold an adapter"):
         files.write_folders(folders(tmp_path), "an adapter")
     assert {path.name for path in tmp_path.iterdir()} == {f"client{number}" for number in (0, 1, 2, 3, 4, 5, 7)}
+
+
+def test_a_folder_is_there_at_every_moment_while_it_is_replaced(tmp_path):
+    """Where the system can exchange two names; the names of neither are left behind."""
+    if files._renameat2 is None:
+        pytest.skip("there is no renameat2")
+    files.write_folder(tmp_path / "ada", {"a": b"old"}, "an adapter")
+    real, seen = files.remove, []
+
+    def look(path):
+        seen.append((tmp_path / "ada" / "a").read_bytes())
+        real(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "remove", look)
+        files.write_folder(tmp_path / "ada", {"a": b"new"}, "an adapter")
+    assert seen == [b"old", b"new"] and [path.name for path in tmp_path.iterdir()] == ["ada"]
+
+
+def test_what_grows_has_no_name_elsewhere(tmp_path):
+    """Not by a link, which is refused, nor by a second name, which then keeps what it had."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "log").symlink_to(tmp_path / "victim")
+    for write in (lambda path: files.append_file(path, b"more"), lambda path: files.cut_file(path, 0)):
+        with pytest.raises(UserError, match="log is a symbolic link"):
+            write(tmp_path / "log")
+        os.link(tmp_path / "victim", tmp_path / "second")
+        write(tmp_path / "second")
+        assert (tmp_path / "second").read_bytes() in (b"preciousmore", b"")
+        (tmp_path / "second").unlink()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises((UserError, OSError)):
+        files.append_file(tmp_path / "pipe", b"more")
+    assert (tmp_path / "victim").read_text() == "precious"

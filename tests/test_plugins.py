@@ -194,7 +194,7 @@ def test_a_run_of_ones_own_method_from_its_folder(half, small, llm_fed):
     assert json.loads((run / "summary.json").read_text())["method"] == NAME
     card = (run / "adapters" / "ada" / "README.md").read_text()
     assert f"with the method `{NAME}` (Half (Doe 2026))" in card
-    assert llm_fed("eval", run, "--json").code == 0 and (run / "report.html").is_file()
+    assert llm_fed("eval", run, "--allow", NAME, "--json").code == 0 and (run / "report.html").is_file()
 
 
 def test_a_run_goes_on_under_the_other_name_of_its_method(installed, small, llm_fed):

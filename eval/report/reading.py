@@ -10,11 +10,13 @@ from typing import Any
 import yaml
 from yaml import YAMLError
 
-from llm_fed import checksum
 from llm_fed.config import EvalConfig
 from llm_fed.errors import UserError
+from llm_fed.files import read_file
 from llm_fed.models.origin import Origin
 from llm_fed.paths import hub_place, public
+from llm_fed.runs import shapes
+from llm_fed.runs.records import read_object as read_checked
 
 Line = dict[str, Any]
 
@@ -26,10 +28,10 @@ def read_config(path: Path) -> tuple[Line, str]:
         UserError: it is not there, or not the configuration of a run.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
         own: Any = yaml.safe_load(text)
         config = public(own)
-        names = {section: config[section]["name"] for section in ("method", "task")}
+        names = {section: str(config[section]["name"]) for section in ("method", "task")}
         names["data"] = data_in_words(config["task"])
         base = base_of(own["base"], read_object(path.parent / "environment.json").get("base"))
         names |= {"base": base.in_words, "base_name": base.name}
@@ -40,7 +42,7 @@ def read_config(path: Path) -> tuple[Line, str]:
     except OSError as error:
         problem = f"config.yaml cannot be read ({error.strerror})"
         raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
-    except (YAMLError, KeyError, TypeError, ValueError) as error:
+    except (YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not the configuration that `llm-fed run` saved with the run.") from error
 
 
@@ -77,34 +79,21 @@ def read_lines(path: Path) -> tuple[list[Line], bool]:
     if not path.exists():
         return [], False
     # a kill can also cut a character in two
-    *whole, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        *whole, last = read_file(path).decode(errors="replace").split("\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
     lines = []
     for number, text in enumerate(whole, start=1):
         try:
             line = json.loads(text)
             if not isinstance(line, dict):
                 raise ValueError("no object")
+            shapes.check(path.name, line)
             lines.append(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number} is not JSON ({error}). Continue the run to repair it.") from error
+            raise UserError(f"{path}, line {number}, is damaged: {error}. Continue the run to repair it.") from error
     return lines, bool(last)
-
-
-def read_timing(path: Path) -> list[Line]:
-    """How long each round took, and its parts; nothing if the file is missing.
-
-    Raises:
-        UserError: a line does not say so.
-    """
-    lines, _ = read_lines(path)
-    for number, line in enumerate(lines, start=1):
-        parts = line.get("parts")
-        known = [line.get("seconds"), *(parts.values() if isinstance(parts, dict) else [None])]
-        if not all(isinstance(value, int | float) for value in known):
-            raise UserError(
-                f"{path}, line {number}, is damaged: it does not say how long a round took; delete the line"
-            )
-    return lines
 
 
 def read_object(path: Path) -> Line:
@@ -114,15 +103,15 @@ def read_object(path: Path) -> Line:
         UserError: it is not JSON.
     """
     try:
-        return checksum.checked(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (ValueError, RecursionError) as error:
+        return read_checked(path) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
 
 
 def usage(run_dir: Path) -> tuple[str, str] | None:
     """The first client that has an exported model, and a few lines of Python that use it, from that model's card."""
     for card in sorted(run_dir.glob("adapters/[!.]*/README.md")):
-        text = card.read_text(encoding="utf-8")
+        text = card.read_text(encoding="utf-8", errors="replace")
         _, opening, rest = text.partition("```python\n")
         if opening:
             code = rest.partition("\n```")[0]
@@ -137,7 +126,7 @@ def reference(run_dir: Path) -> Mapping[str, float]:
     `compare` and `quickstart` put it."""
     try:
         own = _decisive(run_dir)
-    except (OSError, YAMLError, KeyError, TypeError):
+    except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return {}
     for config in sorted([*run_dir.glob("needs/*/config.yaml"), *run_dir.parent.glob("*/config.yaml")]):
         folder = config.parent
@@ -147,7 +136,7 @@ def reference(run_dir: Path) -> Mapping[str, float]:
                 summary, (lines, _) = read_object(folder / "summary.json"), read_lines(folder / "metrics.jsonl")
                 tested = [x for x in lines if x["kind"] == "score" and x["round"] == summary["round"]]
                 return {x["split"]: x["mean"] for x in reversed(tested)}
-        except (OSError, YAMLError, KeyError, TypeError, UserError):
+        except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):
             continue  # another's folder is no reason to have no report
     return {}
 

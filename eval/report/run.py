@@ -13,7 +13,7 @@ from llm_fed.eval import merges
 from llm_fed.eval.report.clients import anything_sent, client_table, curves, distribution
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
-from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, read_timing, reference, usage
+from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, reference, usage
 from llm_fed.eval.report.samples import samples_of
 from llm_fed.eval.rules import in_words as rules_in_words
 from llm_fed.eval.scores import METRICS, NOT_SCORED
@@ -45,7 +45,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
     """What the template shows."""
     facts, config_text = read_config(run_dir / "config.yaml")
     lines, cut = read_lines(run_dir / "metrics.jsonl")
-    timing = read_timing(run_dir / "timing.jsonl")
+    timing, _ = read_lines(run_dir / "timing.jsonl")
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
     since, during = comparable(lines), facts.pop("during")
     curve, final = scores_of(since, during)

@@ -14,7 +14,7 @@ from llm_fed.export import models
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Saved
 from llm_fed.runs.reading import comparable
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import read_object, read_records
 
 
 def compare(
@@ -157,7 +157,10 @@ def _compare_scores(replay: Replay, known: Mapping[str, Any] | None, split: str,
 
 def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, Saved], found: Audit) -> None:
     """The end of the run: finishing at the clients, test scores, exported models."""
-    experiment, tested = replay.experiment, json.loads((folder / "summary.json").read_text(encoding="utf-8"))["round"]
+    try:
+        experiment, tested = replay.experiment, read_object(folder / "summary.json")["round"]
+    except (OSError, ValueError, RecursionError):  # which `kept.summary` has said
+        return found.unchecked.append("the end of the run: summary.json is damaged")
     if tested not in kept:
         return found.unchecked.append(f"the end of the run: the checkpoint of round {tested} is missing or damaged")
     replay.restore(kept[tested])

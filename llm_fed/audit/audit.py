@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from llm_fed import checksum, methods
+from llm_fed import methods
 from llm_fed.audit import again, elsewhere, kept
 from llm_fed.audit.findings import Audit
 from llm_fed.audit.replay import Replay
@@ -28,6 +27,7 @@ from llm_fed.models.loading import Base
 from llm_fed.runs import digests
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import read_config
+from llm_fed.runs.records import read_object
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.tasks.record import Change, Record
@@ -133,10 +133,10 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
     try:
         before = {
             "processes": 1,
-            **checksum.checked(json.loads((folder / "environment.json").read_text(encoding="utf-8"))),
+            **read_object(folder / "environment.json"),
         }
         threads, per_pass = before["threads"], before["clients_per_pass"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UserError(
             f"{folder / 'environment.json'}, which says where the run was made, cannot be read: {error}"
         ) from error

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from llm_fed import checksum
 from llm_fed.audit.findings import Audit, words
 from llm_fed.config import Config
 from llm_fed.messages.wire import WireError, pack
 from llm_fed.method import Method
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Checkpoints, Saved
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import read_object, read_records
 from llm_fed.runs.rows import Row
 
 
 def summary(folder: Path, found: Audit) -> None:
     """The test scores in summary.json are those of metrics.jsonl."""
     try:
-        held = checksum.checked(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        held = read_object(folder / "summary.json")
     except OSError:
         return
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return found.find(0, "", "scores", f"summary.json is damaged: {error}")
     tested = [line for line in read_records(folder / "metrics.jsonl") if line.get("split") == "test" and line["round"]]
     if "clients" in held["scores"] and tested[-1:] != [held["scores"]]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import TEMPLATE, Json, beside_baselines, print_cross, print_scores
+from llm_fed.cli.printing import TEMPLATE, Allow, Json, beside_baselines, print_cross, print_scores
 from llm_fed.cli.program import app
 from llm_fed.errors import UserError
 
@@ -45,6 +45,7 @@ def evaluate(
     cross: Annotated[
         bool, typer.Option("--cross", help="Score each client's adapter on every client's examples, for the report.")
     ] = False,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Score the personal adapters of a run, or a base model with or without an adapter. Scores are 0-100."""
@@ -98,6 +99,7 @@ def audit(
         int | None, typer.Option(min=0, help="Train this many rounds again, drawn with the run's seed (default: 3).")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Train all rounds again.")] = False,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Check a run against its recorded digests, and reproduce some of its rounds. The exit code is 1 if anything
@@ -136,6 +138,7 @@ def chat(
     system: Annotated[
         str, typer.Option(help="A system prompt for every conversation (default: what the template brings).")
     ] = "",
+    allow: Allow = None,
 ) -> None:
     """Chat with the personal adapters of a run, or with a base model. Type /client NAME, /base, /system TEXT, /reset or
     /quit. If standard input is not a terminal, each line is one prompt."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import TEMPLATE, Json, out
+from llm_fed.cli.printing import TEMPLATE, Allow, Json, out
 from llm_fed.cli.program import app
 
 
@@ -66,6 +66,7 @@ def merge(
     weight: Annotated[
         float | None, typer.Option(help="For mean: the weight of the federated adapter (default: 0.5).")
     ] = None,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Merge a federated and a local adapter: POTARA, Fisher merging, task arithmetic, TIES, DARE, SLERP, mean, grid."""
@@ -116,6 +117,7 @@ def join(
         int | None,
         typer.Option(min=1, help="Then fine-tune for N steps on all examples (default: no fine-tuning)."),
     ] = None,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Make a personal adapter for a client that took no part in a run, in seconds: merge the run's adapters with

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from llm_fed import plugins
 from llm_fed.config import Config
 from llm_fed.errors import listed
 from llm_fed.eval.distribution import FEW, histogram
@@ -20,6 +21,20 @@ from llm_fed.eval.scores import METRICS, NOT_SCORED
 from llm_fed.terminal import Terminal
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+
+
+def _allow(context: typer.Context, names: list[str] | None) -> list[str] | None:
+    context.with_resource(plugins.allowing(names or ()))
+    return names
+
+
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow", metavar="MODULE:NAME", callback=_allow,
+        help="Let the run folder name this method or task, which runs its code; may be repeated.",
+    ),
+]  # fmt: skip
 TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in which \n is a line break"
 LOWEST = 5  # clients with the lowest scores that are named where not all are
 out = Terminal()

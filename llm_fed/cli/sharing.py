@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import out
+from llm_fed.cli.printing import Allow, out
 from llm_fed.cli.program import app
 from llm_fed.errors import printable
 
@@ -23,6 +23,7 @@ def export(
         bool,
         typer.Option("--merged", help="Write whole models, with the adapter merged into the base: no PEFT needed."),
     ] = False,
+    allow: Allow = None,
 ) -> None:
     """Copy the personal adapters of a run as PEFT folders, and tell on standard error which of them vLLM and LoRAX can
     serve."""
@@ -62,6 +63,7 @@ def push(
     one_repository: Annotated[
         bool, typer.Option("--one-repository", help="Use one repository, NAMESPACE/PREFIX, with a folder per client.")
     ] = False,
+    allow: Allow = None,
 ) -> None:
     """Push the personal adapters of a run to the Hub, one PEFT repository per client. A repeated push commits only
     what changed."""

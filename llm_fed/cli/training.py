@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import Json, beside_baselines, count_of, out, print_examples, print_scores, program_name
+from llm_fed.cli.printing import (
+    Allow,
+    Json,
+    beside_baselines,
+    count_of,
+    out,
+    print_examples,
+    print_scores,
+    program_name,
+)
 from llm_fed.cli.program import app
 from llm_fed.errors import RunError, UserError
 
@@ -121,6 +130,7 @@ def compare(
             help="The folder for runs and tables (default: runs/compare-<config>; with --runs, nothing is written).",
         ),
     ] = None,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Train several methods with several seeds, and write one table with a verdict. The same command continues an

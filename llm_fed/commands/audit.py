@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llm_fed.audit.audit import audit
-from llm_fed.errors import UserError
+from llm_fed.errors import UserError, printable
 from llm_fed.experiment.run import quiet
 
 
@@ -29,11 +29,11 @@ def show(folder: Path, rounds: str | None, sample: int | None, every: bool, as_j
         print(json.dumps(asdict(found)))
         return not found.findings
     for line in found.checked:
-        print(f"checked      {line}")
+        print(printable(f"checked      {line}"))
     for line in found.unchecked:
-        print(f"not checked  {line}")
+        print(printable(f"not checked  {line}"))
     for item in found.findings:
         where = f"round {item.round}" + (f", {item.client}" if item.client else "")
-        print(f"DIFFERS      {where}: {item.kind}: {item.what}")
+        print(printable(f"DIFFERS      {where}: {item.kind}: {item.what}"))
     print(f"{len(found.findings)} findings" if found.findings else "nothing differs")
     return not found.findings

@@ -11,7 +11,7 @@ from pathlib import Path
 from llm_fed import tasks
 from llm_fed.configfile import from_dict, overlay
 from llm_fed.engine.sampling import Sampling
-from llm_fed.errors import UserError, require
+from llm_fed.errors import UserError, printable, require
 from llm_fed.export.load import load_client
 from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal, alone
@@ -181,7 +181,7 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
         _note(f"{chat.greeting}." + (f"\n{HELP}" if shows_help else ""))
     while True:
         try:
-            line = ask(f"{chat.client or 'base'}> ").strip()
+            line = ask(printable(f"{chat.client or 'base'}> ")).strip()
         except (EOFError, KeyboardInterrupt):
             print()
             return
@@ -235,4 +235,4 @@ def _say(chat: Chat, text: str) -> None:
 
 
 def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

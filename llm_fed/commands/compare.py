@@ -10,9 +10,10 @@ from statistics import fmean
 
 from rich.console import Console
 
-from llm_fed import turns
+from llm_fed import plugins, turns
 from llm_fed.commands.comparison import Job, Plan
 from llm_fed.commands.section import in_row, read_section
+from llm_fed.configfile import as_dict
 from llm_fed.errors import RunError, UserError
 from llm_fed.eval.costs import Parameters, count_parameters
 from llm_fed.eval.forest import plot_verdict
@@ -75,6 +76,12 @@ def compare(
             reporter.note(note)
         bases = Bases()
         table = _empty_table(plan, bases)
+    with plugins.allowing([name for job in plan.jobs() for name in plugins.named_in(as_dict(job.config)).values()]):
+        return _trained(plan, table, bases, reporter, out)
+
+
+def _trained(plan: Plan, table: Table, bases: Bases, reporter: Reporter, out: Path) -> Table:
+    """The table after every run of the plan that is still open."""
     baselines = Baselines()
     for job in plan.jobs():
         if isinstance(job.outcome, dict):

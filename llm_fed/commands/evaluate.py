@@ -4,7 +4,6 @@ file."""
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from llm_fed import datapath, tasks
 from llm_fed.config import AdapterConfig, Config, TaskConfig, check
 from llm_fed.configfile import from_dict, keys_of, overlay
-from llm_fed.errors import RunError, UserError, require
+from llm_fed.errors import UserError, require
 from llm_fed.eval.scores import Summary
 from llm_fed.experiment import splits
 from llm_fed.experiment.baselines import rule_line, shared_by
@@ -25,6 +24,7 @@ from llm_fed.export.models import read as read_personal
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.personal import alone
 from llm_fed.export.prompt import as_said, read_prompt
+from llm_fed.files import write_folders
 from llm_fed.models.loading import Base
 from llm_fed.runs.reading import adapter_folders, exported, finished, read_config
 from llm_fed.runs.tracking import Reporter
@@ -303,29 +303,16 @@ def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
         RunError: the disk is full, or `out` cannot be written.
     """
     found = handed_out(folder, clients)
-    targets = {client: out / client for client in found}
-    for client, target in targets.items():
-        if target.is_dir() and not _names(target) <= _names(found[client]):
-            raise UserError(f"{target} exists and is not an adapter folder, so it is not replaced; give another folder")
-    for client, target in targets.items():
-        partial = out / f".{client}.partial"
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(found[client], partial)
-            for file in partial.rglob("*.json"):
-                if (content := public_content(file)) is not None:
-                    file.write_bytes(content)
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-        except OSError as error:
-            raise RunError(f"cannot write {target}: {error.strerror or error}") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return list(targets.values())
+    copies = ((out / client, _contents(adapter)) for client, adapter in found.items())
+    write_folders(copies, "an adapter")
+    return [out / client for client in found]
 
 
-def _names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+def _contents(adapter: Path) -> dict[str, bytes]:
+    """The files of an adapter, without what they say of this machine."""
+    files = sorted(path for path in adapter.rglob("*") if path.is_file())
+    contents = ((path, public_content(path) if path.suffix == ".json" else None) for path in files)
+    return {str(path.relative_to(adapter)): path.read_bytes() if own is None else own for path, own in contents}
 
 
 def examples_of(path: Path, task: TaskConfig) -> ClientData:

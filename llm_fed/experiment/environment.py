@@ -41,8 +41,8 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
         run.remember("environment.json", now)
         return
     use_packing(experiment, recorded)
-    experiment.runtime.clients_per_pass = now["clients_per_pass"] = recorded["clients_per_pass"]
     before = now | {"processes": 1} | recorded  # of a run begun before these were recorded
+    experiment.runtime.clients_per_pass = now["clients_per_pass"] = before["clients_per_pass"]
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key != "base" and before[key] != now[key]]
     if changed:
         reporter.note(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from llm_fed.export.prompt import prompt_of
 from llm_fed.federation import privacy
 from llm_fed.federation.clients import finish, messages_for
 from llm_fed.federation.progress import Progress, restore
-from llm_fed.files import write_folders
+from llm_fed.files import remove, write_folders
 from llm_fed.messages.wire import Message, WireError
 from llm_fed.method import Method
 from llm_fed.runs.folder import Run, log_event
@@ -110,7 +109,7 @@ def deliver(
         run.log(record)
     for path in (run.folder / "adapters").glob("*"):
         if path.name not in written and path.is_dir():  # of an earlier end of this run
-            shutil.rmtree(path)
+            remove(path)
     config_text = checksum.uncommented((run.folder / "config.yaml").read_text(encoding="utf-8"))
     spent = spent_in(run)
     scores = summary.clients if summary else {}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_fed import checksum, methods
+from llm_fed import methods
 from llm_fed.config import Config
 from llm_fed.errors import RunError
 from llm_fed.experiment import start
 from llm_fed.runs.folder import SPLITS, Run, holds_results
+from llm_fed.runs.records import read_object
 from llm_fed.tasks.record import TEST, VALIDATION, Change, Record, together
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def recall(folder: Path) -> Record | None:
 def read(path: Path) -> Record | None:
     """The record in a file, see `recall`."""
     try:
-        return Record.from_json(checksum.checked(json.loads(path.read_bytes()))) if os.path.exists(path) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return Record.from_json(read_object(path)) if os.path.exists(path) else None
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged: {error}. It says which rows were trained on, so without it they may be tested; start "
             "again with --fresh"

@@ -20,6 +20,7 @@ from llm_fed.export.card import Model, merged_card
 from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.folding import fold, untied
 from llm_fed.export.prompt import FILE, read_prompt
+from llm_fed.files import put_folder, remove, sync_files, sync_folder
 from llm_fed.models.loading import DTYPES, Base, check_name, explain, load_base, settle_dtype
 from llm_fed.models.origin import origin_of
 from llm_fed.runs.reading import read_config
@@ -62,7 +63,9 @@ class Plan:
             target, partial = self.out / client, self.out / f".{client}.partial"
             try:
                 self._write(client, adapter, partial)
-                partial.rename(target)
+                sync_files(path for path in partial.rglob("*") if path.is_file())
+                put_folder(partial, target)
+                sync_folder(self.out)
             except (OSError, SafetensorError, HfHubHTTPError) as error:
                 raise RunError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from error
             except RunError as error:
@@ -85,11 +88,11 @@ class Plan:
             fold(base.model, structure, state, adapter)  # weights that become infinite explain it better
             raise
         fold(base.model, structure, state, adapter)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         folder.mkdir(mode=0o700, parents=True)
         model_files.write_weights(folder, base, prompt)
         model_files.write(folder, base, self.base, prompt)
-        card = (adapter / peft_folders.CARD).read_text(encoding="utf-8")
+        card = (adapter / peft_folders.CARD).read_text(encoding="utf-8", errors="replace")
         (folder / peft_folders.CARD).write_text(merged_card(card, self._described(base)), encoding="utf-8")
         (folder / FILE).write_bytes(public_content(adapter / FILE) or b"")
         del base  # before the other one is loaded

@@ -101,7 +101,7 @@ def check_text(folder: Path, base: BaseConfig) -> None:
 def _in_card(folder: Path) -> dict[str, Any]:
     """What the card of an export of 0.3.0 or before says of the base, in the configuration of its run."""
     try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
+        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
         _, _, settings = text.partition("## Configuration of the run")[2].partition("```yaml\n")
         base = yaml.safe_load(settings.partition("\n```")[0])["base"]
         return {key: base[key] for key in ("quantization", "dtype", "revision") if isinstance(base.get(key), str)}

@@ -66,7 +66,7 @@ def servable(folder: Path) -> Servable:
         base, rank = str(settings["base_model_name_or_path"] or ""), int(settings["r"])
         with safe_open(folder / WEIGHTS, "pt") as file:
             names = list(file.keys())
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError, SafetensorError) as error:
         raise UserError(f"the adapter {folder} is damaged ({one_line(str(error))}); export it again") from error
     for key, off in (("modules_to_save", None), ("use_dora", False), ("bias", "none")):
         if (value := settings.get(key, off)) not in (off, []):

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.errors import RunError, UserError
+from llm_fed.files import open_unlinked
 from llm_fed.network.lifetime import Nodes, node_of_this_process
 from llm_fed.runs.lock import HeldError, Lock
 from llm_fed.terminal import lasting_streams
@@ -194,7 +195,7 @@ def _connect(home: Path, idle: float, node: Sequence[int]) -> Connection:
             client.close()
         if started is None or started.poll() == 0:  # 0: it found another one, which has just ended
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(home / "worker.log", "ab") as log:
+            with os.fdopen(open_unlinked(home / "worker.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
                 command = [sys.executable, "-m", "llm_fed.network.worker", str(home), "--idle", str(idle)]
                 command += ["--node", ",".join(map(str, node))]
                 started = subprocess.Popen(

@@ -22,8 +22,9 @@ from typing import Any
 
 from llm_fed import checksum
 from llm_fed.errors import RunError
-from llm_fed.files import sync_folder, write_file
+from llm_fed.files import check_unlinked, put_folder, read_file, remove, sync_folder, write_file
 from llm_fed.messages.wire import WireError, pack, unpack
+from llm_fed.runs.records import read_object
 from llm_fed.runs.rows import Memory, Row, RowStore
 
 _NAME = re.compile(r"round-(\d+)")
@@ -70,9 +71,10 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, limit: float = math.inf):
+        check_unlinked(folder)
         self.folder, self.store = folder, RowStore(folder / "rows", limit)
         for leftover in folder.glob(".*.partial"):
-            shutil.rmtree(leftover)
+            remove(leftover)
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, oldest first."""
@@ -96,9 +98,7 @@ class Checkpoints:
             partial.mkdir(mode=0o700)
             write_file(partial / "state.safetensors", data, private=True)
             write_file(partial / "manifest.json", json.dumps(checksum.added(manifest)).encode(), private=True)
-            if final.exists():
-                shutil.rmtree(final)
-            os.replace(partial, final)
+            put_folder(partial, final)
             sync_folder(self.folder)
         except OSError as error:
             raise RunError(
@@ -118,7 +118,7 @@ class Checkpoints:
         folder = self._path(round)
         try:
             manifest = _manifest(folder)
-            data = (folder / "state.safetensors").read_bytes()
+            data = read_file(folder / "state.safetensors")
             if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
                 raise WireError("state.safetensors does not have the checksum of its manifest")
             rows = {key: self._rows(names) for key, names in manifest["rows"].items()}
@@ -154,7 +154,7 @@ class Checkpoints:
                     # Renamed first, so that a crash in the middle of the deletion leaves no half checkpoint.
                     doomed = self.folder / f".{self._path(round).name}.partial"
                     os.replace(self._path(round), doomed)
-                    shutil.rmtree(doomed)
+                    remove(doomed)
             self.store.prune({name for round in self.rounds() for name in _names_in(self._path(round))})
         except OSError as error:
             raise RunError(
@@ -179,7 +179,7 @@ def _names_in(folder: Path) -> Iterator[str]:
     """The rows that a checkpoint refers to; none where it is damaged."""
     try:
         rows = _manifest(folder)["rows"]
-    except (OSError, ValueError, KeyError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return
     for names in rows.values():
         yield from [names] if isinstance(names, str) else names.values()
@@ -188,6 +188,6 @@ def _names_in(folder: Path) -> Iterator[str]:
 def _manifest(folder: Path) -> dict[str, Any]:
     """What a checkpoint's manifest says; ValueError where it is damaged."""
     try:
-        return checksum.checked(json.loads((folder / "manifest.json").read_bytes()))
+        return read_object(folder / "manifest.json")
     except ValueError as error:
         raise ValueError(f"manifest.json: {error}") from error

@@ -17,13 +17,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llm_fed.errors import RunError, UserError
+from llm_fed.files import cut_file, read_file
 from llm_fed.messages.wire import Message, pack
+from llm_fed.runs import shapes
 from llm_fed.runs.rows import Memory
 
 FILE = "digests.jsonl"
@@ -81,6 +83,8 @@ class Digests:
             RunError: the file is shorter than it was, or damaged (somebody else changed it).
         """
         self._last = {}
+        if self._path.exists() and not self._path.is_file():
+            raise RunError(f"{self._path} is damaged: it is no file; start again with --fresh")
         length = self._path.stat().st_size if self._path.exists() else 0
         if length < mark:
             raise RunError(
@@ -89,10 +93,10 @@ class Digests:
             )
         if not length:
             return
-        os.truncate(self._path, mark)
+        cut_file(self._path, mark)
         try:
             self._last = next(reversed(_lines(self._path)), {})
-        except ValueError as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self._path} is damaged: {error}; start again with --fresh") from error
 
     def begin(self, round: int, state: Message) -> None:
@@ -170,7 +174,7 @@ def read(folder: Path, *, finished: bool) -> Chain:
         return Chain([], [])
     try:
         lines = _lines(path)
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}; nothing can be compared with it") from error
     flaws, before, start, expected = [], "", 0, None
     for line in lines:
@@ -205,5 +209,7 @@ def _segment(path: Path, start: int, end: int | None) -> bytes:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The lines of the file; an unfinished last one of a killed run is left out."""
-    whole: Iterable[bytes] = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in whole]
+    lines = [json.loads(line) for line in read_file(path).split(b"\n")[:-1]]
+    for line in lines:
+        shapes.check(FILE, line)
+    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -15,18 +16,18 @@ from typing import Any
 
 import yaml
 
-from llm_fed import cgroups, checksum, datapath, launchers, paths
+from llm_fed import cgroups, checksum, datapath, launchers, paths, plugins
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, flat, from_dict
 from llm_fed.contents import Contents, translated
-from llm_fed.errors import RunError, UserError
-from llm_fed.files import write_file
+from llm_fed.errors import RunError, UserError, printable
+from llm_fed.files import append_file, check_unlinked, cut_file, remove, write_file
 from llm_fed.runs import digests, extend, inputs
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.holder import Holder
 from llm_fed.runs.lock import NAME, HeldError, Lock
 from llm_fed.runs.reading import saved_config
-from llm_fed.runs.records import check_beginning, read_records, time_of_day
+from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
@@ -45,11 +46,12 @@ _WRITTEN = (
     "checkpoints", "needs",
 )  # fmt: skip
 
+_PARTIAL = re.compile(r"\..*\.partial")  # what a kill may leave of a file that is written
 _RESULTS = _WRITTEN[:6]  # what a finished run has handed out
 
 
 def _print(text: str) -> None:
-    print(f"llm-fed: {text}", file=sys.stderr)
+    print(f"llm-fed: {printable(text)}", file=sys.stderr)
 
 
 class Run:
@@ -138,12 +140,15 @@ class Run:
 
     def _check(self) -> None:
         names = {path.name for path in self.folder.iterdir() if not path.name.startswith(NAME)}
-        names -= {".config.yaml.partial"}
+        names = {name for name in names if not _PARTIAL.fullmatch(name)}
         if names - {"checkpoints"} and not {"config.yaml", "checkpoints"} <= names:
             raise UserError(
                 f"{self.folder} is not a run folder: it holds {min(names - {'checkpoints'})} but not both of "
                 "config.yaml and checkpoints; give another --out"
             )
+        if not self._fresh:
+            for path in [*(self.folder / name for name in _WRITTEN), *(self.folder / "trackers").rglob("*")]:
+                check_unlinked(path)
         if not self._fresh and (self.folder / "config.yaml").exists():
             self.saved = saved_config(self.folder)
             self._compare(self.saved)
@@ -165,6 +170,7 @@ class Run:
             self._delete(_WRITTEN)
         elif self._reopened:
             self._delete(_RESULTS)
+        self._delete([path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name)])
         limit = min(self.config.checkpoint.memory_limit * 2**30, cgroups.free_memory()[0] // 2)  # else the kernel kills
         try:
             self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
@@ -178,11 +184,11 @@ class Run:
         self.forget_left()
         if self._timing_file.exists():
             data = self._timing_file.read_bytes()
-            os.truncate(self._timing_file, data.rfind(b"\n") + 1)  # a power failure may have left half a line
+            cut_file(self._timing_file, data.rfind(b"\n") + 1)  # a power failure may have left half a line
 
     def _delete(self, names: Iterable[str]) -> None:
         for path in (self.folder / name for name in names):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            remove(path)
 
     def _keep_search(self, before: Config) -> None:
         """Write into a checkpoint of an older version how the best round was sought until now, which config.yaml alone
@@ -274,8 +280,7 @@ class Run:
     def _append(self, path: Path, record: Mapping[str, Any]) -> None:
         self._lock.check()
         try:
-            with open(path, "ab") as file:
-                file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            append_file(path, json.dumps(record, ensure_ascii=False).encode() + b"\n")
         except OSError as error:
             raise _unwritable(path, error) from error
 
@@ -303,7 +308,7 @@ class Run:
         saved = saved or {"metrics": 0}
         mark = saved["metrics"]
         if check_beginning(self.metrics_file, mark, saved.get("metrics_sha256")) > mark:
-            os.truncate(self.metrics_file, mark)
+            cut_file(self.metrics_file, mark)
         self.digests.rewind(saved.get("digests", 0))
 
     def records(self) -> list[dict[str, Any]]:
@@ -336,8 +341,8 @@ class Run:
         """What `remember` wrote, or None; RunError if it is damaged."""
         path = self.folder / name
         try:
-            return checksum.checked(json.loads(path.read_bytes())) if path.exists() else None
-        except (ValueError, RecursionError) as error:
+            return read_object(path) if path.exists() else None
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
 
 
@@ -365,11 +370,12 @@ def _renamed(changes: extend.Changes, saved: Mapping[str, Any], now: Config) -> 
     from llm_fed import methods, tasks  # all of them, and rarely needed
 
     same = set()
-    with suppress(UserError):  # what cannot be found any more differs as its text does
+    with plugins.allowing(plugins.named_in(as_dict(now)).values()), suppress(UserError):
+        # What cannot be found any more, or only the folder names, differs as its text does.
+        plugins.check_folder(Path("config.yaml"), saved)
         if method and methods.canonical(saved["method"]) == methods.canonical(now.method):
             same |= method
-    for key in named:
-        with suppress(UserError):
+        for key in named:
             before, after = (tasks.find(name, key) for name in changes[key])
             same |= {key} if before is after else set()
     return same
@@ -397,7 +403,9 @@ def look(folder: Path, config: Config, fresh: bool, note: Callable[[str], None] 
 def holds_results(folder: Path) -> bool:
     """Whether a round has ended in a run folder, or in one of a run that it needs; before that all may be refused."""
     names = ("metrics.jsonl", "summary.json", "checkpoints/round-*")
-    return any(path.is_dir() or path.stat().st_size > 0 for name in names for path in folder.rglob(name))
+    return any(
+        path.is_dir() or (path.is_file() and path.stat().st_size > 0) for name in names for path in folder.rglob(name)
+    )
 
 
 def log_failure(run: Run, round: int, client: str, error: Exception) -> None:

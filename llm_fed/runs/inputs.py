@@ -3,14 +3,13 @@ with others."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_fed import checksum
 from llm_fed.contents import Contents, Files, difference
 from llm_fed.errors import RunError, UserError
+from llm_fed.runs.records import read_object
 
 FILE = "inputs.json"
 
@@ -23,8 +22,7 @@ def read(folder: Path) -> dict[str, Files]:
     """
     path = folder / FILE
     try:
-        found = checksum.checked(json.loads(path.read_bytes()))
-        return {key: dict(files) for key, files in found.items()}
+        return read_object(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, RecursionError) as error:

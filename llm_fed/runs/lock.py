@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from llm_fed import mounts
 from llm_fed.errors import RunError
+from llm_fed.files import open_unlinked
 from llm_fed.runs.holder import Holder
 
 NAME = ".lock"
@@ -122,7 +124,7 @@ class Lock:
         Raises:
             HeldError: another process has it.
         """
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = open_unlinked(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -180,10 +182,11 @@ class Lock:
 
     def _make(self, path: Path) -> bool:
         """Make this process's record, whole from the moment it exists; whether nobody else has made it before."""
-        draft = self._folder / f"{self._name}.{os.getpid()}-{threading.get_ident()}.partial"
+        draft = self._folder / f"{self._name}.{secrets.token_hex(4)}.partial"
         data = Holder.me().as_json()
-        draft.write_bytes(data)
         try:
+            with open(draft, "xb") as stream:
+                stream.write(data)
             try:
                 os.link(draft, path)
             except FileExistsError:

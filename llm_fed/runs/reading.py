@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections import Counter
@@ -12,38 +11,47 @@ from typing import Any
 
 import yaml
 
-from llm_fed import checksum, paths
+from llm_fed import checksum, paths, plugins
 from llm_fed.config import Config
 from llm_fed.configfile import as_dict, from_dict
 from llm_fed.errors import UserError, require
-from llm_fed.runs.records import read_records
+from llm_fed.files import read_file
+from llm_fed.runs.records import read_object, read_records
 
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
 _FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "position"}
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration that a run folder holds."""
+    """The configuration that a run folder holds.
+
+    Raises:
+        NotAllowed: it names code from outside, see `plugins.check_folder`.
+        UserError: the folder is none, or its file is damaged.
+    """
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
-    return from_dict(saved_config(folder))
+    saved = saved_config(folder)
+    plugins.check_folder(folder / "config.yaml", saved)
+    return from_dict(saved)
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
     """The configuration that a run folder holds, as nested values with absolute paths; a section or key that did not
-    exist when the run was begun has the meaning that it had then, which mostly is its default.
+    exist when the run was begun has the meaning that it had then, which mostly is its default. What it names is not
+    looked up; who does that begins with `read_config`.
 
     Raises:
         UserError: its file is damaged.
     """
     path = folder / "config.yaml"
     try:
-        tree = dict(yaml.safe_load(checksum.uncommented(path.read_text(encoding="utf-8"))))
+        tree = dict(yaml.safe_load(checksum.uncommented(read_file(path).decode())))
         for key, value in _FORMERLY.items():
             section, _, name = key.rpartition(".")
             tree[section] = {name: value} | tree.get(section, {})
         return as_dict(paths.absolute(from_dict(tree)))
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError, UserError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, UserError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
 
@@ -90,7 +98,7 @@ def finished(folder: Path) -> dict[str, Any]:
             f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
         )
     try:
-        return checksum.checked(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        return read_object(folder / "summary.json")
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder / 'summary.json'} is damaged: {error}; llm-fed run --fresh starts again") from error
 

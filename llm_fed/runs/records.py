@@ -8,11 +8,25 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from llm_fed import checksum
 from llm_fed.errors import RunError, UserError
+from llm_fed.files import read_file
+from llm_fed.runs import shapes
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object of a JSON file of a run folder, which holds what llm_fed writes there.
+
+    Raises:
+        ValueError, OSError, RecursionError: it does not, or cannot be read.
+    """
+    values = checksum.checked(json.loads(read_file(path)))
+    shapes.check(path.name, values)
+    return values
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl or timing.jsonl (an unfinished last line of a killed run is left out).
+    """The lines of a metrics.jsonl or another JSONL file of a run (what a kill has left of a last line is left out).
 
     Raises:
         UserError: a line is damaged; which.
@@ -20,13 +34,18 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    try:
+        *whole, _ = read_file(path).split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; put it back as it was") from error
+    for number, line in enumerate(whole, 1):
         if not line:
             continue
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError("it is not a JSON object")
+            shapes.check(path.name, record)
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}, is damaged: {error}; put the file back as it was, or start again with "
@@ -63,6 +82,8 @@ def check_beginning(path: Path, mark: int, expected: str | None) -> int:
     Raises:
         RunError: the file is shorter now, or holds something else there.
     """
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} is damaged: it is no file; put it back as it was, or start again with --fresh")
     length = path.stat().st_size if path.exists() else 0
     if length < mark:
         raise RunError(

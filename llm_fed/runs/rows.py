@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from llm_fed.errors import RunError
-from llm_fed.files import sync_files, write_file
+from llm_fed.files import make_folder, sync_files, write_file
 from llm_fed.messages.outline import Skeleton
 from llm_fed.messages.wire import Message, WireError, pack, unpack
 
@@ -31,7 +31,7 @@ class RowStore:
     """
 
     def __init__(self, folder: Path, limit: float = math.inf):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, 0o700)
         for leftover in folder.glob(".*.partial"):
             leftover.unlink()
         self.folder, self.limit, self.in_ram = folder, limit, 0

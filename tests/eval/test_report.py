@@ -191,7 +191,7 @@ def test_damaged_files(tmp_path):
         write_report(tmp_path / "nowhere")
     run = write_run(tmp_path / "run")
     (run / "metrics.jsonl").write_text('{"kind": "round"\n{}\n')
-    with pytest.raises(UserError, match="metrics.jsonl, line 1 is not JSON"):
+    with pytest.raises(UserError, match="metrics.jsonl, line 1, is damaged"):
         write_report(run)
     for text in ("rounds: 3\n", "a: [\n", ""):
         (run / "config.yaml").write_text(text)
@@ -263,9 +263,10 @@ def local_beside(run, **changes):
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     scores = [(2, "validation", 20.0), (4, "validation", 55.0), (4, "test", 50.0)]
-    lines = [{"kind": "score", "round": round, "split": split, "mean": mean} for round, split, mean in scores]
+    known = {"kind": "score", "metric": "rouge1", "clients": {"snli": 50.0}, "std": 0.0, "worst_half": 40.0}
+    lines = [{**known, "round": round, "split": split, "mean": mean} for round, split, mean in scores]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "summary.json").write_text(json.dumps({"round": 4}))
+    (folder / "summary.json").write_text(json.dumps({"round": 4, "rounds": 4, "method": "local", "scores": {}}))
 
 
 def comparable_run(folder):
@@ -279,7 +280,9 @@ def test_local_and_the_base_are_lines_to_compare_with(tmp_path, monkeypatch):
     local_beside(run)
     lines = (run / "metrics.jsonl").read_text()
     base = {"kind": "score", "round": 0, "split": "validation", "metric": "rouge1", "mean": 12.0, "worst_half": 9.0}
-    (run / "metrics.jsonl").write_text(json.dumps(base | {"clients": {}, "loss": None, "losses": {}}) + "\n" + lines)
+    (run / "metrics.jsonl").write_text(
+        json.dumps(base | {"std": 0.0, "clients": {"snli": 12.0}, "loss": None, "losses": {}}) + "\n" + lines
+    )
     assert drawn(run, "plot_scores", monkeypatch)["references"] == {"the base alone": 12.0, "local": 55.0}
     monkeypatch.undo()
     page = read(run)

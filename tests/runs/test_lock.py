@@ -214,10 +214,10 @@ def test_a_lock_is_not_kept_by_processes_that_were_forked_meanwhile(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_no_lock_that_is_held(tmp_path, monkeypatch):
-    def full(path: Path, data: bytes) -> int:
+    def full(self: object) -> bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(lock.Holder, "as_json", full)
     with pytest.raises(OSError, match="No space left"):
         taken(tmp_path)
     monkeypatch.undo()

@@ -1,0 +1,90 @@
+"""Damaged run folders are named in a line, whatever is damaged; `tests/support/damage.py` tries thousands."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import damage
+import pytest
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory) -> damage.Damaged:
+    return damage.Damaged(tmp_path_factory.mktemp("damaged"), ("fedmerge",))
+
+
+# Once a traceback, or taken: (file, line or None, key, value that it gets; ... to delete the key).
+ONCE_FELL = [
+    ("metrics.jsonl", "client", "bytes_up", "x"),
+    ("metrics.jsonl", "client", "client", "\x1b[31mred"),
+    ("metrics.jsonl", "round", "padding", ...),
+    ("metrics.jsonl", "score", "mean", float("nan")),
+    ("metrics.jsonl", "score", "clients", {"ada": 10**400}),
+    ("metrics.jsonl", "server", "chosen", {"ada": 2**62}),
+    ("timing.jsonl", None, "seconds", 10**400),
+    ("samples.jsonl", None, "answer", ...),
+    ("digests.jsonl", "round", "metrics", 3),
+    ("summary.json", None, "scores", 1),
+    ("summary.json", None, "method", ...),
+    ("environment.json", None, "clients_per_pass", "x"),
+    ("splits.json", None, "checksums", [10**400]),
+    ("splits.json", None, "codes", "eAE="),
+    ("cross.json", None, "scores", [[1]]),
+    ("inputs.json", None, "base.name", 7),
+]
+
+
+@pytest.mark.parametrize(("file", "kind", "key", "value"), ONCE_FELL)
+def test_a_damaged_value_is_named(damaged, finished, llm_fed, tmp_path, file, kind, key, value):
+    from llm_fed import checksum
+    from llm_fed.errors import UserError
+    from llm_fed.runs import records
+
+    path = shutil.copytree(damaged.folder / "origins" / "fedmerge", tmp_path / "run") / file
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else []
+    target = next(line for line in lines if kind in (None, line["kind"])) if lines else json.loads(path.read_text())
+    target.pop(checksum.KEY, None)
+    if value is ...:
+        del target[key]
+    else:
+        target[key] = value
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) or json.dumps(target))
+    if lines:
+        with pytest.raises(UserError, match=f"{file}, line .* is damaged: "):
+            records.read_records(path)
+    elif file == "splits.json":
+        llm_fed("eval", tmp_path / "run").assert_refused("splits.json is damaged", code=1)
+    else:
+        with pytest.raises(ValueError, match=key.partition(".")[0]):
+            records.read_object(path)
+
+
+def test_damage_anywhere(damaged):
+    """A sample; the same every time."""
+    for _, case in zip(range(8), damaged.cases(random.Random(7)), strict=False):
+        assert damaged.check(*case) == "", case
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(damaged, llm_fed, tmp_path):
+    import os
+
+    run = shutil.copytree(damaged.folder / "origins" / "fedmerge", tmp_path / "run")
+    for file in ("metrics.jsonl", "digests.jsonl", "config.yaml"):
+        (run / file).unlink()
+        os.mkfifo(run / file)
+        llm_fed("compare", "--runs", run, run).assert_refused()
+        assert llm_fed("audit", run).code in (1, 2)
+
+
+def test_names_of_adapter_folders_do_not_reach_the_terminal_as_they_are(damaged, llm_fed, tmp_path, monkeypatch):
+    import io
+    import sys
+
+    run = shutil.copytree(damaged.folder / "origins" / "fedmerge", tmp_path / "run")
+    (run / "adapters" / "ada").rename(run / "adapters" / "\x1b[31mred\x07")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/client\n/client x\n"))
+    for words in (["chat", run], ["audit", run], ["export", run, tmp_path / "out"]):
+        said = llm_fed(*words)
+        assert "red" in said.out + said.err and not set("\x1b\x07") & set(said.out + said.err), said

@@ -1,0 +1,55 @@
+"""Numbers that are none, in data files: they never become text; pictures and folders of strange shapes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from llm_fed import tasks
+from llm_fed.config import TaskConfig
+from llm_fed.errors import UserError
+from llm_fed.tasks import rows
+from llm_fed.tasks.pictures import read_npz
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1.5}}}]}
+TALK = [{"role": "user", "content": "hi"}, CALL, {"role": "tool", "content": "r"}]
+
+
+def loaded(folder, row) -> str:
+    (folder / "ada").mkdir(exist_ok=True)
+    lines = [{**row, "n": number} for number in range(4)]
+    (folder / "ada" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(tasks.load(TaskConfig("files", str(folder)), 0).clients["ada"])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_no_number_becomes_text(tmp_path, number):
+    assert "1.5" in loaded(tmp_path, {"prompt": 1.5, "completion": "a"})
+    for row in ({"prompt": number, "completion": "a"}, {"prompt": "q", "completion": ["a", number]}):
+        with pytest.raises(UserError, match="line 1: column '(prompt|completion)' holds (nothing|infinity)"):
+            loaded(tmp_path, row)
+    talk = [*TALK, {"role": "assistant", "content": "done"}]
+    assert "1.5" in loaded(tmp_path, {"messages": talk})
+    strange = json.loads(json.dumps(talk).replace("1.5", json.dumps(number)))
+    with pytest.raises(UserError, match="line 1.* holds a number that JSON has not"):
+        loaded(tmp_path, {"messages": strange})
+
+
+def test_a_list_of_names_that_is_none(tmp_path):
+    arrays = {"x": np.zeros((4, 2, 2), np.uint8), "y": np.arange(4), "domain": np.zeros(4, np.int64)}
+    np.savez(tmp_path / "a.npz", **arrays, domains=np.array("all"))
+    with pytest.raises(UserError, match=r"domains is of shape \(\); it must be a list"):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_whatever_a_library_makes_of_a_folder_is_a_message(tmp_path, monkeypatch):
+    import datasets
+
+    def fails(*given: object, **named: object) -> None:
+        raise TypeError("unhashable type: 'dict'")
+
+    monkeypatch.setattr(datasets, "load_dataset", fails)
+    with pytest.raises(UserError, match="cannot be read: unhashable type"):
+        rows.folder_data(tmp_path)
