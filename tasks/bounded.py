@@ -309,7 +309,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         # What is not written at once, but kept until a block ends, is counted piece by piece.
-        self.finalize = _made if source.find(_BLOCKS) is not None else None
+        self.finalize = _made if source.find(_BLOCKS) is not None else None  # type: ignore[arg-type]
         return super()._generate(_Counting(source).visit(source).set_environment(self), *args, **kwargs)
 
     # What `_Counting` puts into templates
@@ -403,7 +403,7 @@ class _Counting(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         text = _text_in(node)
         self.generic_visit(node)
-        node.iter = _call("repeated", node.iter, nodes.Const(text))
+        node.iter = _call("repeated", node.iter, nodes.Const(text))  # type: ignore[arg-type]
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
@@ -415,7 +415,7 @@ class _Counting(NodeTransformer):
     def visit_Assign(self, node: nodes.Assign) -> nodes.Node:
         self.generic_visit(node)
         if not isinstance(node.node, _KEEPS_NOTHING):
-            node.node = _call("made", node.node)
+            node.node = _call("made", node.node)  # type: ignore[arg-type]
         return node
 
     def visit_With(self, node: nodes.With) -> nodes.Node:
@@ -446,7 +446,7 @@ def _text_in(node: nodes.Node) -> int:
 def _call(name: str, *values: nodes.Expr, near: nodes.Node | None = None) -> nodes.Call:
     line = (near or values[0]).lineno
     attribute = nodes.EnvironmentAttribute(name, lineno=line)
-    return nodes.Call(attribute, list(values), [], None, None, lineno=line).set_lineno(line)
+    return nodes.Call(attribute, list(values), [], None, None, lineno=line).set_lineno(line)  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=64)
@@ -454,7 +454,7 @@ def _compiled(text: str) -> Template:
     assert _theirs is not None
     if len(text) > _LONGEST:
         raise _TooLarge
-    return _Bounded.like(_theirs("").environment).from_string(text)
+    return _Bounded.like(_theirs("").environment).from_string(text)  # type: ignore[arg-type]
 
 
 _theirs: Callable[[str], Template] | None = None  # how transformers compiles a template
@@ -472,5 +472,5 @@ def _install() -> None:
     def compiled(chat_template: str) -> Template:
         return theirs(chat_template) if _budget.get() is None else _compiled(chat_template)
 
-    chat_template_utils._compile_jinja_template = compiled
+    chat_template_utils._compile_jinja_template = compiled  # type: ignore[assignment]
     _theirs = theirs
