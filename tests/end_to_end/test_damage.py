@@ -44,7 +44,9 @@ def test_a_damaged_value_is_named(damaged, finished, llm_fed, tmp_path, file, ki
 
     path = shutil.copytree(damaged.folder / "origins" / "fedmerge", tmp_path / "run") / file
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else []
-    target = next(line for line in lines if kind in (None, line["kind"])) if lines else json.loads(path.read_text())
+    target = (
+        next(line for line in lines if kind is None or line["kind"] == kind) if lines else json.loads(path.read_text())
+    )
     target.pop(checksum.KEY, None)
     if value is ...:
         del target[key]
