@@ -46,7 +46,9 @@ def far(uploads: Mapping[int, Any], roles: Roles, given: Sequence[Given], bound:
         among = {place: value for place, value in among.items() if place not in found}
         role = next((role_of(roles, path, value) for value in among.values()), None)
         if isinstance(role, Weights):
-            found |= _running(among, path, role, {place: given[place].at(path) for place in among})
+            found |= _running(
+                among, path, role, {place: given[place].at(path) if role.known else None for place in among}
+            )
         elif isinstance(role, Statistic) and role.rows:
             present = {k: value[role.present(path, uploads[k])] for k, value in among.items()}
             found |= _rows(present, path, ROWS * bound)
@@ -101,7 +103,7 @@ def _running(
 ) -> dict[int, str]:
     """Of the clients' running statistics the first that is too far away, by place."""
     known = [place for place in states if sent[place]]
-    places = known if role.changes else [*states]
+    places = known if role.changes and role.known else [*states]
     several = len(places) >= FEW
     places = places if several else known
     names = [name for place in places[:1] for name, v in states[place].extras.items() if v.is_floating_point()]
@@ -121,12 +123,14 @@ def _running(
     usual = dict(zip(names, zip(*parts, strict=True), strict=True))
     found: dict[int, str] = {}
     for name, (stacked, start, middle) in usual.items():
-        spread = _spread(name, usual)
-        off, allowed = (stacked, start) if is_variance(name) else ((stacked - middle).abs(), (start - middle).abs())
-        scale = torch.maximum(middle, spread) if is_variance(name) else torch.maximum(middle.abs(), spread)
+        spread, values_of_variance = _spread(name, usual), is_variance(name) and role.known
+        off, allowed = (stacked, start) if values_of_variance else ((stacked - middle).abs(), (start - middle).abs())
+        scale = torch.maximum(middle, spread) if values_of_variance else torch.maximum(middle.abs(), spread)
         times = (LAYER, COORDINATE) if several else (ALONE, ALONE)
         layer = off.mean(1) > torch.maximum(allowed.mean(1) * (1 + 1e-6), times[0] * scale.mean())
         one = (off > torch.maximum(allowed * (1 + 1e-6), times[1] * torch.maximum(scale, scale.mean()))).any(1)
+        if values_of_variance and several:  # a layer of no variance makes its input as large as can be
+            layer |= stacked.mean(1) < torch.minimum(start.mean(1), middle.mean()) / COORDINATE
         beside = f"the median {float(middle.abs().mean()):.3g} of this round" if several else "what it was sent"
         for row in (layer | one).nonzero().flatten().tolist():
             largest = float(stacked[row][off[row].argmax()])

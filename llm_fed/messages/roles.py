@@ -88,16 +88,18 @@ class Weights(Role):
 
     Args:
         changes: whether running statistics are sent as their change in the client's training, or as they are then.
+        known: whether `Method.upload_like` has those that the client was sent; if not, changes are compared alone.
     """
 
     changes: bool = True
+    known: bool = True
     fits = "a state"
 
     def suits(self, value: Any) -> bool:
         return isinstance(value, State)
 
     def flaw(self, value: State, path: str, upload: Any, given: Given) -> str:
-        sent = given.at(path)
+        sent = given.at(path) if self.known else None
         for name, tensor in value.extras.items():
             if not tensor.is_floating_point():
                 low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from llm_fed.errors import UserError
 from llm_fed.losses import divergence
 from llm_fed.messages.lowrank import truncated
-from llm_fed.messages.roles import Echo, Roles
+from llm_fed.messages.roles import Echo, Roles, Weights
 from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
 from llm_fed.models.joined import Answer
@@ -45,7 +45,7 @@ class FedKD(Method):
     any_model: ClassVar[bool] = True
     robust: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."
-    sends: ClassVar[Roles] = {"version": Echo()}
+    sends: ClassVar[Roles] = {"version": Echo(), "update": Weights(known=False)}
 
     energy: Energy = 0.95  # T_start: the share of the squared singular values that is kept in the beginning
     energy_end: Energy = 0.98  # T_end: in the last round
