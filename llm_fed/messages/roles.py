@@ -106,7 +106,7 @@ class Weights(Role):
                 if low < 0 or high > _MOST:
                     return f".extras.{name} holds {low if low < 0 else high}, and a counter is 0 to 2**53"
             elif is_variance(name) and not (self.changes and sent is None):
-                found = tensor + sent[name] if self.changes else tensor
+                found = tensor + sent[name] if self.changes and sent is not None else tensor
                 if not bool((found >= 0).all()) and not self._rounded(found, sent, name):
                     return f".extras.{name} holds a variance of {float(found.min()):.3g}, and a variance is 0 or more"
         return ""
