@@ -200,6 +200,17 @@ def _row_or_rows(value: Any, where: str) -> None:
         _sums(value, where)
 
 
+def _figures(value: Any, where: str) -> None:
+    """A number, or some by factor, column or both."""
+    if isinstance(value, dict):
+        if not value or where.count(".") > 2:
+            raise _wrong(value, where, "a number, or a few by name")
+        for name, item in value.items():
+            _figures(item, _below(where, str(name).replace(".", "_")))
+    elif value is not None:
+        number(value, where)
+
+
 def _mark(value: Any, where: str) -> None:
     """A length of metrics.jsonl, and a digest."""
     if not isinstance(value, list) or len(value) != 2:
@@ -212,8 +223,7 @@ _SCORE = _all(_keys(round=count, split=_text), _scored)
 _RULE = _all(_keys({"rules": _by(_name, _text)}, metric=_text, clients=_by(_name, _score)), _SCORE)
 _MERGE = _keys(
     {
-        **dict.fromkeys(("lambda_fed", "fed_share", "a", "b", "c", "distance"), _maybe(finite)),
-        "sweep": _by(_text, _maybe(finite)), "grid": _by(_text, _maybe(finite)),
+        **dict.fromkeys(("lambda_fed", "fed_share", "a", "b", "c", "distance", "sweep", "grid"), _figures),
     },
     client=_name, rounds=_by(_text, _maybe(count)),
 )  # fmt: skip
@@ -233,12 +243,12 @@ _METRICS: Mapping[str, Shape] = {
     ),
     "score": _SCORE,
     "rule": _RULE,
-    "event": _keys({"client": _name, "reason": _text}, round=count, event=_text),
+    "event": _keys({"client": _text, "reason": _text}, round=count, event=_text),
     "drop-out": _keys(round=count, client=_name),
     "search anew": _keys(round=count),
     "server": _keys({"weights": _weights, "chosen": _by(_name, _model)}, round=count),
     "clients": _keys(dict.fromkeys(("only_tested", "left_out", "unscored"), _names)),
-    "privacy": _keys({"epsilon": _maybe(number), "delta": finite, "unit": _text, "where": _text}, round=count),
+    "privacy": _keys({"epsilon": _maybe(number), "delta": _maybe(number), "unit": _text, "where": _text}, round=count),
     "merge": _MERGE,
 }  # fmt: skip
 _LINK = {"round": count, "metrics": _mark, "chain": _text}
@@ -250,7 +260,7 @@ _DIGESTS: Mapping[str, Shape] = {
 _ENVIRONMENT = _keys(
     {
         "processes": _positive,
-        "packing": _keys(budget=_positive, overhead=finite),
+        "packing": _keys(budget=finite, overhead=finite),
         "continued": _list(_keys()),
         "base": _keys(),
         "threads": _positive,
@@ -270,7 +280,7 @@ _FILES: Mapping[str, Shape] = {
     ),
     "summary.json": _keys(
         {
-            "base": _SCORE, "rule": _RULE, "notes": _list(_text), "needs": _by(_text, count),
+            "base": _SCORE, "rule": _RULE, "notes": _list(_text), "needs": _by(_text, _maybe(count)),
             **dict.fromkeys(("only_tested", "left_out", "unscored"), _names),
         },
         round=count, rounds=count, method=_text, scores=_scored,
