@@ -186,6 +186,6 @@ def test_a_conversation_in_such_a_template_is_refused_in_a_line(text, small):
     from transformers import AutoTokenizer
 
     template = ChatTemplate(Template("chat", text, "26 Jul 2024"), AutoTokenizer.from_pretrained(small.base))
-    with pytest.raises(UserError, match="^the chat template of 'chat' .*") as refused:
+    with pytest.raises(UserError, match="^the chat template of ") as refused:
         template.prompt([Turn("user", "hi")])
     assert "\n" not in str(refused.value)
