@@ -48,8 +48,8 @@ def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = Fa
         sync_folder(path.parent)
 
 
-def read_file(path: Path) -> bytes:
-    """What a file holds.
+def read_file(path: Path, start: int = 0, end: int | None = None) -> bytes:
+    """What a file holds, from one place to another.
 
     Raises:
         OSError: it cannot be read; or it is no file, but a folder, or a pipe or a device that has no end.
@@ -58,7 +58,8 @@ def read_file(path: Path) -> bytes:
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is no file", str(path))
-        return file.read()
+        file.seek(start)
+        return file.read() if end is None else file.read(max(0, end - start))
 
 
 def append_file(path: Path, data: bytes) -> None:

@@ -153,8 +153,9 @@ def _watched(render: Callable[[], Result]) -> Result:
 def _forget(rendering: _Rendering) -> None:
     with _lock:
         _renderings.discard(rendering)
-    while rendering.ended_by_us:  # _TooLong is on its way, and must arrive here
-        time.sleep(0.001)
+    if rendering.ended_by_us:  # _TooLong is on its way, or something in the template has swallowed it
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(rendering.thread), None)
+        raise _TooLong
 
 
 def _watch() -> None:

@@ -172,6 +172,8 @@ def read(folder: Path, *, finished: bool) -> Chain:
     path, metrics = folder / FILE, folder / "metrics.jsonl"
     if not path.exists():
         return Chain([], [])
+    if metrics.exists() and not metrics.is_file():
+        raise UserError(f"{metrics} is no file, so nothing can be compared with it")
     try:
         lines = _lines(path)
     except (OSError, ValueError, RecursionError) as error:
@@ -200,11 +202,7 @@ def _link(before: str, line: Mapping[str, Any]) -> str:
 
 
 def _segment(path: Path, start: int, end: int | None) -> bytes:
-    if not path.exists():
-        return b""
-    with open(path, "rb") as file:
-        file.seek(start)
-        return file.read() if end is None else file.read(end - start)
+    return read_file(path, start, end) if path.exists() else b""
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -69,8 +69,7 @@ def digest(path: Path, size: int | None = None) -> str:
     """The SHA-256 of the first `size` bytes of a file, or of all; a file that does not exist is empty."""
     if not path.exists():
         return hashlib.sha256().hexdigest()
-    with open(path, "rb") as file:
-        return hashlib.sha256(file.read() if size is None else file.read(size)).hexdigest()
+    return hashlib.sha256(read_file(path, 0, size)).hexdigest()
 
 
 def check_beginning(path: Path, mark: int, expected: str | None) -> int:
