@@ -105,8 +105,7 @@ def little_memory():
 @pytest.mark.parametrize("what", [*TOO_LONG, *TOO_LARGE, *EITHER])
 def test_a_template_that_does_not_end_well_ends_in_a_line(what):
     text = (TOO_LONG | TOO_LARGE | EITHER)[what]
-    words = "does not end" if what in TOO_LONG else "does not end|more text"
-    with pytest.raises(UserError, match=f"the chat template of 'chat' .*({words})"):
+    with pytest.raises(UserError, match="the chat template of 'chat' .*(does not end|more text)"):  # which comes first
         rendered(text)
     assert rendered("{{ messages[0].content }}") == " hello there"  # nothing is left of it
 
