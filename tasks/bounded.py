@@ -30,7 +30,7 @@ from llm_fed.errors import UserError
 
 Result = TypeVar("Result")
 
-SECONDS = 1.0  # of processor time for one conversation; a usual one takes less than a thousandth of that
+SECONDS = 5.0  # of processor time for one conversation; a usual one takes less than a thousandth of that
 SIZE = 2**23  # characters and items that a template may make, beside MORE of them for each character that it is given
 MORE = 200
 _LONGEST = 10**6  # characters of a template
