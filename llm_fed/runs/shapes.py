@@ -174,7 +174,8 @@ def _scored(value: Any, where: str) -> None:
     """Scores; where nobody could be scored there is nothing but `unscored`."""
     _keys()(value, where)
     if "mean" in value or "clients" in value or "metric" in value:
-        _keys(metric=_text, clients=_by(_name, _score), mean=_score, std=_score, worst_half=_score)(value, where)
+        needed = {"metric": _text, "clients": _by(_name, _score), "mean": _score, "worst_half": _score}
+        _keys({"std": _score}, **needed)(value, where)  # earlier versions had no deviation
         if not value["clients"]:
             raise ShapeError(f"{_below(where, 'clients')} is empty, and there is a mean")
     _keys({"loss": _maybe(number), "losses": _by(_name, _maybe(number)), "unscored": _names})(value, where)
@@ -280,10 +281,10 @@ _FILES: Mapping[str, Shape] = {
     ),
     "summary.json": _keys(
         {
-            "base": _SCORE, "rule": _RULE, "notes": _list(_text), "needs": _by(_text, _maybe(count)),
+            "rounds": count, "base": _SCORE, "rule": _RULE, "notes": _list(_text), "needs": _by(_text, _maybe(count)),
             **dict.fromkeys(("only_tested", "left_out", "unscored"), _names),
         },
-        round=count, rounds=count, method=_text, scores=_scored,
+        round=count, method=_text, scores=_scored,
     ),
     "environment.json": _ENVIRONMENT,
     "splits.json": _keys(

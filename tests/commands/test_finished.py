@@ -43,7 +43,8 @@ def test_methods_are_held_against_the_rule_that_their_runs_know(runs):
     """Of 52 on each federation: fedit is 2 below it or 3 above, fedmerge 6 to 14 above."""
     for run in runs:
         summary = json.loads((run / "summary.json").read_text())
-        (run / "summary.json").write_text(json.dumps(summary | {"rule": {"mean": 52.0, "worst_half": 50.0}}))
+        rule = {"round": 0, "split": "test", "metric": "rouge1", "clients": {"ada": 54.0, "bob": 50.0}}
+        (run / "summary.json").write_text(json.dumps(summary | {"rule": {**rule, "mean": 52.0, "worst_half": 50.0}}))
     said = compare_runs(runs).sentences
     average = "average over the clients: fedmerge is shown to be above rule; fedit is not shown to be above rule"
     assert average in said
