@@ -227,7 +227,8 @@ def test_the_last_round_counts_where_all_runs_of_a_method_have_it():
 
 def test_the_last_round_is_that_of_the_scores_as_they_are_made_now(tmp_path):
     """Its score before eval.metric was changed is another quantity; the one after it is no score of training."""
-    score = {"kind": "score", "round": 3, "split": "test", "mean": 90.0, "worst_half": 80.0}
+    known = {"split": "test", "metric": "rouge1", "clients": {"ada": 90.0}}
+    score = {"kind": "score", "round": 3, **known, "mean": 90.0, "worst_half": 80.0}
     lines = [score, {"kind": "search anew", "round": 3}, score | {"mean": 50.0, "worst_half": 40.0}, score]
     path = tmp_path / "metrics.jsonl"
     config = Config(rounds=3, eval=EvalConfig(during="test", select="best"))

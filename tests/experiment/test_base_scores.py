@@ -182,7 +182,7 @@ def test_the_report_has_a_column(small, tmp_path):
 
 
 def test_a_comparison_has_a_line(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "_draw", lambda table, out, split: [])
+    monkeypatch.setattr(compare, "_drawn", lambda table, out, split: {})
     section = {"seeds": [0], "rows": {"one": ["method=local"], "two": ["method=fedit"]}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1, compare=section)))
     table = compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
@@ -196,7 +196,7 @@ def test_a_comparison_has_a_line(small, tmp_path, monkeypatch):
 
 
 def test_a_comparison_from_before_is_taken_over(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "_draw", lambda table, out, split: [])
+    monkeypatch.setattr(compare, "_drawn", lambda table, out, split: {})
     section = {"seeds": [0], "rows": {"one": ["method=local"]}}
     for base in (False, True):
         (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1, eval={"base": base}, compare=section)))

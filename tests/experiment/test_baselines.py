@@ -26,7 +26,7 @@ def no_pictures(request, monkeypatch):
     """Reports take most of the time; those that a test reads are written."""
     if "report" not in request.node.name:
         monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    monkeypatch.setattr(compare, "_draw", lambda table, out, split: [])
+    monkeypatch.setattr(compare, "_drawn", lambda table, out, split: {})
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ STEPS = [
     ("pathlib:Path.unlink", "report.html"),
     ("shutil:rmtree", "adapters"),
     ("os:replace", "config.yaml"),
-    ("os:truncate", "metrics.jsonl"),
+    ("llm_fed.runs.folder:cut_file", "metrics.jsonl"),
     ("llm_fed.runs.folder:Run.log", ""),
     ("os:replace", "round-0003"),
     ("llm_fed.runs.folder:Run.log_timing", ""),
@@ -336,7 +336,7 @@ def test_a_checkpoint_of_an_older_version_says_how_its_best_round_was_found(smal
         del saved.state["search"]
         checkpoints.save(round, saved.state, saved.rows)
     with monkeypatch.context() as patch:
-        _stop_at(patch, "os:truncate", "metrics.jsonl")
+        _stop_at(patch, "llm_fed.runs.folder:cut_file", "metrics.jsonl")
         with pytest.raises(KeyboardInterrupt):
             train(small, tmp_path / "run", 3, eval={"every": 1, "limit": 1})
     _scores(monkeypatch, {2: 5.0, 3: 8.0})

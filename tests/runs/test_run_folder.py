@@ -51,7 +51,9 @@ def test_a_changed_configuration_is_found_where_it_decides_how_results_are_read(
 
 def test_a_damaged_line_of_metrics_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"kind": "round"}\n{"kind": "r\n{"kind": "round"}\n{"unfinished')
+    path.write_bytes(
+        b'{"kind": "search anew", "round": 1}\n{"kind": "r\n{"kind": "search anew", "round": 2}\n{"unfinished'
+    )
     with pytest.raises(UserError, match=r"metrics.jsonl, line 2, is damaged"):
         read_records(path)
 
@@ -59,11 +61,11 @@ def test_a_damaged_line_of_metrics_is_named(tmp_path):
 def test_what_is_remembered_is_read_as_it_was_written(tmp_path):
     with Run(tmp_path, toy.config()) as run:
         run.begin()
-        run.remember("summary.json", {"scores": 1})
-        assert run.recall("summary.json") == {"scores": 1}
-        path = tmp_path / "summary.json"
+        run.remember("facts.json", {"scores": 1})
+        assert run.recall("facts.json") == {"scores": 1}
+        path = tmp_path / "facts.json"
         path.write_text(path.read_text().replace('"scores": 1', '"scores": 2'))
-        with pytest.raises(RunError, match="summary.json is damaged: it does not match its checksum"):
-            run.recall("summary.json")
+        with pytest.raises(RunError, match="facts.json is damaged: it does not match its checksum"):
+            run.recall("facts.json")
         path.write_text('{"scores": 2}')  # of an older version
-        assert run.recall("summary.json") == {"scores": 2}
+        assert run.recall("facts.json") == {"scores": 2}

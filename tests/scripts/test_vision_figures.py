@@ -115,7 +115,9 @@ def scored(finished, folder: Path, name: str, scores: list[float], **changes: ob
     config = yaml.safe_load((finished("standalone") / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**config, **changes}))
     clients = dict(zip(CLIENTS, scores, strict=True))
-    (run / "summary.json").write_text(json.dumps({"scores": {"metric": "accuracy", "clients": clients}}))
+    mean = sum(scores) / len(scores)
+    found = {"metric": "accuracy", "clients": clients, "mean": mean, "std": 0.0, "worst_half": mean}
+    (run / "summary.json").write_text(json.dumps({"round": 2, "rounds": 2, "method": "standalone", "scores": found}))
     return run
 
 
@@ -148,7 +150,7 @@ def test_only_runs_on_the_same_data_are_compared(finished, tmp_path, refused):
     one, other = (scored(finished, tmp_path, f"seed {seed}", [1, 2, 3], seed=seed) for seed in (0, 1))
     refused("differ in seed, task or clients", "clients", one, other)
     refused("a run is given twice", "clients", one, one)
-    (one / "summary.json").write_text('{"scores": {"kind": "score"}}')
+    (one / "summary.json").write_text('{"round": 2, "method": "standalone", "scores": {"kind": "score"}}')
     refused("has no test scores", "clients", one)
 
 
@@ -240,8 +242,9 @@ def rescored(run: Path, folder: Path, during: str, *means: float, final: float) 
     """A copy of a run with other mean scores of its rounds and at its end."""
     shutil.copytree(run, folder)
     lines = [line for line in read_records(run / "metrics.jsonl") if line["kind"] != "score"]
-    scores = [{"kind": "score", "round": n, "split": during, "mean": mean} for n, mean in enumerate(means, start=1)]
-    lines += [*scores, {"kind": "score", "round": 2, "split": "test", "mean": final}]
+    known = {"kind": "score", "metric": "accuracy", "clients": {CLIENTS[0]: 50.0}, "worst_half": 50.0}
+    scores = [{**known, "round": n, "split": during, "mean": mean} for n, mean in enumerate(means, start=1)]
+    lines += [*scores, {**known, "round": 2, "split": "test", "mean": final}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["eval"]["during"] = during
