@@ -120,12 +120,15 @@ WRONG = {
     ),
     "bytes are those of the messages": (
         """
+        from llm_fed.messages.roles import Index
+        sends = {"note": Index()}
+
         async def client_update(self, client, message):
             theta = await client.fit(message)
-            return {"delta": theta - message, "note": "x" * 100 * client.round}
+            return {"delta": theta - message, "note": 10 ** (3 * client.round)}
 
         def upload_like(self, message):
-            return {"delta": message, "note": ""}
+            return {"delta": message, "note": 10**15}
 
         async def server_update(self, server, state, uploads):
             return state + mean([upload.content["delta"] for upload in uploads], [1] * len(uploads))
