@@ -22,6 +22,7 @@ ALIKE = 0.75  # share of the weight of two prompts' words that is common to both
 ANSWERS = 0.5  # share of the words of two answers that is common to both
 RELATED, SPELT = 0.4, 0.7  # from which on prompts are looked at closely, and two words are spellings of one
 MOST = 500  # training prompts that a test prompt is compared with, so that time stays linear
+READ = 150_000  # examples that are looked at, so that gigabytes take no minutes
 SHOWN = 70  # characters of a prompt
 CANDIDATES = 5  # training prompts, the most alike first, whose answers are looked at
 _UNSPACED = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{lb=SA}"  # scripts without spaces, where each character is a word
@@ -31,11 +32,16 @@ _WORD = regex.compile(rf"[{_UNSPACED}]\p{{M}}*|[[\p{{L}}\p{{N}}\p{{M}}]--[{_UNSP
 @dataclass(frozen=True)
 class NearDuplicates:
     """How many of the test examples are almost a training example, of any client; and of one of them the client and the
-    prompt, with the client and the prompt of that training example."""
+    prompt, with the client and the prompt of that training example.
+
+    Attributes:
+        every: 1, or of large data n where only every n-th example was looked at, so that most pairs are missed.
+    """
 
     count: int
     tested: int
     pair: tuple[tuple[str, str], tuple[str, str]] | None
+    every: int = 1
 
     def words(self) -> str:
         """In one line; empty where there is none."""
@@ -48,6 +54,7 @@ class NearDuplicates:
         return (
             f"{self.count} of {self.tested} test examples {are} almost a training example, such as {one!r} of {client} "
             f"and {other!r} of {owner}"
+            + (f"; only one example in {self.every} was looked at" if self.every > 1 else "")
         )
 
 
@@ -58,7 +65,8 @@ def near_duplicates(data: TaskData) -> NearDuplicates:
     them.
     """
     numbers: dict[str, int] = {}  # of each word
-    training, test = (_Prompts(data, split, numbers) for split in ("train", "test"))
+    every = max(1, round(sum(len(client.train) + len(client.test) for client in data.clients.values()) / READ))
+    training, test = (_Prompts(data, split, numbers, every) for split in ("train", "test"))
     both = np.concatenate([training.words, test.words])
     frequency = np.bincount(both, minlength=len(numbers))
     total = len(training.examples) + len(test.examples)
@@ -74,7 +82,7 @@ def near_duplicates(data: TaskData) -> NearDuplicates:
                 count += 1
                 pair = pair or ((client, text_of(example.prompt)), (owner, text_of(trained.prompt)))
                 break
-    return NearDuplicates(count, len(test.examples), pair)
+    return NearDuplicates(count, len(test.examples), pair, every)
 
 
 class _Prompts(Sequence[tuple[str, Example]]):
@@ -85,12 +93,13 @@ class _Prompts(Sequence[tuple[str, Example]]):
         starts: (N + 1,) where each prompt begins among these.
     """
 
-    def __init__(self, data: TaskData, split: str, numbers: dict[str, int]):
+    def __init__(self, data: TaskData, split: str, numbers: dict[str, int], every: int):
         self.examples: list[tuple[str, Sequence[Example], int]] = []
         words: list[np.ndarray] = []
         for client in data.clients.values():
             items = getattr(client, split)
-            for place, example in enumerate(items):
+            for place in range(0, len(items), every):
+                example = items[place]
                 self.examples.append((client.client, items, place))
                 own = {numbers.setdefault(word, len(numbers)) for word in _words(text_of(example.prompt))}
                 words.append(np.fromiter(own, np.int64, len(own)))

@@ -4,7 +4,7 @@ has not been seen, from a forecast."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from llm_fed import signs
@@ -255,20 +255,18 @@ class Pace:
         return self.ahead.answers.get("test" if part == "test" else self.ahead.during, 0)
 
     def _per_answer(self) -> float | None:
-        seconds, answers = self._scored_seconds, self._scored_answers
-        if self._part in signs.SCORING and self._answers:
-            seconds, answers = seconds + self._clock() - self._part_began, answers + self._answers
-        if answers:
-            return seconds / answers
-        return self.ahead.forecast.answer.middle if self.ahead.forecast else None
+        measured = self._measured(signs.SCORING, self._scored_seconds, self._scored_answers)
+        return measured or (self.ahead.forecast.answer.middle if self.ahead.forecast else None)
 
     def _per_base_answer(self) -> float | None:
-        seconds, answers = self._base_seconds, self._base_answers
-        if self._part in signs.BASE and self._answers:
+        measured = self._measured(signs.BASE, self._base_seconds, self._base_answers)
+        return measured or (self.ahead.forecast.base_answer.middle if self.ahead.forecast else self._per_answer())
+
+    def _measured(self, parts: Collection[str], seconds: float, answers: float) -> float | None:
+        """Seconds per answer in these parts, the one included that goes on; None before the first answer."""
+        if self._part in parts and self._answers:
             seconds, answers = seconds + self._clock() - self._part_began, answers + self._answers
-        if answers:
-            return seconds / answers
-        return self.ahead.forecast.base_answer.middle if self.ahead.forecast else self._per_answer()
+        return seconds / answers if answers else None
 
     def _base_left(self) -> float:
         """Answers of the base; after the test none, whatever was expected."""

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from llm_fed.commands import duplicates
 from llm_fed.commands.duplicates import near_duplicates
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
@@ -112,3 +113,13 @@ def test_it_is_said_with_a_pair(small, llm_fed, tmp_path):
         "\n".join(f'{{"prompt": "crate {n}", "answer": "bay {n % 4}"}}' for n in range(60))
     )
     assert "alike" not in llm_fed("init", path, "--base", small.base, "--out", tmp_path / "d.yaml").out
+
+
+def test_of_large_data_some_are_looked_at_and_that_is_said(monkeypatch):
+    monkeypatch.setattr(duplicates, "READ", 4)
+    texts = [f"clerk a{n} b{n} c{n} d{n}" for n in range(6)]
+    train = tuple(Example(text, ("bay",)) for text in texts)
+    test = tuple(Example(text.replace("clerk", "klerk"), ("bay",)) for text in texts)
+    found = near_duplicates(TaskData("files", "rouge1", {"ada": ClientData("ada", train, (), test)}))
+    assert (found.every, found.tested, found.count) == (3, 2, 2)
+    assert found.words().endswith("only one example in 3 was looked at")
