@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from llm_fed.basics.files import write_file
 from llm_fed.eval.fonts import make_legible
-from llm_fed.files import write_file
 
 BLUE, AMBER, GREEN, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#8C8C8C"
 PALETTE = (BLUE, AMBER, GREEN, "#CC79A7", SKY, ORANGE, "#F0E442", GREY)

@@ -17,10 +17,10 @@ from rich import box, filesize
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from llm_fed.errors import listed
-from llm_fed.eval.costs import Parameters, Traffic
-from llm_fed.eval.scores import METRICS, NOT_SCORED
+from llm_fed.basics.errors import listed
+from llm_fed.bench.costs import Parameters, Traffic
 from llm_fed.eval.verdict import Scored, Verdict
+from llm_fed.scoring.scores import METRICS, NOT_SCORED
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from llm_fed.config import Config
 from llm_fed.eval.above_rule import AboveRule, above_rule
 from llm_fed.eval.pairs import LEAST, LEVEL, Cell, Column, compare_methods
-from llm_fed.eval.scores import without
 from llm_fed.runs.reading import scores_in_training
 from llm_fed.runs.records import read_records
+from llm_fed.scoring.scores import without
+from llm_fed.settings.config import Config
 
 MAX_PAIRS = 15  # of more pairs the terminal shows the headline alone
 NAMES = {"average": "average over the clients", "worst_half": "worst half of the clients"}

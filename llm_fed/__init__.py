@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "run": "llm_fed.api",
-    "compare": "llm_fed.api",
-    "open_run": "llm_fed.api",
-    "Result": "llm_fed.api",
+    "run": "llm_fed.commands.api",
+    "compare": "llm_fed.commands.api",
+    "open_run": "llm_fed.commands.api",
+    "Result": "llm_fed.commands.api",
     "load_client": "llm_fed.export.load",
     "load_image_model": "llm_fed.export.load",
 }

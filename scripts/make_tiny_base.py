@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from llm_fed.rng import derive
+from llm_fed.basics.rng import derive
 from llm_fed.tasks.common import TEMPLATES
 from llm_fed.tasks.synthetic import PENS, QUESTIONS, TRAITS, assignment
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from llm_fed import tasks
-from llm_fed.config import TaskConfig
+from llm_fed.basics.rng import derive
 from llm_fed.models.images import HALF, ImageBase, head_of
-from llm_fed.rng import derive
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.augmentation import moved
 from llm_fed.tasks.common import Picture, TaskData
 

@@ -1,7 +1,7 @@
 """Tasks: whose examples, of text or of images. `load` reads one by name; TASKS is the table of all.
 
 A task from outside needs no line there: a `Task` in any module is named `package.module:NAME`, or by an entry point of
-its package (`llm_fed.plugins`).
+its package (`llm_fed.settings.plugins`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from llm_fed import datapath, plugins
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError, listed, lookup
+from llm_fed.basics.errors import UserError, listed, lookup
+from llm_fed.rows.reading import few
+from llm_fed.settings import datapath, plugins
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks import commonsense, files, flan, images, rolebench, server, splits, synthetic, xnli, xquad
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition
-from llm_fed.tasks.reading import few
 from llm_fed.tasks.record import Record
 from llm_fed.tasks.splits import Rule
 

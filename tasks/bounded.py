@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 Result = TypeVar("Result")
 

@@ -12,9 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from llm_fed.errors import UserError
-from llm_fed.tasks import cells
-from llm_fed.tasks.rows import Row
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import Row, cells
 
 BY_PLACE = ("choices", "endings")  # columns beside which a number is usually a place
 _LETTER = re.compile(r"\(?([A-Za-z])[).:]?")

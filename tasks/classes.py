@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llm_fed.errors import UserError
-from llm_fed.tasks.files import natural_order
+from llm_fed.basics.errors import UserError
+from llm_fed.rows.layout import natural_order
 
 
 def dirichlet(labels: np.ndarray, count: int, alpha: float, seed: int) -> list[np.ndarray]:

@@ -8,17 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 
-from llm_fed import names
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
-from llm_fed.tasks import columns
-from llm_fed.tasks.cells import text_of
+from llm_fed.basics import names
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import BadRow, Row, Source, columns
+from llm_fed.rows.cells import text_of
+from llm_fed.rows.layout import SPLIT_NAMES, natural_order, split_of
+from llm_fed.rows.reading import Reading, Skipped, few
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.choices import Again
 from llm_fed.tasks.common import ClientData
 from llm_fed.tasks.examples import SAMPLE, Scheme
-from llm_fed.tasks.layout import SPLIT_NAMES, natural_order, split_of
-from llm_fed.tasks.reading import Reading, Skipped, few
-from llm_fed.tasks.rows import BadRow, Row, Source
 from llm_fed.tasks.stored import Store, Stored
 
 ALL = "all"  # the client of rows that nothing says more of

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from llm_fed.errors import UserError, lookup
-from llm_fed.rng import derive
+from llm_fed.basics.errors import UserError, lookup
+from llm_fed.basics.rng import derive
 from llm_fed.tasks import content
 
 if TYPE_CHECKING:
-    from llm_fed.tasks.reading import Reading
+    from llm_fed.rows.reading import Reading
     from llm_fed.tasks.record import Record
 
 Item = TypeVar("Item")
+LIKELIHOOD = "token_likelihood"  # the metric of texts without prompts
 
 TEMPLATES: dict[str, str | None] = {
     "alpaca": (

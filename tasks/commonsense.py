@@ -22,11 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import Row, hub_rows
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData
 from llm_fed.tasks.published import change, chosen, local_clients, reduce
-from llm_fed.tasks.rows import Row, hub_rows
 
 METRIC = "commonsense_accuracy"
 TRAIN, TEST = 1000, 500

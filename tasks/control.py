@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenizers import AddedToken, Tokenizer
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

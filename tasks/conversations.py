@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from llm_fed.errors import UserError, one_line
+from llm_fed.basics.errors import UserError, one_line
 from llm_fed.tasks.common import Encoded, Example, Template, Turn
 from llm_fed.tasks.control import THINK, THOUGHT, reasoning
 from llm_fed.tasks.templates import BARE, filled

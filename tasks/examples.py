@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any
 
-from llm_fed.config import ColumnsConfig
-from llm_fed.errors import UserError
-from llm_fed.tasks import cells, choices, columns
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import Row, cells, columns
+from llm_fed.settings.config import ColumnsConfig
+from llm_fed.tasks import choices
 from llm_fed.tasks.choices import Again, Choices
 from llm_fed.tasks.common import Example, Turn
 from llm_fed.tasks.conversations import turns_of
-from llm_fed.tasks.rows import Row
 
 SAMPLE = 200  # rows of a file that are looked at before the first becomes an Example
 _PAIRS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"), ("user", "assistant"))

@@ -19,17 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llm_fed import datapath
-from llm_fed.config import ColumnsConfig, TaskConfig
-from llm_fed.errors import UserError
-from llm_fed.eval.scores import LIKELIHOOD
-from llm_fed.tasks import formats, layout
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import FileRows, HubRows, Listed, Row, formats, hub_data, layout
+from llm_fed.rows.layout import Layout, Part, split_of
+from llm_fed.settings import datapath
+from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL, Collected
-from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.layout import SPLIT_NAMES as SPLIT_NAMES
-from llm_fed.tasks.layout import Layout, Part, split_of
-from llm_fed.tasks.layout import natural_order as natural_order
-from llm_fed.tasks.rows import FileRows, HubRows, Listed, Row, hub_data
+from llm_fed.tasks.common import LIKELIHOOD, ClientData, Example, TaskData
 
 METRIC = "rouge1"
 log = logging.getLogger(__name__)

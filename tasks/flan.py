@@ -18,11 +18,11 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from llm_fed.config import TaskConfig
+from llm_fed.rows import Listed, hub_rows
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
 from llm_fed.tasks.published import change, chosen, draw, local_clients
-from llm_fed.tasks.rows import Listed, hub_rows
 
 METRIC = "rouge1"
 HUB_ID = "Muennighoff/flan"

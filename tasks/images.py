@@ -31,17 +31,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llm_fed import datapath
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
-from llm_fed.names import folder_name
-from llm_fed.rng import derive
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.names import folder_name
+from llm_fed.basics.rng import derive
+from llm_fed.rows import folder_data, hub_data
+from llm_fed.rows.layout import natural_order
+from llm_fed.rows.pictures import Gallery, read_dataset, read_folder, read_npz
+from llm_fed.settings import datapath
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Picture, TaskData
-from llm_fed.tasks.files import natural_order
 from llm_fed.tasks.partition import SPLITS, kept
-from llm_fed.tasks.pictures import Gallery, read_dataset, read_folder, read_npz
 from llm_fed.tasks.published import chosen
-from llm_fed.tasks.rows import folder_data, hub_data
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from llm_fed.config import PartitionConfig, TaskConfig
-from llm_fed.errors import UserError, lookup
-from llm_fed.rng import derive
+from llm_fed.basics.errors import UserError, lookup
+from llm_fed.basics.rng import derive
 from llm_fed.settings import check_fields
+from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Item, select
 from llm_fed.tasks.splits import ByContent, Rule

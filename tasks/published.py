@@ -10,12 +10,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from llm_fed import datapath
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError, require
-from llm_fed.rng import derive
+from llm_fed.basics.errors import UserError, require
+from llm_fed.basics.rng import derive
+from llm_fed.rows.layout import natural_order
+from llm_fed.settings import datapath
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Example
-from llm_fed.tasks.files import natural_order, read_client
+from llm_fed.tasks.files import read_client
 
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.tasks.control import THINK, THOUGHT, Marks, reasoning
 
 Messages = list[dict[str, Any]]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from llm_fed.config import ServerConfig
-from llm_fed.errors import UserError
-from llm_fed.rng import derive
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import derive
+from llm_fed.settings.config import ServerConfig
 from llm_fed.tasks.common import ClientData, Item, select
 from llm_fed.tasks.splits import Rule
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from llm_fed.errors import UserError
-from llm_fed.rng import derive
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import derive
 from llm_fed.tasks import classes, content
 from llm_fed.tasks.common import ClientData, hold_out, select
 from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record

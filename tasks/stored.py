@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow
 import pyarrow.ipc
 
-from llm_fed.errors import RunError
+from llm_fed.basics.errors import RunError
 from llm_fed.tasks.common import Example, Turn
 
 BATCH = 4096  # examples that are written together

@@ -23,8 +23,8 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 
-from llm_fed.config import TaskConfig
-from llm_fed.rng import derive
+from llm_fed.basics.rng import derive
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
 METRIC = "exact_match"

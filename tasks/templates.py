@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llm_fed.errors import UserError, lookup
+from llm_fed.basics.errors import UserError, lookup
 from llm_fed.tasks.chat import ChatTemplate, answering
 from llm_fed.tasks.common import TEMPLATES, Encoded, Template, Turn
 from llm_fed.tasks.control import THINK, Marks, SafeTokenizer, without_surrogates

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from llm_fed.config import ColumnsConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import hub_rows
+from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData
 from llm_fed.tasks.examples import to_example
 from llm_fed.tasks.published import change, chosen, local_clients, reduce
-from llm_fed.tasks.rows import hub_rows
 
 METRIC = "exact_match"
 HUB_ID = "facebook/xnli"

@@ -19,13 +19,13 @@ import dataclasses
 
 import numpy as np
 
-from llm_fed.config import ColumnsConfig, TaskConfig
-from llm_fed.rng import derive
-from llm_fed.tasks.cells import text_of
+from llm_fed.basics.rng import derive
+from llm_fed.rows import Row, hub_rows
+from llm_fed.rows.cells import text_of
+from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.examples import to_example
 from llm_fed.tasks.published import chosen, local_clients, reduce
-from llm_fed.tasks.rows import Row, hub_rows
 
 METRIC = "squad_f1"
 HUB_ID = "google/xquad"

@@ -85,8 +85,8 @@ def llm_fed(capfd) -> Callable[..., Said]:
 @pytest.fixture(scope="session")
 def finished(small, tmp_path_factory) -> Path:
     """The folder of a finished run of fedmerge; it must not be changed."""
-    from llm_fed import configfile
     from llm_fed.experiment import run
+    from llm_fed.settings import configfile
 
     folder = tmp_path_factory.mktemp("finished")
     config = small.config(folder / "small.yaml", method={"name": "fedmerge", "num_models": 2}, local={"steps": 8})

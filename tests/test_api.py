@@ -9,7 +9,7 @@ import pytest
 import tiny_images
 
 import llm_fed as package
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.tasks.common import pixels_of
 
 

@@ -16,10 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from rich.console import Console
 from safetensors.torch import load_file
 
-from llm_fed import cgroups
+from llm_fed.basics import cgroups
 from llm_fed.commands import doctor
-from llm_fed.config import BaseConfig
-from llm_fed.configfile import from_dict
 from llm_fed.engine import gradients
 from llm_fed.engine.memory import free_memory
 from llm_fed.experiment import run
@@ -27,6 +25,8 @@ from llm_fed.models import room
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.local import choose_clients_per_pass
+from llm_fed.settings.config import BaseConfig
+from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 
 GIB = 2**30

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_fed import checksum
+from llm_fed.basics import checksum
 
 VALUES = {"round": 3, "scores": {"ada": 1.5, "bob": None}, "clients": ["ada", "ü"], "2": [True, float("inf")]}
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from llm_fed import methods
-from llm_fed.config import AdapterConfig, Config
-from llm_fed.configfile import as_dict, flat, from_dict, load
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.methods.fedit import FedLoRA
+from llm_fed.settings.config import AdapterConfig, Config
+from llm_fed.settings.configfile import as_dict, flat, from_dict, load
 
 RUNS = sorted((Path(__file__).parents[1] / "scripts/runs").glob("*.yaml"))
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 from tiny_base import folder as base_folder
 
-from llm_fed import configfile, tasks
-from llm_fed.config import TaskConfig
-from llm_fed.experiment.build import prepare
+from llm_fed import tasks
+from llm_fed.bench.build import prepare
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
+from llm_fed.settings.config import TaskConfig
 
 NAME = "fedavgm:FedAvgM"
 

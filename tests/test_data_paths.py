@@ -10,11 +10,12 @@ import small_run
 import yaml
 from datasets import Dataset, DatasetDict
 
-from llm_fed import configfile, datapath, tasks
-from llm_fed.config import ServerConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError
 from llm_fed.export.card import Model, model_card
 from llm_fed.runs.folder import Run
+from llm_fed.settings import configfile, datapath
+from llm_fed.settings.config import ServerConfig, TaskConfig
 
 
 @pytest.fixture

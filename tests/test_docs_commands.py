@@ -25,10 +25,11 @@ from click import MissingParameter
 from doc_commands import BLOCKS, Command, doc_blocks
 
 import llm_fed
-from llm_fed import configfile, tasks
+from llm_fed import tasks
 from llm_fed.commands import init
 from llm_fed.commands.quickstart import ASSETS
-from llm_fed.config import TaskConfig
+from llm_fed.settings import configfile
+from llm_fed.settings.config import TaskConfig
 
 BASE = str(ASSETS / "tiny-base")
 SCRIPTS = sorted(path.relative_to(outside.ROOT).as_posix() for path in outside.ROOT.glob("scripts/**/*.py"))

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from llm_fed import files
-from llm_fed.errors import UserError
+from llm_fed.basics import files
+from llm_fed.basics.errors import UserError
 
 COUNT = 13  # in batches of 6, 6 and 1
 FILES = {"a.json": b"{}", "README.md": b"a card", "expert/a.json": b"[]"}

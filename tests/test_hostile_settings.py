@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_fed import configfile
-from llm_fed.config import Config
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings import configfile
+from llm_fed.settings.config import Config
 
 ONCE_FELL = {
     "not UTF-8": (b"rounds: 3 # \xff", []),

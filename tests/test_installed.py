@@ -11,7 +11,7 @@ def test_a_folder_named_like_the_package_does_not_hide_it(tmp_path):
     """`make install` in a clone from before setup.py was there is to be given again, if this fails."""
     for folder in ("llm_fed", "tasks"):
         (tmp_path / folder).mkdir()
-    code = "import llm_fed.cli, llm_fed.tasks, llm_fed.eval.scores; print(llm_fed.__file__, llm_fed.tasks.__file__)"
+    code = "import llm_fed.cli, llm_fed.tasks, llm_fed.scoring.scores; print(llm_fed.__file__, llm_fed.tasks.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(Path(found).name == "__init__.py" for found in done.stdout.split()), done.stdout

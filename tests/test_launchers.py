@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies
 from small_launch import free_port, torchrun
 
-from llm_fed import launchers
-from llm_fed.errors import UserError
-from llm_fed.launchers import Place
+from llm_fed.basics import launchers
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.launchers import Place
 from llm_fed.runtime import rendezvous
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}

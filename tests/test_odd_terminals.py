@@ -16,8 +16,8 @@ import pytest
 from odd_terminals import CLIENTS, Terminal, in_terminal
 from rich.table import Table
 
+from llm_fed.basics.terminal import Lasting, lasting_streams, shown
 from llm_fed.runs.tracking import Reporter
-from llm_fed.terminal import Lasting, lasting_streams, shown
 
 SEED = "a few of many"
 
@@ -93,7 +93,7 @@ def test_streams_are_as_before_afterwards():
 
 
 def test_a_table_is_as_wide_as_its_words_need(capsys):
-    from llm_fed.terminal import Terminal as Console
+    from llm_fed.basics.terminal import Terminal as Console
 
     table = Table("a client", "score")
     table.add_row("a-rather-long-name", "100.0")

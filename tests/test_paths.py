@@ -15,16 +15,17 @@ from safetensors.torch import load_file
 from small_run import Small
 from torch.testing import assert_close
 
-from llm_fed import errors, paths
-from llm_fed.config import BaseConfig, Config, ServerConfig, TaskConfig
-from llm_fed.configfile import from_dict
+from llm_fed.basics import errors
+from llm_fed.basics.rng import generator
 from llm_fed.experiment import run as experiment
 from llm_fed.export import models
 from llm_fed.models.images import load_images
 from llm_fed.models.structure import Full
-from llm_fed.rng import generator
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import paths
+from llm_fed.settings.config import BaseConfig, Config, ServerConfig, TaskConfig
+from llm_fed.settings.configfile import from_dict
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_fed import methods, plugins
+from llm_fed import methods
+from llm_fed.settings import plugins
 from llm_fed.testing.battery import CHECKS
 from llm_fed.testing.federation import ADAPTERS, go
 
@@ -19,11 +20,11 @@ PACKAGE = Path(__file__).parents[1] / "examples" / "personal_methods"
 NAMES = {"fedper": "FedPer", "fedrep": "FedRep", "apfl": "APFL", "fedala": "FedALA", "fedamp": "FedAMP"}
 # What CONTRIBUTING.md's own example imports, and states, errors.
 PUBLIC = {
-    "llm_fed.errors",
-    "llm_fed.messages.wire",
+    "llm_fed.basics.errors",
+    "llm_fed.state.wire",
     "llm_fed.method",
     "llm_fed.settings",
-    "llm_fed.site",
+    "llm_fed.method.site",
     "llm_fed.state",
 }
 

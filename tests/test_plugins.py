@@ -11,11 +11,12 @@ import outside
 import pytest
 import yaml
 
-from llm_fed import methods, plugins, tasks
-from llm_fed.config import ServerConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed import methods, tasks
+from llm_fed.basics.errors import UserError
 from llm_fed.methods.fedit import FedLoRA
 from llm_fed.runs.records import read_records
+from llm_fed.settings import plugins
+from llm_fed.settings.config import ServerConfig, TaskConfig
 
 NAME = "half:Half"
 

@@ -12,9 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import pytest
 
 from llm_fed import methods
-from llm_fed.config import AdapterConfig, Config
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
 from llm_fed.settings import (
@@ -32,6 +30,8 @@ from llm_fed.settings import (
     key_of,
     range_of,
 )
+from llm_fed.settings.config import AdapterConfig, Config
+from llm_fed.settings.configfile import from_dict
 
 HUGE = 10**400  # no float holds it
 

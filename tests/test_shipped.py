@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_fed import configfile, shipped
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings import configfile, shipped
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

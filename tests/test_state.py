@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
-from llm_fed.messages.wire import WireError, pack, unpack
 from llm_fed.state import State, combine, stack, unstack
+from llm_fed.state.wire import WireError, pack, unpack
 
 
 def state(a: float, b: float, count: int = 0, running: float = 0.0) -> State:

@@ -14,9 +14,9 @@ from rich.table import Table
 from typer.core import TyperArgument
 
 from llm_fed import cli, methods
+from llm_fed.basics.errors import UserError, closest, did_you_mean, printable
 from llm_fed.cli import printing
 from llm_fed.commands import compare, quickstart
-from llm_fed.errors import UserError, closest, did_you_mean, printable
 from llm_fed.eval.tables import Table as Comparison
 from llm_fed.runs.reading import finished
 from llm_fed.runs.tracking import Reporter

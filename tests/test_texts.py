@@ -14,15 +14,16 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llm_fed import configfile, methods, paths, spelling
+from llm_fed import methods
+from llm_fed.basics import spelling
+from llm_fed.basics.errors import UserError
 from llm_fed.commands import section
-from llm_fed.config import Config
-from llm_fed.configfile import as_dict, flat, load
-from llm_fed.errors import UserError
 from llm_fed.method import Method
-from llm_fed.references import is_reference
 from llm_fed.runs.reading import read_config
-from llm_fed.settings import hints, is_text, key_of, members_of, section_of
+from llm_fed.settings import configfile, hints, is_text, key_of, members_of, paths, section_of
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict, flat, load
+from llm_fed.settings.references import is_reference
 
 ODD = [
     "no", "11", "1e5", "0x10", "1_000", "12:30", "2024-01-01", "null", "~", "true", "011", "NULL", "yes", "off", "1.0",

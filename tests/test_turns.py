@@ -17,12 +17,12 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 import llm_fed
-from llm_fed import turns
-from llm_fed.config import BaseConfig
-from llm_fed.configfile import from_dict
+from llm_fed.basics import turns
 from llm_fed.experiment import run
 from llm_fed.models.loading import load_base, missing_weights
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import BaseConfig
+from llm_fed.settings.configfile import from_dict
 
 SECONDS = 120  # in which threads that should end have ended, on a busy machine
 
@@ -158,7 +158,7 @@ def test_two_threads_and_one_run_folder(small, tmp_path):
     def job() -> None:
         try:
             run.train(config, tmp_path / "run", reporter=quiet())
-        except llm_fed.errors.RunError as error:
+        except llm_fed.basics.errors.RunError as error:
             said.append(str(error))
 
     together(job, job)

@@ -14,13 +14,13 @@ import pytest
 import small_run
 from rich.console import Console
 
-from llm_fed import waits
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
+from llm_fed import rows
+from llm_fed.basics import waits
+from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run
 from llm_fed.models.loading import explain
 from llm_fed.runs.tracking import Reporter
-from llm_fed.tasks import rows
+from llm_fed.settings.configfile import from_dict
 
 
 @pytest.fixture

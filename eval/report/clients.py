@@ -12,7 +12,7 @@ from typing import Any, Literal
 from llm_fed.eval.distribution import FEW, Bin, histogram
 from llm_fed.eval.report.page import cell
 from llm_fed.eval.report.reading import Line
-from llm_fed.messages.wire import pack
+from llm_fed.state.wire import pack
 
 EMPTY = len(pack(None))  # bytes of a message that says nothing
 _TOTALS = {"mean": "mean", "std over clients": "std", "worst half": "worst_half"}

@@ -13,8 +13,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from llm_fed.errors import RunError
-from llm_fed.files import write_file
+from llm_fed.basics.errors import RunError
+from llm_fed.basics.files import write_file
 
 _HERE = Path(__file__).parent
 

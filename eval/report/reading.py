@@ -10,13 +10,13 @@ from typing import Any
 import yaml
 from yaml import YAMLError
 
-from llm_fed.config import EvalConfig
-from llm_fed.errors import UserError
-from llm_fed.files import read_file
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.files import read_file
 from llm_fed.models.origin import Origin
-from llm_fed.paths import hub_place, public
 from llm_fed.runs import shapes
 from llm_fed.runs.records import read_object as read_checked
+from llm_fed.settings.config import EvalConfig
+from llm_fed.settings.paths import hub_place, public
 
 Line = dict[str, Any]
 

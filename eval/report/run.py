@@ -8,17 +8,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from llm_fed.errors import RunError, listed
+from llm_fed.basics.errors import RunError, listed
 from llm_fed.eval import merges
 from llm_fed.eval.report.clients import anything_sent, client_table, curves, distribution
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, reference, usage
 from llm_fed.eval.report.samples import samples_of
-from llm_fed.eval.rules import in_words as rules_in_words
-from llm_fed.eval.scores import METRICS, NOT_SCORED
 from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES
 from llm_fed.runs.reading import comparable, scores_in_training
+from llm_fed.scoring.rules import in_words as rules_in_words
+from llm_fed.scoring.scores import METRICS, NOT_SCORED
 
 KINDS = ("client", "round", "score", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")
 ALONE = "the base alone"

@@ -17,10 +17,9 @@ from llm_fed import methods
 from llm_fed.audit import again, elsewhere, kept
 from llm_fed.audit.findings import Audit
 from llm_fed.audit.replay import Replay
-from llm_fed.config import Config
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
-from llm_fed.experiment.build import prepare
 from llm_fed.experiment.environment import environment, use_packing
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
@@ -30,6 +29,7 @@ from llm_fed.runs.reading import read_config
 from llm_fed.runs.records import read_object
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
+from llm_fed.settings.config import Config
 from llm_fed.tasks.record import Change, Record
 
 SAMPLE = 3  # rounds that are trained again if nobody says which

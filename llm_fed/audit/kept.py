@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llm_fed.audit.findings import Audit, words
-from llm_fed.config import Config
-from llm_fed.messages.wire import WireError, pack
 from llm_fed.method import Method
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Checkpoints, Saved
 from llm_fed.runs.records import read_object, read_records
 from llm_fed.runs.rows import Row
+from llm_fed.settings.config import Config
+from llm_fed.state.wire import WireError, pack
 
 
 def summary(folder: Path, found: Audit) -> None:

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from llm_fed.config import Config
-from llm_fed.errors import RunError
-from llm_fed.eval.scores import Summary
-from llm_fed.experiment.build import Experiment
+from llm_fed.basics.errors import RunError
+from llm_fed.bench.build import Experiment
 from llm_fed.federation.clients import encoded_upload, reported_examples, run_each
 from llm_fed.federation.privacy import central, released
 from llm_fed.federation.progress import InFlight, Progress, memories, restore
 from llm_fed.federation.uploads import arrivals
-from llm_fed.messages.outline import skeleton
-from llm_fed.messages.roles import Given
-from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Saved
 from llm_fed.runs.folder import Run
 from llm_fed.runs.rows import Memory
+from llm_fed.scoring.scores import Summary
+from llm_fed.settings.config import Config
+from llm_fed.state.outline import skeleton
+from llm_fed.state.roles import Given
+from llm_fed.state.wire import Message, pack, unpack
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from llm_fed.basics.errors import UserError
 from llm_fed.cli.printing import TEMPLATE, Allow, Json, beside_baselines, print_cross, print_scores
 from llm_fed.cli.program import app
-from llm_fed.errors import UserError
 
 
 @app.command("eval", rich_help_panel="Use a finished run")
@@ -49,7 +49,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score the personal adapters of a run, or a base model with or without an adapter. Scores are 0-100."""
-    from llm_fed import configfile
+    from llm_fed.settings import configfile
 
     words = settings or []
     if run_dir is not None and "=" in str(run_dir) and not run_dir.exists():  # no folder, but the first setting

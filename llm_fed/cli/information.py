@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.cli.printing import Json, out, print_list, program_name
 from llm_fed.cli.program import app
-from llm_fed.errors import RunError, UserError, listed
 
 
 @app.command(rich_help_panel="Get started and look things up")
@@ -93,7 +93,7 @@ def methods(as_json: Json = False) -> None:
 @app.command(rich_help_panel="Get started and look things up")
 def runs(as_json: Json = False) -> None:
     """List the configurations and launch files that llm_fed ships. Use one by its name: llm-fed run flan.yaml."""
-    from llm_fed import shipped
+    from llm_fed.settings import shipped
 
     print_list(shipped.rows(), as_json)
 

@@ -70,7 +70,7 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Merge a federated and a local adapter: POTARA, Fisher merging, task arithmetic, TIES, DARE, SLERP, mean, grid."""
-    from llm_fed import configfile
+    from llm_fed.settings import configfile
 
     configfile.keys_of(settings or [], "the method")  # what follows takes seconds, so mistakes are named first
     from llm_fed.commands import merge as posthoc
@@ -122,7 +122,7 @@ def join(
 ) -> None:
     """Make a personal adapter for a client that took no part in a run, in seconds: merge the run's adapters with
     weights fitted to the client's examples."""
-    from llm_fed import configfile
+    from llm_fed.settings import configfile
 
     configfile.keys_of(settings or [], "the run folder")  # what follows takes seconds, so mistakes are named first
     from llm_fed.commands import join as joining

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from llm_fed import plugins
-from llm_fed.config import Config
-from llm_fed.errors import listed
+from llm_fed.basics.errors import listed
+from llm_fed.basics.terminal import Terminal
 from llm_fed.eval.distribution import FEW, histogram
-from llm_fed.eval.scores import METRICS, NOT_SCORED
-from llm_fed.terminal import Terminal
+from llm_fed.scoring.scores import METRICS, NOT_SCORED
+from llm_fed.settings import plugins
+from llm_fed.settings.config import Config
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 
@@ -119,7 +119,7 @@ def about_rule(scores: dict[str, dict[str, Any]]) -> list[str]:
     """Which rules the column `rule` has, and which methods have a lower mean; nothing without that column."""
     if "rule" not in scores:
         return []
-    from llm_fed.eval.rules import in_words  # with torch, which mistakes are named without
+    from llm_fed.scoring.rules import in_words  # with torch, which mistakes are named without
 
     rule = scores["rule"]
     lines = [f"rule: the best rule that trains nothing, chosen on the training examples: {in_words(rule)}"]

@@ -17,9 +17,9 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from llm_fed import launchers, waits
-from llm_fed.errors import RunError, UserError, printable
-from llm_fed.terminal import lasting_streams
+from llm_fed.basics import launchers, waits
+from llm_fed.basics.errors import RunError, UserError, printable
+from llm_fed.basics.terminal import lasting_streams
 
 
 class _Commands(TyperGroup):

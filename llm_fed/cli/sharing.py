@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from llm_fed.basics.errors import printable
 from llm_fed.cli.printing import Allow, out
 from llm_fed.cli.program import app
-from llm_fed.errors import printable
 
 
 @app.command(rich_help_panel="Share and deploy")
@@ -91,8 +91,8 @@ def flower(
 ) -> None:
     """Write a Flower app that runs the federation with its clients on other machines. Each machine needs Flower: in a
     clone, pip install -e '.[flower]'."""
-    from llm_fed import configfile, shipped
     from llm_fed.commands import section
+    from llm_fed.settings import configfile, shipped
 
     config = shipped.find(config)
     loaded = configfile.load(config, settings or [])

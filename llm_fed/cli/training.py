@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.cli.printing import (
     Allow,
     Json,
@@ -20,7 +21,6 @@ from llm_fed.cli.printing import (
     program_name,
 )
 from llm_fed.cli.program import app
-from llm_fed.errors import RunError, UserError
 
 
 @app.command(rich_help_panel="Train and compare")
@@ -49,7 +49,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train a federation. The same command continues an interrupted run, and extends a finished one with rounds=N."""
-    from llm_fed import api
+    from llm_fed.commands import api
 
     if show and not dry_run:
         raise UserError("--show prints examples instead of training; give --dry-run, too")
@@ -146,8 +146,8 @@ def compare(
         raise UserError(
             f"--draws {draws} is the same as --seeds {','.join(map(str, range(draws)))}; give only one of the two"
         )
+    from llm_fed.basics.spelling import names_of
     from llm_fed.commands import section
-    from llm_fed.spelling import names_of
 
     try:
         numbers = [int(seed) for seed in seeds.split(",") if seed]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llm_fed.audit.audit import audit
-from llm_fed.errors import UserError, printable
+from llm_fed.basics.errors import UserError, printable
 from llm_fed.experiment.run import quiet
 
 

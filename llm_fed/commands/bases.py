@@ -9,12 +9,12 @@ import torch
 from rich import filesize
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from llm_fed.config import AdapterConfig, BaseConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.models.families import feels_padding
 from llm_fed.models.loading import check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.models.rotary import context
+from llm_fed.settings.config import AdapterConfig, BaseConfig
 from llm_fed.tasks.chat import GENERATION
 from llm_fed.tasks.templates import filled
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llm_fed import tasks
-from llm_fed.configfile import from_dict, overlay
+from llm_fed.basics.errors import UserError, printable, require
 from llm_fed.engine.sampling import Sampling
-from llm_fed.errors import UserError, printable, require
 from llm_fed.export.load import load_client
 from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal, alone
-from llm_fed.export.prompt import Prompt, prompt_of, read_prompt
 from llm_fed.models.loading import Base, load_base
+from llm_fed.models.prompt import Prompt, prompt_of, read_prompt
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
+from llm_fed.settings.configfile import from_dict, overlay
 from llm_fed.tasks.control import has_surrogates, without_surrogates
 
 HELP = """\

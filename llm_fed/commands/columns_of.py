@@ -9,15 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from llm_fed.basics.errors import UserError
 from llm_fed.commands import owners, survey
-from llm_fed.config import ColumnsConfig, PartitionConfig
-from llm_fed.errors import UserError
-from llm_fed.tasks import columns as usual_columns
-from llm_fed.tasks.columns import REQUIRED
+from llm_fed.rows import FileRows, Row
+from llm_fed.rows import columns as usual_columns
+from llm_fed.rows.columns import REQUIRED
+from llm_fed.rows.layout import Layout
+from llm_fed.settings.config import ColumnsConfig, PartitionConfig
 from llm_fed.tasks.examples import SAMPLE
 from llm_fed.tasks.files import plan_of
-from llm_fed.tasks.layout import Layout
-from llm_fed.tasks.rows import FileRows, Row
 
 Ask = Callable[[str, str], str]  # a question and its usual answer -> the answer
 TRIES = 3  # answers to one question

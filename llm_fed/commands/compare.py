@@ -10,28 +10,29 @@ from statistics import fmean
 
 from rich.console import Console
 
-from llm_fed import plugins, turns
+from llm_fed.basics import turns
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import write_file
+from llm_fed.bench.bases import Bases
+from llm_fed.bench.build import prepare
+from llm_fed.bench.costs import Parameters, count_parameters
 from llm_fed.commands.comparison import Job, Plan
 from llm_fed.commands.section import in_row, read_section
-from llm_fed.configfile import as_dict
-from llm_fed.errors import RunError, UserError
-from llm_fed.eval.costs import Parameters, count_parameters
 from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
 from llm_fed.experiment import splits, unused
 from llm_fed.experiment.baselines import Baselines
-from llm_fed.experiment.bases import Bases
-from llm_fed.experiment.build import prepare
-from llm_fed.files import write_file
 from llm_fed.models.lora import check_names
 from llm_fed.models.structure import structure_of
-from llm_fed.paths import public_text
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.forecast import duration
 from llm_fed.runs.reading import scores_by_round
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import plugins
+from llm_fed.settings.configfile import as_dict
+from llm_fed.settings.paths import public_text
 
 A_MINUTE = 60.0  # seconds; of a shorter comparison nobody needs to know the rest
 

@@ -14,28 +14,29 @@ from typing import Any
 
 import torch
 
-from llm_fed import configfile, methods, paths, tasks
+from llm_fed import methods, tasks
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.bench.costs import Traffic, read_traffic
+from llm_fed.bench.needed import needed_config
 from llm_fed.commands import section
-from llm_fed.config import Config, ExportConfig
-from llm_fed.contents import KEYS, Contents, translated
-from llm_fed.errors import RunError, UserError
-from llm_fed.eval.costs import Traffic, read_traffic
-from llm_fed.eval.scores import without
 from llm_fed.eval.tables import Result
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
-from llm_fed.experiment.needed import needed_config
 from llm_fed.method import Method
 from llm_fed.models import speed
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, settle_dtype
-from llm_fed.plugins import short
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run, as_before, holds_results
 from llm_fed.runs.reading import events, saved_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
+from llm_fed.scoring.scores import without
+from llm_fed.settings import configfile, paths
+from llm_fed.settings.config import Config, ExportConfig
+from llm_fed.settings.contents import KEYS, Contents, translated
+from llm_fed.settings.plugins import short
 
 Value = Callable[[Config], str]  # one that may be `auto`
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import write_file
 from llm_fed.commands.evaluate import reopen, scoring_config
-from llm_fed.errors import RunError, UserError
 from llm_fed.eval.report import write_report
-from llm_fed.files import write_file
+from llm_fed.method.site import Site
 from llm_fed.runs.folder import CROSS
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import Site
 from llm_fed.state import State
 
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import torch
 
-from llm_fed import cgroups
-from llm_fed.config import BaseConfig
+from llm_fed.basics import cgroups
 from llm_fed.models import speed
 from llm_fed.models.loading import settle_dtype
+from llm_fed.settings.config import BaseConfig
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "evaluate")
 TINY_BASE = Path(__file__).parents[1] / "assets" / "tiny-base"
@@ -64,13 +64,13 @@ def _dtypes() -> str:
 
 
 def _train(quantization: Literal["nf4"] | None) -> str:
+    from llm_fed.basics.rng import generator
     from llm_fed.engine.adapted import AdaptedModel
     from llm_fed.engine.fit import fit
+    from llm_fed.method.optimizer import Optimizer
+    from llm_fed.method.requests import Fit
     from llm_fed.models.loading import load_base
     from llm_fed.models.lora import Lora, draw
-    from llm_fed.optimizer import Optimizer
-    from llm_fed.requests import Fit
-    from llm_fed.rng import generator
     from llm_fed.tasks.common import Encoded
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -108,6 +108,6 @@ def _packing() -> str:
 
 
 def _metrics() -> str:
-    from llm_fed.eval.scores import score
+    from llm_fed.scoring.scores import score
 
     return f"rouge1 of equal texts is {score('rouge1', ['a b'], [('a b',)]):.0f}"

@@ -14,7 +14,7 @@ from os.path import commonprefix
 import numpy as np
 import regex
 
-from llm_fed.errors import one_line
+from llm_fed.basics.errors import one_line
 from llm_fed.tasks.common import Example, TaskData, text_of
 from llm_fed.tasks.content import plain
 

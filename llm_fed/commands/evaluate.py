@@ -9,31 +9,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed import datapath, tasks
-from llm_fed.config import AdapterConfig, Config, TaskConfig, check
-from llm_fed.configfile import from_dict, keys_of, overlay
-from llm_fed.errors import UserError, require
-from llm_fed.eval.scores import Summary
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError, require
+from llm_fed.basics.files import write_folders
+from llm_fed.bench.bases import load
+from llm_fed.bench.build import Experiment, prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.baselines import rule_line, shared_by
-from llm_fed.experiment.bases import load
-from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.export import peft_folders
 from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.models import read as read_personal
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.personal import alone
-from llm_fed.export.prompt import as_said, read_prompt
-from llm_fed.files import write_folders
+from llm_fed.method.site import Site
 from llm_fed.models.loading import Base
+from llm_fed.models.prompt import as_said, read_prompt
+from llm_fed.rows.formats import stem_of
 from llm_fed.runs.reading import adapter_folders, exported, finished, read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
-from llm_fed.site import Site
+from llm_fed.scoring.scores import Summary
+from llm_fed.settings import datapath
+from llm_fed.settings.config import AdapterConfig, Config, TaskConfig, check
+from llm_fed.settings.configfile import from_dict, keys_of, overlay
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.files import read_file
-from llm_fed.tasks.formats import stem_of
 
 SPLITS = ("test", "validation")
 # Beginnings of the keys that say what is scored, and how; of those that decide which examples are held out; and of

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed.config import Config
-from llm_fed.configfile import as_dict, flat
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import write_file
 from llm_fed.eval.forest import plot_verdict
-from llm_fed.eval.scores import without
 from llm_fed.eval.verdict import Scored, Verdict, last_round
 from llm_fed.experiment import splits
-from llm_fed.files import write_file
 from llm_fed.runs.reading import finished, read_config
+from llm_fed.scoring.scores import without
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict, flat
 
 # What is no difference between methods: seeds, what is kept of a run, and where it was computed.
 _APART = (

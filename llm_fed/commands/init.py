@@ -12,21 +12,21 @@ import torch
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from llm_fed import datapath, methods, tasks
+from llm_fed import methods, tasks
+from llm_fed.basics.errors import RunError, UserError, listed
+from llm_fed.basics.files import write_file
+from llm_fed.bench import taking_part
 from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.budget import Budget, Work
 from llm_fed.commands.columns_of import Ask, Given
 from llm_fed.commands.duplicates import near_duplicates
 from llm_fed.commands.known_base import Known, Tell
 from llm_fed.commands.lengths import Lengths, Limits, quantile
-from llm_fed.config import ColumnsConfig, TaskConfig
-from llm_fed.errors import RunError, UserError, listed
-from llm_fed.eval.scores import LIKELIHOOD
-from llm_fed.experiment import taking_part
-from llm_fed.files import write_file
 from llm_fed.models import speed
-from llm_fed.tasks.common import Example, TaskData, text_of
-from llm_fed.tasks.reading import Reading
+from llm_fed.rows.reading import Reading
+from llm_fed.settings import datapath
+from llm_fed.settings.config import ColumnsConfig, TaskConfig
+from llm_fed.tasks.common import LIKELIHOOD, Example, TaskData, text_of
 
 BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed, why in one line, and how much it trains. docs/init.md has the measurements.

@@ -10,22 +10,22 @@ from typing import Any
 import yaml
 
 from llm_fed import methods
+from llm_fed.basics.errors import ClientError, RunError, UserError
+from llm_fed.bench.build import prepare
 from llm_fed.commands.evaluate import examples_of, lay_over
-from llm_fed.config import AdapterConfig, Config, EvalConfig, TaskConfig, check
-from llm_fed.configfile import as_dict
-from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.experiment import pool, splits
-from llm_fed.experiment.build import prepare
 from llm_fed.experiment.joining import merged_from_pool, merged_with_local
 from llm_fed.experiment.pool import Pool
 from llm_fed.export import models
 from llm_fed.export.card import model_card
-from llm_fed.export.prompt import prompt_of
 from llm_fed.models.loading import Base, load_base
 from llm_fed.models.lora import Lora
+from llm_fed.models.prompt import prompt_of
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
+from llm_fed.settings.config import AdapterConfig, Config, EvalConfig, TaskConfig, check
+from llm_fed.settings.configfile import as_dict
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

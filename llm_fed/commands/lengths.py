@@ -34,17 +34,17 @@ class Lengths:
             context: tokens that the base takes at most, if that is known.
         """
         most = context or self.whole[-1] + BLOCK
-        longest = min(most, rounded(usual_length(self.whole)))
+        longest = min(most, up_to_block(usual_length(self.whole)))
         raised = None
         for client, pairs in self.clients.items():
             own = [whole for whole, _ in pairs]
             if len(own) >= MOST and median(own) > longest and longest < most:
-                longest, raised = min(most, rounded(usual_length(own))), client
+                longest, raised = min(most, up_to_block(usual_length(own))), client
         answers = sorted(answer for pairs in self.clients.values() for whole, answer in pairs if whole <= longest)
         lost = {
             client: (sum(whole > longest for whole, _ in pairs), len(pairs)) for client, pairs in self.clients.items()
         }
-        answer = min(longest, rounded(usual_length(answers) + 1)) if answers else longest
+        answer = min(longest, up_to_block(usual_length(answers) + 1)) if answers else longest
         return Limits(longest, answer, raised, {client: (of, all) for client, (of, all) in lost.items() if of})
 
 
@@ -82,6 +82,6 @@ def quantile(values: Sequence[int], share: float) -> int:
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def rounded(tokens: int) -> int:
+def up_to_block(tokens: int) -> int:
     """Up to a multiple of BLOCK."""
     return BLOCK * math.ceil(tokens / BLOCK)

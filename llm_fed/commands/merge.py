@@ -12,29 +12,29 @@ from typing import Any
 import yaml
 
 from llm_fed import methods, tasks
+from llm_fed.basics.errors import UserError, lookup, require
+from llm_fed.bench.bases import load
+from llm_fed.bench.build import Experiment, prepare
+from llm_fed.bench.needed import states_of_run
 from llm_fed.commands.evaluate import Data, examples_of, lay_over
-from llm_fed.config import AdapterConfig, BaseConfig, Config, TaskConfig
-from llm_fed.configfile import as_dict, from_dict, keys_of
-from llm_fed.errors import UserError, lookup, require
 from llm_fed.eval.merges import draw_curves
 from llm_fed.experiment import splits
-from llm_fed.experiment.bases import load
-from llm_fed.experiment.build import Experiment, prepare
-from llm_fed.experiment.needed import states_of_run
 from llm_fed.experiment.run import merge
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.peft_settings import CONFIG
-from llm_fed.export.prompt import Prompt, as_said, prompt_of, read_prompt
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import FACTORS, Lora, factor_of, targets
 from llm_fed.models.origin import Origin
+from llm_fed.models.prompt import Prompt, as_said, prompt_of, read_prompt
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
+from llm_fed.settings.config import AdapterConfig, BaseConfig, Config, TaskConfig
+from llm_fed.settings.configfile import as_dict, from_dict, keys_of
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record, together

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llm_fed import plugins
+from llm_fed.settings import plugins
 
 LIST = Path(__file__).parents[1] / "assets" / "methods.json"
 

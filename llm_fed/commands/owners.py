@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llm_fed.tasks import columns
-from llm_fed.tasks.cells import value_of
-from llm_fed.tasks.layout import split_of
-from llm_fed.tasks.rows import Row, Source
+from llm_fed.rows import Row, Source, columns
+from llm_fed.rows.cells import value_of
+from llm_fed.rows.layout import split_of
 
 # Words for who holds data, the most telling ones first, and words for what may just as well be a property of a row.
 HOLDERS = (

@@ -11,12 +11,13 @@ from statistics import median
 from typing import Any
 
 from llm_fed import tasks
+from llm_fed.basics.errors import UserError, listed
 from llm_fed.commands import init
 from llm_fed.commands.budget import Budget
 from llm_fed.commands.columns_of import DEALT, Ask, Given
-from llm_fed.config import PartitionConfig, TaskConfig
-from llm_fed.errors import UserError, listed
-from llm_fed.tasks import files, formats, layout
+from llm_fed.rows import formats, layout
+from llm_fed.settings.config import PartitionConfig, TaskConfig
+from llm_fed.tasks import files
 from llm_fed.tasks.common import TaskData
 
 # Models that are drawn and trained whole need many more passes than adapters. docs/init.md has the measurements.
@@ -33,7 +34,7 @@ _DESCRIPTIONS = re.compile(r"(?:metadata|labels?|annotations?|classes|info)\.\w+
 def holds_pictures(path: Path) -> bool:
     """Whether a run would read this as pictures: an npz file, or a folder with one, or with picture files and no other
     data than descriptions of these."""
-    from llm_fed.tasks.pictures import SUFFIXES
+    from llm_fed.rows.pictures import SUFFIXES
 
     if path.is_file():
         return path.suffix.lower() == ".npz"
@@ -111,7 +112,7 @@ def _sizes(path: Path) -> list[tuple[int, int]]:
     """(height, width) of the pictures, of many of some."""
     from PIL import Image, UnidentifiedImageError
 
-    from llm_fed.tasks.pictures import SUFFIXES, read_npz
+    from llm_fed.rows.pictures import SUFFIXES, read_npz
 
     arrays = [path] if path.is_file() else sorted(path.glob("*.npz"))
     if arrays:

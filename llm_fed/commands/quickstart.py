@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llm_fed import configfile
 from llm_fed.eval.merges import weights_after
 from llm_fed.eval.plots import plot_weights
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 from llm_fed.tasks import synthetic
 
 ASSETS = Path(__file__).parents[1] / "assets"

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed import configfile, datapath, spelling
-from llm_fed.config import Config
-from llm_fed.errors import UserError, did_you_mean, require
-from llm_fed.eval.scores import METRICS
+from llm_fed.basics import spelling
+from llm_fed.basics.errors import UserError, did_you_mean, require
+from llm_fed.scoring.scores import METRICS
+from llm_fed.settings import configfile, datapath
+from llm_fed.settings.config import Config
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def read_rows(path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Se
             with in_row(label):
                 cells[label, seed] = configfile.load(path, [*own, *words, f"seed={seed}"])
     if others := [name for name in chosen if name not in of_file]:
-        from llm_fed import methods, plugins
+        from llm_fed import methods
+        from llm_fed.settings import plugins
 
         known = [*of_file, *methods.NAMES, *plugins.by_name(plugins.METHODS)]
         for name in others:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import regex
 
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import taking_part
 from llm_fed.commands.lengths import Lengths
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
-from llm_fed.experiment import taking_part
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData, text_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def lengths(
     Raises:
         UserError: an example cannot fill the template, or has a token without an embedding.
     """
-    from llm_fed.experiment.encoding import Encoder  # seconds
+    from llm_fed.bench.encoding import Encoder  # seconds
 
     encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows)
     measured = zip(chosen, encoder.lengths(chosen.values()), strict=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from llm_fed.errors import UserError
-from llm_fed.requests import Request, Work
+from llm_fed.basics.errors import UserError
+from llm_fed.method.requests import Request, Work
 
 Asked = TypeVar("Asked", bound=Request[Any])
 Together = TypeVar("Together", bound=Callable[[Any, Sequence[Any]], Sequence[Any]])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any
 
-from llm_fed.requests import Request
+from llm_fed.method.requests import Request
 
 Execute = Callable[[Sequence[Request[Any]]], Sequence[Any]]  # one result, or one exception, per request
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import Example, MicroBatch, collate, num_targets
-from llm_fed.errors import UserError
 from llm_fed.models.frozen import freeze
 from llm_fed.models.joined import full, respond
 from llm_fed.models.lora import Lora, targets

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed import signs
+from llm_fed.basics import signs
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT, Batch, Kind
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import padded_tokens, plan
 from llm_fed.engine.steps import Steps, together
-from llm_fed.errors import ClientError
-from llm_fed.losses import divergence
-from llm_fed.requests import Fit, Fitted, Work
-from llm_fed.rng import derive
+from llm_fed.method.losses import divergence
+from llm_fed.method.requests import Fit, Fitted, Work
 
 
 def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientError], Work]:

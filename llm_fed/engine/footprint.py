@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed.config import LocalConfig
 from llm_fed.engine import formula
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import Kind
 from llm_fed.engine.fit import token_losses
 from llm_fed.engine.inference import autocast
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
+from llm_fed.method.optimizer import MOMENTS
+from llm_fed.method.site import Site
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import full, respond
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
-from llm_fed.optimizer import MOMENTS
-from llm_fed.site import Site
+from llm_fed.settings.config import LocalConfig
 from llm_fed.tasks.common import Encoded, labels_of, pixels_of
 
 _MEASURED = 16  # tokens; twice as many and this many give a constant part and one that grows

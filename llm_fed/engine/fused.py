@@ -10,18 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
+from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.engine import fit, gradients, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import Answering, answers, answers_each
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import Kind
-from llm_fed.errors import ClientError, UserError
 from llm_fed.merge.delta import under
 from llm_fed.merge.moments import Evidence
+from llm_fed.method.requests import ExpertWeights, Fit, Fitted, Gradient, GradientMoments, MeanLosses
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
-from llm_fed.requests import ExpertWeights, Fit, Fitted, Gradient, GradientMoments, MeanLosses
 from llm_fed.state import State
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache
 
-from llm_fed import signs
+from llm_fed.basics import signs
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import token_losses
@@ -25,9 +26,9 @@ from llm_fed.engine.inference import autocast
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
 from llm_fed.engine.sampling import Choose, Sampling
-from llm_fed.errors import RunError, UserError
 from llm_fed.models.families import feels_padding
-from llm_fed.models.loading import Base, end_tokens
+from llm_fed.models.loading import Base
+from llm_fed.models.prompt import stop_tokens
 from llm_fed.models.rotary import context, regimes
 from llm_fed.tasks.common import Encoded
 from llm_fed.tasks.control import THINK, answer_of
@@ -407,11 +408,3 @@ def answer_text(base: Base, prompt: Sequence[int], tokens: Sequence[int]) -> str
 def _opens(base: Base) -> bool:
     """Whether the template may end a prompt with the tag of reasoning, and not only who asks."""
     return base.prompt is None or filled(base.prompt.template, base.tokenizer).opens
-
-
-def stop_tokens(base: Base) -> set[int]:
-    """Every token that ends an answer: those of an adapter's folder, or the tokenizer's EOS and the base's (a chat
-    model has several)."""
-    if base.prompt is not None:
-        return set(base.prompt.stop)
-    return end_tokens(base.tokenizer, base.model.generation_config.eos_token_id)

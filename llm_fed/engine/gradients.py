@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.examples import Batch
 from llm_fed.engine.fit import token_losses
 from llm_fed.engine.memory import activation_checkpointing, free_memory
 from llm_fed.engine.packing import plan
-from llm_fed.errors import ClientError
 from llm_fed.merge.moments import Evidence, Moments
-from llm_fed.requests import Gradient, GradientMoments
-from llm_fed.rng import generator
+from llm_fed.method.requests import Gradient, GradientMoments
 from llm_fed.state import State, stack
 
 # Row, gradient, the row that the layers read, its gradient, and the moments' float64 temporaries.

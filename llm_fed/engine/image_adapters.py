@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed import signs
+from llm_fed.basics import signs
 from llm_fed.engine import gradients
 from llm_fed.engine.answering import answers, answers_each
 from llm_fed.engine.examples import Pictures
 from llm_fed.engine.fused import FusedEngine
 from llm_fed.engine.inference import autocast, similarity_weights
 from llm_fed.engine.memory import budget_and_overhead
+from llm_fed.method.requests import Features, FitHead, Gradient, Logits
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import Answer, full, respond
 from llm_fed.models.lora import Lora
-from llm_fed.requests import Features, FitHead, Gradient, Logits
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, labels_of, pixels_of
 

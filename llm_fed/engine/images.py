@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed import signs
+from llm_fed.basics import signs
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import derive
 from llm_fed.engine.answering import Answering, answers_each
 from llm_fed.engine.image_adapters import ImageAdapterEngine, fit_head
 from llm_fed.engine.steps import Steps
-from llm_fed.errors import ClientError
-from llm_fed.losses import divergence
+from llm_fed.method.losses import divergence
+from llm_fed.method.requests import Answers, Fit, FitHead, Fitted, Gradient, Logits, MeanLosses, Request, Work
 from llm_fed.models.flat import FlatModel
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import Answer, full, respond
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
-from llm_fed.requests import Answers, Fit, FitHead, Fitted, Gradient, Logits, MeanLosses, Request, Work
-from llm_fed.rng import derive
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, labels_of, pixels_of
 

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from llm_fed.config import EvalConfig
 from llm_fed.engine import generation, inference
 from llm_fed.engine.answering import answers
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fused import FusedEngine
+from llm_fed.method.requests import AnswerLoss, Features, Generate, OptionScores
 from llm_fed.models.loading import Base
-from llm_fed.requests import AnswerLoss, Features, Generate, OptionScores
+from llm_fed.settings.config import EvalConfig
 from llm_fed.state import State
 
 Item = TypeVar("Item")

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from llm_fed import cgroups
-from llm_fed.errors import RunError
+from llm_fed.basics import cgroups
+from llm_fed.basics.errors import RunError
 
 Result = TypeVar("Result")
 

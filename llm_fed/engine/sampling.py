@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 Choose = Callable[[Tensor], Tensor]  # the next tokens (N, 1) of logits (N, V)
 

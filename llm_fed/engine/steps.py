@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
+from llm_fed.method.requests import Fit, PerExample
 from llm_fed.models.lora import FACTORS, factor_of
-from llm_fed.requests import Fit, PerExample
-from llm_fed.rng import generator
 from llm_fed.state import Layout, State, module_of
 
 

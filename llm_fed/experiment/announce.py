@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from llm_fed.bench.costs import after_a_step
 from llm_fed.engine import formula
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory, memory_limit
-from llm_fed.eval.costs import after_a_step
-from llm_fed.eval.notes import notes_on_length
 from llm_fed.experiment.costs import Costs, Counts
 from llm_fed.federation.clients import broadcast
-from llm_fed.messages.wire import Message, entries, pack, unpack
+from llm_fed.method.site import Site
 from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
 from llm_fed.runtime.launch import processes
-from llm_fed.site import Site
+from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state import State
+from llm_fed.state.wire import Message, entries, pack, unpack
 
 if TYPE_CHECKING:
-    from llm_fed.experiment.build import Experiment
+    from llm_fed.bench.build import Experiment
 
 SPLITS = ("training", "validation", "test")
 

@@ -1,5 +1,5 @@
 """The scores beside which a run's own are read: of the base without training, and of each client's best rule that
-trains nothing (`eval/rules.py`); both on the test split, once per run."""
+trains nothing (`llm_fed/scoring/rules.py`); both on the test split, once per run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from llm_fed.config import Config
-from llm_fed.configfile import as_dict
-from llm_fed.eval.rules import BestRule, best_rule
-from llm_fed.eval.scores import summarize
 from llm_fed.experiment import samples
 from llm_fed.federation.loop import log_base
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import comparable
+from llm_fed.scoring.rules import BestRule, best_rule
+from llm_fed.scoring.scores import summarize
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict
 
 if TYPE_CHECKING:
-    from llm_fed.experiment.build import Experiment
-    from llm_fed.site import Site
+    from llm_fed.bench.build import Experiment
+    from llm_fed.method.site import Site
 
 Line = Mapping[str, Any]  # of metrics.jsonl
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from llm_fed.bench.build import Experiment
 from llm_fed.engine.calibration import Calibration, calibrate
 from llm_fed.engine.footprint import training_copies
 from llm_fed.engine.language import LanguageEngine
-from llm_fed.experiment.build import Experiment
 from llm_fed.models.lora import Lora
 from llm_fed.models.origin import origin_of
 from llm_fed.runs.folder import Run

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm_fed.experiment.build import Experiment
+from llm_fed.basics.figures import rounded
+from llm_fed.bench.build import Experiment
+from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
-from llm_fed.runs.folder import EXPERTS, Run, rounded
-from llm_fed.site import Site
+from llm_fed.runs.folder import EXPERTS, Run
 from llm_fed.state import State
 
 MAX_CLIENTS = 200  # of more, the first: the report shows a row for each

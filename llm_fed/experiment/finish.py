@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from llm_fed import checksum, signs
-from llm_fed.errors import RunError
-from llm_fed.eval.notes import notes_on_length
+from llm_fed.basics import checksum, signs
+from llm_fed.basics.errors import RunError
+from llm_fed.basics.files import remove, write_folders
+from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import experts
 from llm_fed.experiment.baselines import Baselines
-from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
 from llm_fed.export.card import model_card
-from llm_fed.export.prompt import prompt_of
 from llm_fed.federation import privacy
 from llm_fed.federation.clients import finish, messages_for
 from llm_fed.federation.progress import Progress, restore
-from llm_fed.files import remove, write_folders
-from llm_fed.messages.wire import Message, WireError
 from llm_fed.method import Method
+from llm_fed.method.site import NOISY_STEPS, OPTIMIZER, Site
+from llm_fed.models.prompt import prompt_of
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import NOISY_STEPS, OPTIMIZER, Site
+from llm_fed.scoring.notes import notes_on_length
+from llm_fed.state.wire import Message, WireError
 
 NO_SCORE = "It has none, as the client has no test example."
 UNMOVED = (

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm_fed.errors import ClientError
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.figures import rounded
 from llm_fed.experiment.pool import Pool
 from llm_fed.method import Method
-from llm_fed.methods.parents import rounded
+from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
-from llm_fed.site import Site
 from llm_fed.state import State, combine
 
 # Nats per target token by which the losses of two adapters differ where their weights differ e-fold. Without a limit

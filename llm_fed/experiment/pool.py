@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import methods, tasks
-from llm_fed.config import Config
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.export import peft_folders
-from llm_fed.messages.wire import WireError
 from llm_fed.method import Method
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import exported, finished
+from llm_fed.settings.config import Config
 from llm_fed.state import State
+from llm_fed.state.wire import WireError
 
 
 @dataclass(frozen=True)

@@ -14,23 +14,21 @@ from typing import Any
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from llm_fed import launchers, methods, signs, turns, waits
-from llm_fed.config import Config
-from llm_fed.configfile import as_dict
-from llm_fed.contents import Contents
-from llm_fed.errors import ClientError, RunError, UserError
-from llm_fed.experiment import announce, splits, start, taking_part, timing, unused
+from llm_fed import methods
+from llm_fed.basics import launchers, signs, turns, waits
+from llm_fed.basics.errors import ClientError, RunError, UserError
+from llm_fed.bench import start, taking_part
+from llm_fed.bench.bases import Bases
+from llm_fed.bench.build import Experiment, prepare
+from llm_fed.bench.needed import needed_config, states_of_run
+from llm_fed.experiment import announce, splits, timing, unused
 from llm_fed.experiment.baselines import Baselines
-from llm_fed.experiment.bases import Bases
-from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import deliver, finish_and_deliver
-from llm_fed.experiment.needed import needed_config, states_of_run
 from llm_fed.export import models
 from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
-from llm_fed.messages.wire import Message
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
@@ -40,6 +38,10 @@ from llm_fed.runs.records import read_records, time_of_day
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict
+from llm_fed.settings.contents import Contents
+from llm_fed.state.wire import Message
 from llm_fed.tasks.record import Record
 
 

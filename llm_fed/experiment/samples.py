@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from llm_fed.errors import UserError
-from llm_fed.eval.clients import predict
-from llm_fed.eval.scores import METRICS
-from llm_fed.experiment.build import Experiment
-from llm_fed.export.prompt import prompt_of
+from llm_fed.basics.errors import UserError
+from llm_fed.bench.build import Experiment
+from llm_fed.method.requests import Query
 from llm_fed.models.loading import Base
-from llm_fed.requests import Query
+from llm_fed.models.prompt import prompt_of
 from llm_fed.runs.folder import SAMPLES, Run
+from llm_fed.scoring.evaluation import predict
+from llm_fed.scoring.scores import METRICS
 from llm_fed.tasks.common import Example, Turn, text_of
 from llm_fed.tasks.templates import encode_prompt
 

@@ -10,15 +10,15 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed import tasks
-from llm_fed.config import Config
-from llm_fed.errors import UserError, printable
+from llm_fed.basics.errors import UserError, printable
+from llm_fed.bench.build import with_examples
+from llm_fed.bench.encoding import Encoder
 from llm_fed.experiment.announce import SPLITS
-from llm_fed.experiment.build import with_examples
 from llm_fed.experiment.costs import Counts
-from llm_fed.experiment.encoding import Encoder
+from llm_fed.method.requests import Query
+from llm_fed.method.site import Data
 from llm_fed.models.loading import read_tokenizer
-from llm_fed.requests import Query
-from llm_fed.site import Data
+from llm_fed.settings.config import Config
 from llm_fed.tasks.common import Encoded, Example
 from llm_fed.tasks.templates import filled, template_of
 

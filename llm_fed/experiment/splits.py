@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_fed import methods
-from llm_fed.config import Config
-from llm_fed.errors import RunError
-from llm_fed.experiment import start
+from llm_fed.basics.errors import RunError
+from llm_fed.bench import start
 from llm_fed.runs.folder import SPLITS, Run, holds_results
 from llm_fed.runs.records import read_object
+from llm_fed.settings.config import Config
 from llm_fed.tasks.record import TEST, VALIDATION, Change, Record, together
 
 if TYPE_CHECKING:
-    from llm_fed.experiment.build import Experiment
+    from llm_fed.bench.build import Experiment
 
 _FILES = 6  # that a note names
 

@@ -16,26 +16,26 @@ from typing import Any
 
 from accelerate import PartialState
 
-from llm_fed import signs
+from llm_fed.basics import signs
+from llm_fed.bench.build import Experiment
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.drive import drive
 from llm_fed.engine.generation import seconds_of_tokens
 from llm_fed.engine.images import VisionEngine
-from llm_fed.eval.scores import METRICS
 from llm_fed.experiment.announce import local_steps
 from llm_fed.experiment.baselines import Baselines
-from llm_fed.experiment.build import Experiment
 from llm_fed.experiment.samples import Samples
 from llm_fed.federation.clients import broadcast
-from llm_fed.messages.wire import unpack
 from llm_fed.method import Method
+from llm_fed.method.requests import Fit, Fitted, Request
+from llm_fed.method.site import Site
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
-from llm_fed.requests import Fit, Fitted, Request
 from llm_fed.runs.forecast import Forecast, Span
 from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.site import Site
+from llm_fed.scoring.scores import METRICS
+from llm_fed.state.wire import unpack
 
 clock = time.perf_counter
 SHARE = 0.02  # of a run's steps, and of its answers, that is timed at most

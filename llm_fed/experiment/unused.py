@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from llm_fed import tasks
-from llm_fed.config import ColumnsConfig, Config
-from llm_fed.errors import UserError, inert
+from llm_fed.basics.errors import UserError, inert
+from llm_fed.settings.config import ColumnsConfig, Config
 
 BY_LABEL = ("dirichlet", "pathological", "cluster")
 WITH_COLUMNS = ("files", "flan", "flan-2000", "commonsense")  # tasks whose columns can be named

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from llm_fed import datapath
-from llm_fed.export.prompt import Prompt
-from llm_fed.paths import is_local, public
+from llm_fed.models.prompt import Prompt
+from llm_fed.settings import datapath
+from llm_fed.settings.paths import is_local, public
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the first one where yaml was built with libyaml
 _LOAD = """import torch

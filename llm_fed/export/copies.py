@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_fed import checksum
-from llm_fed.errors import UserError, one_line
+from llm_fed.basics import checksum
+from llm_fed.basics.errors import UserError, one_line
 from llm_fed.export.peft_settings import CONFIG, public_config
-from llm_fed.export.prompt import FILE, ORIGIN
 from llm_fed.models.origin import Origin
+from llm_fed.models.prompt import FILE, ORIGIN
 from llm_fed.runs.reading import exported
 
 

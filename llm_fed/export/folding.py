@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.models.lora import Lora, pair, targets
 from llm_fed.state import State
 

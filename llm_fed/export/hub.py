@@ -24,13 +24,13 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import logging, validate_repo_id
 
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.export import peft_folders
 from llm_fed.export.card import repository_card
 from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.peft_settings import CONFIG, setting
-from llm_fed.plugins import short
 from llm_fed.runs.reading import adapter_folders, read_config
+from llm_fed.settings.plugins import short
 
 
 @dataclass(frozen=True)

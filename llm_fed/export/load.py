@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification
 
-from llm_fed.config import BaseConfig, Dtype
-from llm_fed.errors import UserError, lookup, one_line
+from llm_fed.basics.errors import UserError, lookup, one_line
 from llm_fed.export import models, peft_folders
 from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal
-from llm_fed.export.prompt import read_prompt
 from llm_fed.models.images import ARCHITECTURES, ImageBase, head_of, load_images
 from llm_fed.models.joined import respond
 from llm_fed.models.loading import Base, load_base
+from llm_fed.models.prompt import read_prompt
 from llm_fed.models.structure import Full, GateShape
 from llm_fed.settings import check_fields
+from llm_fed.settings.config import BaseConfig, Dtype
 from llm_fed.state import State
 
 # What torch, transformers and Python raise where a file says something else than a model's settings.

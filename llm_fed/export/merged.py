@@ -12,18 +12,18 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from llm_fed import signs
-from llm_fed.config import BaseConfig, Config
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics import signs
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import put_folder, remove, sync_files, sync_folder
 from llm_fed.export import model_files, older, peft_folders, peft_settings, proof
 from llm_fed.export.card import Model, merged_card
 from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.folding import fold, untied
-from llm_fed.export.prompt import FILE, read_prompt
-from llm_fed.files import put_folder, remove, sync_files, sync_folder
 from llm_fed.models.loading import DTYPES, Base, check_name, explain, load_base, settle_dtype
 from llm_fed.models.origin import origin_of
+from llm_fed.models.prompt import FILE, read_prompt
 from llm_fed.runs.reading import read_config
+from llm_fed.settings.config import BaseConfig, Config
 
 
 @dataclass(frozen=True)

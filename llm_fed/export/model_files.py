@@ -12,11 +12,11 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from llm_fed.config import BaseConfig
 from llm_fed.export import older
-from llm_fed.export.prompt import Prompt
 from llm_fed.models.loading import Base, check_name
 from llm_fed.models.origin import origin_of
+from llm_fed.models.prompt import Prompt
+from llm_fed.settings.config import BaseConfig
 
 CONFIG = "config.json"
 _TOKENIZER_CONFIG = "tokenizer_config.json"

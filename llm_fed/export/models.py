@@ -8,18 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llm_fed.errors import UserError, one_line, require
+from llm_fed.basics.errors import UserError, one_line, require
+from llm_fed.basics.files import write_folder
+from llm_fed.basics.names import same_name
 from llm_fed.export import peft_folders
 from llm_fed.export.card import Model
-from llm_fed.export.prompt import FILE, Prompt
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
-from llm_fed.files import write_folder
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.origin import origin_of
+from llm_fed.models.prompt import FILE, Prompt
 from llm_fed.models.structure import Full, Structure
-from llm_fed.names import same_name
-from llm_fed.paths import public
+from llm_fed.settings.paths import public
 from llm_fed.state import State
 
 WEIGHTS, CONFIG, PROCESSING = "model.safetensors", "config.json", "preprocessor_config.json"

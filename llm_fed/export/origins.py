@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
-from llm_fed.config import BaseConfig
-from llm_fed.errors import UserError, one_line
+from llm_fed.basics.errors import UserError, one_line
 from llm_fed.export.peft_settings import CONFIG, setting, trained_whole
-from llm_fed.export.prompt import FILE, ORIGIN, read_prompt
 from llm_fed.models.images import ARCHITECTURES
 from llm_fed.models.loading import is_language
 from llm_fed.models.origin import Origin
+from llm_fed.models.prompt import FILE, ORIGIN, read_prompt
+from llm_fed.settings.config import BaseConfig
 
 
 def read_origin(folder: Path) -> Origin | None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed.errors import UserError, one_line
+from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.files import write_folder
 from llm_fed.export import peft_settings
 from llm_fed.export.origins import read_origin
 from llm_fed.export.peft_settings import CONFIG, AdapterSettings, trained_whole
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
-from llm_fed.files import write_folder
 from llm_fed.merge import delta
 from llm_fed.models.lora import Lora, extras_flaw, layout
 from llm_fed.models.origin import origin_of

@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from llm_fed.config import AdapterConfig
-from llm_fed.errors import UserError, one_line
+from llm_fed.basics.errors import UserError, one_line
 from llm_fed.models.lora import Lora, matching, names_of, targets
 from llm_fed.models.origin import Origin, origin_of
-from llm_fed.paths import hub_place, is_local, public
+from llm_fed.settings.config import AdapterConfig
+from llm_fed.settings.paths import hub_place, is_local, public
 
 if TYPE_CHECKING:
     from llm_fed.models.images import ImageBase

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from llm_fed import turns
+from llm_fed.basics import turns
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.image_adapters import ImageAdapterEngine
 from llm_fed.engine.inference import mixing_weights
 from llm_fed.engine.sampling import Sampling
-from llm_fed.errors import UserError
 from llm_fed.export.peft_folders import AdapterWarning
+from llm_fed.method.requests import Logits
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base, check_rows
 from llm_fed.models.lora import Lora
-from llm_fed.requests import Logits
-from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, Template
 from llm_fed.tasks.control import THINK

@@ -14,14 +14,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from llm_fed.config import BaseConfig
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.errors import RunError, UserError
-from llm_fed.export.prompt import Prompt, read_prompt
 from llm_fed.models.loading import Base, load_base
 from llm_fed.models.lora import Lora
-from llm_fed.rng import generator
+from llm_fed.models.prompt import Prompt, read_prompt
+from llm_fed.settings.config import BaseConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import Template
 from llm_fed.tasks.templates import encode_prompt

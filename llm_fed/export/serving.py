@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from llm_fed.errors import UserError, one_line
+from llm_fed.basics.errors import UserError, one_line
 from llm_fed.export.origins import read_origin
 from llm_fed.export.peft_folders import GATE, WEIGHTS
 from llm_fed.export.peft_settings import CONFIG

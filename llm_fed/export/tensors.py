@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from llm_fed import checksum
-from llm_fed.errors import UserError, one_line
+from llm_fed.basics import checksum
+from llm_fed.basics.errors import UserError, one_line
 
 _SETTINGS = "settings"
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

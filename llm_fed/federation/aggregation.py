@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from llm_fed.config import Config
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.federation.privacy import central
 from llm_fed.merge.robust import lacking
 from llm_fed.method import Method
+from llm_fed.settings.config import Config
 
 
 def averages(method: Method) -> bool:

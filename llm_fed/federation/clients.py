@@ -7,19 +7,20 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, Protocol
 
-from llm_fed.config import Config
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.figures import rounded
 from llm_fed.federation.privacy import by_example, protected, shown, spent_by
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Ask, Schedule, most_asked
-from llm_fed.messages.outline import skeleton
-from llm_fed.messages.roles import Given
-from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.method import Method
-from llm_fed.requests import Runtime
-from llm_fed.runs.folder import Run, log_failure, rounded
+from llm_fed.method.requests import Runtime
+from llm_fed.method.site import Site
+from llm_fed.runs.folder import Run, log_failure
 from llm_fed.runs.tracking import Watch
-from llm_fed.site import Site
+from llm_fed.settings.config import Config
+from llm_fed.state.outline import skeleton
+from llm_fed.state.roles import Given
+from llm_fed.state.wire import Message, pack, unpack
 
 
 class Clients(Protocol):

@@ -6,23 +6,24 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from llm_fed import signs, turns
-from llm_fed.errors import ClientError, RunError
-from llm_fed.eval.scores import Summary
+from llm_fed.basics import signs, turns
+from llm_fed.basics.errors import ClientError, RunError
+from llm_fed.basics.figures import rounded
 from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation.privacy import by_example, central, check_upload, released, spent
 from llm_fed.federation.progress import Progress, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
-from llm_fed.messages import roles
-from llm_fed.messages.outline import infinite
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method
-from llm_fed.requests import Runtime
+from llm_fed.method.requests import Runtime
+from llm_fed.method.site import Site
 from llm_fed.runs import extend
-from llm_fed.runs.folder import Run, log_event, rounded
+from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.reading import comparable
 from llm_fed.runs.tracking import Watch
-from llm_fed.site import Site
+from llm_fed.scoring.scores import Summary
+from llm_fed.state import roles
+from llm_fed.state.outline import infinite
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 
-from llm_fed.config import Config, PrivacyConfig
-from llm_fed.errors import UserError, install
-from llm_fed.messages.wire import Message
+from llm_fed.basics.errors import UserError, install
+from llm_fed.basics.rng import generator
 from llm_fed.method import Method, Upload
-from llm_fed.rng import generator
-from llm_fed.site import NOISY_STEPS, Private, Site
+from llm_fed.method.site import NOISY_STEPS, Private, Site
+from llm_fed.settings.config import Config, PrivacyConfig
 from llm_fed.state import State
+from llm_fed.state.wire import Message
 
 # Of the sampled Gaussian: any order gives a bound, but between integers it is a series that may not converge.
 _ORDERS = [*range(2, 64), 80, 96, 128, 192, 256, 384, 512]

@@ -7,21 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from llm_fed.errors import RunError
-from llm_fed.messages.roles import Given
-from llm_fed.messages.wire import Message
+from llm_fed.basics.errors import RunError
 from llm_fed.method import Method
+from llm_fed.method.site import Site
 from llm_fed.runs import extend
 from llm_fed.runs.folder import log_event
 from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import digest
 from llm_fed.runs.rows import Memory, Row
-from llm_fed.site import Site
+from llm_fed.state.roles import Given
+from llm_fed.state.wire import Message
 
 if TYPE_CHECKING:
-    from llm_fed.config import Config
     from llm_fed.runs.checkpoint import Saved
     from llm_fed.runs.folder import Run
+    from llm_fed.settings.config import Config
 
 
 @dataclass(frozen=True)

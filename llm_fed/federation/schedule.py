@@ -10,9 +10,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from llm_fed.config import Config, DelayConfig
-from llm_fed.rng import derive
+from llm_fed.basics.rng import derive
 from llm_fed.settings import check_fields, coerce, hints
+from llm_fed.settings.config import Config, DelayConfig
 
 
 @dataclass(frozen=True)

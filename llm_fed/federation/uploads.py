@@ -9,12 +9,12 @@ from typing import Any
 from llm_fed.federation.bounds import NOT_FINITE, far
 from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import Progress
-from llm_fed.messages.outline import Skeleton, difference, infinite, skeleton
-from llm_fed.messages.roles import Given, Roles, own_flaw
-from llm_fed.messages.wire import WireError
 from llm_fed.method import Method, Upload
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.rows import Row
+from llm_fed.state.outline import Skeleton, difference, infinite, skeleton
+from llm_fed.state.roles import Given, Roles, own_flaw
+from llm_fed.state.wire import WireError
 
 
 def flaws(

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llm_fed.config import ServerStepConfig
+from llm_fed.settings.config import ServerStepConfig
 from llm_fed.state import State, stack
 
 CLIPPINGS = 5  # steps of centered clipping

@@ -1,18 +1,23 @@
 """The methods by name: one paper, one file. To add one, write its file and a line in this table.
 
-A method from outside needs no line: it is named by its class, or by an entry point of its package (`llm_fed.plugins`).
+A method from outside needs no line: it is named by its class, or by an entry point of its package
+(`llm_fed.settings.plugins`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from llm_fed import plugins
-from llm_fed.configfile import check_keys
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.mergers.dare import Dare
+from llm_fed.mergers.fisher_merging import FisherMerging
+from llm_fed.mergers.interpolation import Grid, Mean
+from llm_fed.mergers.potara import Potara
+from llm_fed.mergers.slerp import Slerp
+from llm_fed.mergers.task_arithmetic import TaskArithmetic
+from llm_fed.mergers.ties import Ties
 from llm_fed.method import Method
 from llm_fed.methods.ca2fl import CA2FL
-from llm_fed.methods.dare import Dare
 from llm_fed.methods.ditto import Ditto
 from llm_fed.methods.fd import FD
 from llm_fed.methods.fedalt import FedALT
@@ -40,25 +45,20 @@ from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.fedsvd import FedSVD
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.fields import check, defaults_of, fields_of
-from llm_fed.methods.fisher_merging import FisherMerging
 from llm_fed.methods.flexlora import FlexLoRA
 from llm_fed.methods.flora import FLoRA
 from llm_fed.methods.fml import FML
 from llm_fed.methods.hetlora import HetLoRA
 from llm_fed.methods.hfcl import HFCL
 from llm_fed.methods.ifca import IFCA
-from llm_fed.methods.interpolation import Grid, Mean
 from llm_fed.methods.lg_fedavg import LGFedAvg
 from llm_fed.methods.local import Local
 from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.pfedmoe import PFedMoE
-from llm_fed.methods.potara import Potara
 from llm_fed.methods.rolora import RoLoRA
 from llm_fed.methods.scaffold import Scaffold
-from llm_fed.methods.slerp import Slerp
-from llm_fed.methods.task_arithmetic import TaskArithmetic
-from llm_fed.methods.ties import Ties
-from llm_fed.settings import coerce, range_of
+from llm_fed.settings import coerce, plugins, range_of
+from llm_fed.settings.configfile import check_keys
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,

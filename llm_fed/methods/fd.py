@@ -10,14 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from llm_fed.losses import divergence
-from llm_fed.messages.roles import Flags, Roles, Statistic
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
-from llm_fed.methods.heads import class_means, head_shape, own_model
+from llm_fed.method.heads import class_means, head_shape, own_model
+from llm_fed.method.losses import divergence
+from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
 from llm_fed.settings import NonNegativeFloat
-from llm_fed.site import Site
+from llm_fed.state.roles import Flags, Roles, Statistic
+from llm_fed.state.wire import Message
 from llm_fed.tasks.common import labels_of
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from llm_fed.messages.roles import Roles, Weights
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.method.site import Site
 from llm_fed.settings import Above, AtMost, NonNegativeFloat
-from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.state.roles import Roles, Weights
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

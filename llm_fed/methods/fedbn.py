@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.errors import UserError
-from llm_fed.messages.wire import Message
+from llm_fed.basics.errors import UserError
 from llm_fed.method import Method
-from llm_fed.site import Site
+from llm_fed.method.site import Site
 from llm_fed.state import State, module_of
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

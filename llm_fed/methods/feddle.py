@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.atlas import normalized
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload, by_arrival, refuse_inert
+from llm_fed.method.site import Site
 from llm_fed.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

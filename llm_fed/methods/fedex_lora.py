@@ -9,14 +9,14 @@ from typing import ClassVar
 from llm_fed.merge import delta
 from llm_fed.merge.factors import stacked
 from llm_fed.merge.mean import mean
-from llm_fed.messages.roles import Echo, Roles
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Site
 from llm_fed.methods import folded
 from llm_fed.models.lora import FACTORS, Lora
 from llm_fed.models.structure import Structure
-from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.state.roles import Echo, Roles
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

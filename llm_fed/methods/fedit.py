@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.method.heads import refuse_without_head
+from llm_fed.method.site import Site
 from llm_fed.methods import waiting
-from llm_fed.methods.heads import refuse_without_head
 from llm_fed.methods.waiting import Wait
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.site import Site
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

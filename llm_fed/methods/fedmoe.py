@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, refuse_inert
+from llm_fed.method.site import Site
 from llm_fed.models.structure import GateShape, Structure
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.site import Site
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from llm_fed.merge.products import layers
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method
+from llm_fed.method.site import Site
 from llm_fed.settings import AtLeast, AtMost
-from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

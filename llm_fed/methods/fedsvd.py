@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from llm_fed.merge.factors import decomposed, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Site
 from llm_fed.settings import PositiveInt
-from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.state.wire import Message
 
 TRAINED = r"^(?!.*\.lora_A$)"
 

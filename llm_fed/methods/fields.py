@@ -6,10 +6,10 @@ import sys
 from dataclasses import MISSING, fields
 from typing import Any
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.method import Method
-from llm_fed.plugins import path_of
 from llm_fed.settings import PLAIN, hints, takes_plain
+from llm_fed.settings.plugins import path_of
 
 
 def fields_of(kind: type[Method]) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.merge.factors import decomposed, heads, rank_of, rebuilt, resized, stacked
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Site
 from llm_fed.methods import served
-from llm_fed.site import Site
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from llm_fed.basics.rng import generator
 from llm_fed.merge import delta
 from llm_fed.merge.factors import heads, stacked
-from llm_fed.messages.roles import Echo, Roles
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Site
 from llm_fed.methods import folded, served
 from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
 from llm_fed.models.structure import Structure
-from llm_fed.rng import generator
-from llm_fed.site import Site
 from llm_fed.state import Layout, State
+from llm_fed.state.roles import Echo, Roles
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

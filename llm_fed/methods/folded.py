@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from llm_fed.merge import delta
-from llm_fed.messages.wire import Message
 from llm_fed.method import Upload
-from llm_fed.site import Site
+from llm_fed.method.site import Site
 from llm_fed.state import State
+from llm_fed.state.wire import Message
 
 
 def begun(whole: State) -> dict[str, Any]:

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from llm_fed.merge.factors import heads, product_norms, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
-from llm_fed.messages.roles import Index, Roles
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.method.optimizer import Tail
+from llm_fed.method.site import Site
 from llm_fed.methods import served
 from llm_fed.models.lora import Lora
-from llm_fed.optimizer import Tail
 from llm_fed.settings import Above, AtMost, NonNegativeFloat
-from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.state.roles import Index, Roles
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

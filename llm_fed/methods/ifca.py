@@ -7,16 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from llm_fed.errors import UserError
-from llm_fed.messages.roles import Index, Roles
-from llm_fed.messages.wire import Message
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
-from llm_fed.rng import generator
 from llm_fed.settings import NonNegativeInt, PositiveInt
-from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.state.roles import Index, Roles
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

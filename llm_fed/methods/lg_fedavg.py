@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method
-from llm_fed.methods.heads import check_head
-from llm_fed.site import Site
+from llm_fed.method.heads import check_head
+from llm_fed.method.site import Site
 from llm_fed.state import State
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
-from llm_fed.site import Site
+from llm_fed.method.site import Site
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.method import Method
+from llm_fed.method.site import Site
 from llm_fed.models.structure import Full, Structure
-from llm_fed.site import Site
 
 
 @dataclass(frozen=True)

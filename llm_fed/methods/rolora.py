@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Site
 from llm_fed.models.lora import FACTORS
-from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.state.wire import Message
 
 A, B = FACTORS
 

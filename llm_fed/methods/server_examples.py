@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llm_fed.errors import UserError
-from llm_fed.site import Site
+from llm_fed.basics.errors import UserError
+from llm_fed.method.site import Site
 
 
 def need_examples(server: Site, method: str) -> None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llm_fed.errors import UserError, inert
+from llm_fed.basics.errors import UserError, inert
 from llm_fed.merge.robust import lacking
-from llm_fed.messages.wire import Message
 from llm_fed.method import Upload, averaged, by_arrival
-from llm_fed.site import Site
+from llm_fed.method.site import Site
 from llm_fed.state import State
+from llm_fed.state.wire import Message
 
 Wait = Literal["none", "deadline", "first_n"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 # Prompts of unequal length can be answered in one batch: padding before them is not felt. Other families are answered
 # in batches of one length.

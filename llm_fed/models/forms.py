@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 ADAPTER = "adapter_config.json"
 _CONVERTED = (  # on it PEFT could not load an adapter either, as that names its base

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, BaseImageProcessor
 
-from llm_fed import turns
-from llm_fed.config import BaseConfig
-from llm_fed.errors import UserError, lookup
+from llm_fed.basics import turns
+from llm_fed.basics.errors import UserError, lookup
 from llm_fed.models import lora
 from llm_fed.models.cnn import CNN, CNNS, SIZE
 from llm_fed.models.flat import FlatModel
@@ -24,6 +23,7 @@ from llm_fed.models.lora import Lora
 from llm_fed.models.origin import Origin
 from llm_fed.models.resnet import RESNETS
 from llm_fed.models.structure import Full, Structure
+from llm_fed.settings.config import BaseConfig
 from llm_fed.state import Layout, State
 
 OF_ANY_SIZE = RESNETS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from llm_fed.errors import UserError, require
+from llm_fed.basics.errors import UserError, require
 from llm_fed.models.gate import Gate
 from llm_fed.models.structure import GateShape
 

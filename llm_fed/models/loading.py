@@ -24,17 +24,17 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
-from llm_fed import turns, waits
-from llm_fed.config import BaseConfig, Dtype
-from llm_fed.errors import UserError, lookup
+from llm_fed.basics import turns, waits
+from llm_fed.basics.errors import UserError, lookup
 from llm_fed.models import forms, lora
 from llm_fed.models.families import check_family
 from llm_fed.models.frozen import freeze
 from llm_fed.models.origin import Origin
+from llm_fed.settings.config import BaseConfig, Dtype
 from llm_fed.state import Layout, State
 
 if TYPE_CHECKING:
-    from llm_fed.export.prompt import Prompt
+    from llm_fed.models.prompt import Prompt
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits

@@ -17,9 +17,9 @@ import regex
 import torch
 from torch import Tensor, nn
 
-from llm_fed.config import AdapterConfig
-from llm_fed.errors import UserError, one_line
+from llm_fed.basics.errors import UserError, one_line
 from llm_fed.settings import check_fields
+from llm_fed.settings.config import AdapterConfig
 from llm_fed.state import Layout, State
 
 FACTORS = ("lora_A", "lora_B")  # what the names of an adapter's entries end with

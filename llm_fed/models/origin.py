@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from llm_fed.config import BaseConfig
-from llm_fed.paths import hub_place, is_local, public
+from llm_fed.settings.config import BaseConfig
+from llm_fed.settings.paths import hub_place, is_local, public
 
 if TYPE_CHECKING:
     from llm_fed.models.images import ImageBase

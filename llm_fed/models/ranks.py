@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_fed.config import AdapterConfig
-from llm_fed.errors import UserError, did_you_mean
-from llm_fed.names import same_name
+from llm_fed.basics.errors import UserError, did_you_mean
+from llm_fed.basics.names import same_name
+from llm_fed.settings.config import AdapterConfig
 
 
 def differ(adapter: AdapterConfig | None) -> bool:

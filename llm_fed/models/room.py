@@ -6,9 +6,9 @@ import math
 
 from safetensors import SafetensorError, safe_open
 
-from llm_fed import cgroups
-from llm_fed.config import BaseConfig
-from llm_fed.contents import base_folder
+from llm_fed.basics import cgroups
+from llm_fed.settings.config import BaseConfig
+from llm_fed.settings.contents import base_folder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from llm_fed.config import AdapterConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.models import ranks
 from llm_fed.models.lora import Lora
+from llm_fed.settings.config import AdapterConfig
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llm_fed.config import Config
-from llm_fed.eval.scores import Summary, summarize
+from llm_fed.basics.figures import rounded
 from llm_fed.federation.clients import Messages, messages_for
 from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
-from llm_fed.messages.outline import Skeleton, skeleton
-from llm_fed.messages.roles import Given
-from llm_fed.messages.wire import Message, pack, unpack
 from llm_fed.method import Method
 from llm_fed.network.bundle import Bundles, Order
 from llm_fed.network.link import Asked, Link, Reply, flaw_of
 from llm_fed.network.roster import Roster
 from llm_fed.runs import extend
-from llm_fed.runs.folder import Run, log_event, rounded
+from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Watch
+from llm_fed.scoring.scores import Summary, summarize
+from llm_fed.settings.config import Config
+from llm_fed.state.outline import Skeleton, skeleton
+from llm_fed.state.roles import Given
+from llm_fed.state.wire import Message, pack, unpack
 
 _PAUSE = 0.5  # seconds between two looks for answers
 _SLACK = 65536  # bytes by which an upload's names may be longer than expected before it is not even read

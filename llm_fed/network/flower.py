@@ -15,12 +15,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from llm_fed.config import Device
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.spelling import names_of
 from llm_fed.network import worker
 from llm_fed.network.pulls import Pulls
 from llm_fed.settings import PositiveFloat, coerce
-from llm_fed.spelling import names_of
+from llm_fed.settings.config import Device
 
 if TYPE_CHECKING:
     from llm_fed.network.link import Reply
@@ -34,9 +34,9 @@ def server_app(module: str) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from llm_fed import configfile
         from llm_fed.experiment import run
         from llm_fed.network.server import train
+        from llm_fed.settings import configfile
 
         run.quiet()
         settings = context.run_config

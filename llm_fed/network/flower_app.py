@@ -11,11 +11,11 @@ from pathlib import Path
 import yaml
 
 from llm_fed import methods, tasks
-from llm_fed.config import Config
-from llm_fed.configfile import as_dict
-from llm_fed.errors import UserError, one_line
-from llm_fed.files import write_folder
-from llm_fed.plugins import short
+from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.files import write_folder
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict
+from llm_fed.settings.plugins import short
 
 LONGEST = 32  # letters of a name that Flower takes
 _LONGEST_METHOD = 15  # of these for the method where the whole name is too long

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from llm_fed import tasks
-from llm_fed.config import Config
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.federation.privacy import check_elsewhere
+from llm_fed.settings.config import Config
 
 
 def check(config: Config) -> None:

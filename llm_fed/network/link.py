@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from llm_fed.errors import one_line
-from llm_fed.eval.rules import NAMES
-from llm_fed.messages.outline import Skeleton
-from llm_fed.messages.roles import Given
-from llm_fed.messages.wire import WireError, unpack
+from llm_fed.basics.errors import one_line
+from llm_fed.scoring.rules import NAMES
+from llm_fed.state.outline import Skeleton
+from llm_fed.state.roles import Given
+from llm_fed.state.wire import WireError, unpack
 
 _COUNTS = range(2**53)  # whole numbers that every float holds
 _LARGEST = 3.4e38  # that a loss can be: training computes in float32

@@ -22,30 +22,31 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from llm_fed import plugins
-from llm_fed.config import Config, Device, ServerConfig
-from llm_fed.configfile import as_dict, from_dict
-from llm_fed.errors import ClientError, RunError, UserError, lookup, one_line
-from llm_fed.eval.clients import Personal, measure
-from llm_fed.experiment import bases, build, finish, taking_part
+from llm_fed.basics.errors import ClientError, RunError, UserError, lookup, one_line
+from llm_fed.basics.figures import rounded
+from llm_fed.basics.files import write_folders
+from llm_fed.bench import bases, build, taking_part
+from llm_fed.bench.build import Experiment
+from llm_fed.bench.needed import needed_config
+from llm_fed.experiment import finish
 from llm_fed.experiment.baselines import rule_of
-from llm_fed.experiment.build import Experiment
-from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
 from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.federation.privacy import check_elsewhere
-from llm_fed.files import write_folders
-from llm_fed.messages.wire import Message, WireError, unpack
+from llm_fed.method.site import Site
 from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
 from llm_fed.network.node_folders import personal_folder, plain
 from llm_fed.network.node_rows import RowsAtNode
 from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.folder import rounded
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import Site
+from llm_fed.scoring.evaluation import Personal, measure
+from llm_fed.settings import plugins
+from llm_fed.settings.config import Config, Device, ServerConfig
+from llm_fed.settings.configfile import as_dict, from_dict
 from llm_fed.state import State
+from llm_fed.state.wire import Message, WireError, unpack
 
 _EXPERIMENTS = 4  # that a node holds at once: those of a merge and of the two runs that it starts from, and one more
 _AGAIN = 60.0  # seconds until data that were missing are looked for again

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.network.bundle import RUN_NAME
 
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_fed import checksum
+from llm_fed.basics import checksum
+from llm_fed.basics.files import write_file
 from llm_fed.experiment import splits
-from llm_fed.files import write_file
 from llm_fed.tasks.record import Change, Record, together
 
 

@@ -6,10 +6,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from llm_fed.config import NetworkConfig
-from llm_fed.errors import RunError, UserError, listed, one_line
+from llm_fed.basics.errors import RunError, UserError, listed, one_line
 from llm_fed.network.bundle import PROTOCOL
 from llm_fed.network.link import Link, Reply
+from llm_fed.settings.config import NetworkConfig
 
 _PAUSE = 0.5  # seconds between two looks for clients
 _AGAIN = 60.0  # seconds until a node that cannot take part, or lacks a client that it should have, is asked again

@@ -8,22 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed import signs, tasks
-from llm_fed.config import Config
-from llm_fed.errors import RunError, UserError, one_line
+from llm_fed import tasks
+from llm_fed.basics import signs
+from llm_fed.basics.errors import RunError, UserError, one_line
+from llm_fed.bench import bases, taking_part
+from llm_fed.bench.build import Experiment, prepare, structures
+from llm_fed.bench.needed import needed_config
 from llm_fed.eval import merges
-from llm_fed.experiment import announce, bases, splits, taking_part, timing, unused
+from llm_fed.experiment import announce, splits, timing, unused
 from llm_fed.experiment.baselines import line_of
-from llm_fed.experiment.build import Experiment, prepare, structures
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
-from llm_fed.experiment.needed import needed_config
 from llm_fed.export import models
 from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.progress import Progress, restore
-from llm_fed.messages.wire import Message, WireError
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
@@ -31,10 +31,12 @@ from llm_fed.network import limits
 from llm_fed.network.bundle import RUN_NAME
 from llm_fed.network.clients import RemoteClients
 from llm_fed.network.link import Link, Reply
-from llm_fed.plugins import short
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, log_event
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import Config
+from llm_fed.settings.plugins import short
+from llm_fed.state.wire import Message, WireError
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.record import Record
 

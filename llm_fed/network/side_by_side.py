@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
 from typing import Any
 
-from llm_fed.requests import Runtime
-from llm_fed.site import Site
+from llm_fed.method.requests import Runtime
+from llm_fed.method.site import Site
 
 
 def each(items: Mapping[str, Any], do: Callable[[str, Any], Any]) -> dict[str, Any]:

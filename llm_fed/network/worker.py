@@ -28,11 +28,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from llm_fed.errors import RunError, UserError
-from llm_fed.files import open_unlinked
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import open_unlinked
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.network.lifetime import Nodes, node_of_this_process
 from llm_fed.runs.lock import HeldError, Lock
-from llm_fed.terminal import lasting_streams
 
 IDLE = 3600.0  # seconds without an order after which a worker ends
 _START = 60.0  # seconds within which a new worker must listen

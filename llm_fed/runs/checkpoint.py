@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed import checksum
-from llm_fed.errors import RunError
-from llm_fed.files import check_unlinked, put_folder, read_file, remove, sync_folder, write_file
-from llm_fed.messages.wire import WireError, pack, unpack
+from llm_fed.basics import checksum
+from llm_fed.basics.errors import RunError
+from llm_fed.basics.files import check_unlinked, put_folder, read_file, remove, sync_folder, write_file
 from llm_fed.runs.records import read_object
 from llm_fed.runs.rows import Memory, Row, RowStore
+from llm_fed.state.wire import WireError, pack, unpack
 
 _NAME = re.compile(r"round-(\d+)")
 Rows = Mapping[str, Row | Mapping[str, Row]]  # a row, or the rows of one owner by key

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed.errors import RunError, UserError
-from llm_fed.files import cut_file, read_file
-from llm_fed.messages.wire import Message, pack
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import cut_file, read_file
 from llm_fed.runs import shapes
 from llm_fed.runs.rows import Memory
+from llm_fed.state.wire import Message, pack
 
 FILE = "digests.jsonl"
 Write = Callable[[Path, Mapping[str, Any]], None]

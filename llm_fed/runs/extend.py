@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_fed.config import Config
-from llm_fed.configfile import as_dict, flat
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict, flat
 
 if TYPE_CHECKING:
     from llm_fed.method import Method

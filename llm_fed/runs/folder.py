@@ -16,18 +16,19 @@ from typing import Any
 
 import yaml
 
-from llm_fed import cgroups, checksum, datapath, launchers, paths, plugins
-from llm_fed.config import Config
-from llm_fed.configfile import as_dict, flat, from_dict
-from llm_fed.contents import Contents, translated
-from llm_fed.errors import RunError, UserError, printable
-from llm_fed.files import append_file, check_unlinked, cut_file, remove, write_file
+from llm_fed.basics import cgroups, checksum, launchers
+from llm_fed.basics.errors import RunError, UserError, printable
+from llm_fed.basics.files import append_file, check_unlinked, cut_file, remove, write_file
 from llm_fed.runs import digests, extend, inputs
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.holder import Holder
 from llm_fed.runs.lock import NAME, HeldError, Lock
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
+from llm_fed.settings import datapath, paths, plugins
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict, flat, from_dict
+from llm_fed.settings.contents import Contents, translated
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
@@ -35,7 +36,7 @@ _FREE_KEYS = ("checkpoint.", "export.", "report.", "track.", "network.", "eval.b
 
 SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
 EXPERTS = "experts.jsonl"  # how much each expert counts, see `experiment/experts.py`
-BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `tasks/reading.py`
+BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `llm_fed/rows/reading.py`
 CROSS = "cross.json"  # every personal model on every client's examples, see `commands/cross.py`
 SPLITS = "splits.json"  # in which split each row has been, see `experiment/splits.py`
 
@@ -415,8 +416,3 @@ def log_failure(run: Run, round: int, client: str, error: Exception) -> None:
 def log_event(run: Run, round: int, client: str, event: str, reason: str) -> None:
     """A line of metrics.jsonl for what went wrong with one client in one round."""
     run.log({"kind": "event", "round": round, "client": client, "event": event, "reason": reason})
-
-
-def rounded(value: float) -> float:
-    """A figure for metrics.jsonl: six significant digits are enough to read and survive a change of the last bit."""
-    return float(f"{value:.6g}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from llm_fed import cgroups
+from llm_fed.basics import cgroups
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")

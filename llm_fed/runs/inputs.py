@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_fed.contents import Contents, Files, difference
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.runs.records import read_object
+from llm_fed.settings.contents import Contents, Files, difference
 
 FILE = "inputs.json"
 

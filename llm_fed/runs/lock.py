@@ -20,9 +20,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from llm_fed import mounts
-from llm_fed.errors import RunError
-from llm_fed.files import open_unlinked
+from llm_fed.basics import mounts
+from llm_fed.basics.errors import RunError
+from llm_fed.basics.files import open_unlinked
 from llm_fed.runs.holder import Holder
 
 NAME = ".lock"

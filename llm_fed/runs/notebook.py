@@ -6,7 +6,7 @@ import sys
 from html import escape
 from typing import Any
 
-from llm_fed.errors import printable
+from llm_fed.basics.errors import printable
 
 MOST = 500  # lines that are kept; of more the last
 

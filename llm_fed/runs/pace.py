@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from llm_fed import signs
+from llm_fed.basics import signs
 from llm_fed.runs.forecast import Forecast, duration
 
 _REMEMBERED = 10  # rounds whose mean duration is expected of those to come

@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
-from llm_fed import checksum, paths, plugins
-from llm_fed.config import Config
-from llm_fed.configfile import as_dict, from_dict
-from llm_fed.errors import UserError, require
-from llm_fed.files import read_file
+from llm_fed.basics import checksum
+from llm_fed.basics.errors import UserError, require
+from llm_fed.basics.files import read_file
 from llm_fed.runs.records import read_object, read_records
+from llm_fed.settings import paths, plugins
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict, from_dict
 
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
 _FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "position"}

@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from llm_fed import checksum
-from llm_fed.errors import RunError, UserError
-from llm_fed.files import read_file
+from llm_fed.basics import checksum
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import read_file
 from llm_fed.runs import shapes
 
 

@@ -14,10 +14,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
-from llm_fed.errors import RunError
-from llm_fed.files import make_folder, sync_files, write_file
-from llm_fed.messages.outline import Skeleton
-from llm_fed.messages.wire import Message, WireError, pack, unpack
+from llm_fed.basics.errors import RunError
+from llm_fed.basics.files import make_folder, sync_files, write_file
+from llm_fed.state.outline import Skeleton
+from llm_fed.state.wire import Message, WireError, pack, unpack
 
 
 class RowStore:

@@ -19,16 +19,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.status import Status
 from rich.text import Text
 
-from llm_fed import signs
-from llm_fed.config import Config, TrackConfig
-from llm_fed.configfile import as_dict, flat
-from llm_fed.errors import UserError, install, printable, require
-from llm_fed.paths import public
+from llm_fed.basics import signs
+from llm_fed.basics.errors import UserError, install, printable, require
+from llm_fed.basics.terminal import Terminal
 from llm_fed.runs.forecast import duration
 from llm_fed.runs.notebook import Panel, display_of_notebook
 from llm_fed.runs.pace import Ahead, Pace
 from llm_fed.runs.records import time_of_day
-from llm_fed.terminal import Terminal
+from llm_fed.settings.config import Config, TrackConfig
+from llm_fed.settings.configfile import as_dict, flat
+from llm_fed.settings.paths import public
 
 
 def check_trackers(track: TrackConfig) -> None:

@@ -16,15 +16,15 @@ from typing import Any
 
 from torch import distributed, nn
 
-from llm_fed import signs
-from llm_fed.config import Config
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics import signs
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.method import Method
-from llm_fed.requests import Engine, Request, Work
+from llm_fed.method.requests import Engine, Request, Work
+from llm_fed.method.site import Site
 from llm_fed.runtime.launch import Ranks, connect
 from llm_fed.runtime.portable import Codec, examples_of, fingerprint, packages_of
 from llm_fed.runtime.shares import cost, split
-from llm_fed.site import Site
+from llm_fed.settings.config import Config
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import torch
 from accelerate import PartialState
 from torch import distributed
 
-from llm_fed import launchers
-from llm_fed.errors import RunError, UserError
-from llm_fed.launchers import Place
+from llm_fed.basics import launchers
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.launchers import Place
 from llm_fed.runtime.portable import Codec
 from llm_fed.runtime.rendezvous import meet
 

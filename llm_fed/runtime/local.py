@@ -10,7 +10,7 @@ import torch
 
 from llm_fed.engine.drive import drive
 from llm_fed.engine.memory import free_memory
-from llm_fed.requests import Engine, Request, Work
+from llm_fed.method.requests import Engine, Request, Work
 from llm_fed.state import State
 
 # Row, gradient, start, and AdamW's two moments: five float32 copies of an adapter while its client trains.

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed.messages import wire
 from llm_fed.method import Method
-from llm_fed.requests import Query
-from llm_fed.site import Site
-from llm_fed.state import Layout, State
+from llm_fed.method.requests import Query
+from llm_fed.method.site import Site
+from llm_fed.state import Layout, State, wire
 from llm_fed.tasks.common import Picture
 
 _PACKAGE = __name__.partition(".")[0]

@@ -12,8 +12,8 @@ from datetime import timedelta
 
 from torch import distributed
 
-from llm_fed.errors import UserError
-from llm_fed.launchers import Place, unset
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.launchers import Place, unset
 
 _SOON = 2.0  # seconds after which a process that waits says for whom
 _AGAIN = 30.0  # seconds between such lines

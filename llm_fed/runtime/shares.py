@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from llm_fed.requests import Fit, Generate, Query, Request
+from llm_fed.method.requests import Fit, Generate, Query, Request
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded, Picture
 

@@ -13,10 +13,10 @@ import argparse
 import os
 import sys
 
-from llm_fed import configfile
-from llm_fed.config import Config
-from llm_fed.errors import UserError
-from llm_fed.terminal import lasting_streams
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
+from llm_fed.settings import configfile
+from llm_fed.settings.config import Config
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from llm_fed import methods
-from llm_fed.errors import UserError
-from llm_fed.messages.wire import pack, unpack
+from llm_fed.basics.errors import UserError
 from llm_fed.methods.fields import defaults_of
-from llm_fed.plugins import place_of
+from llm_fed.settings.plugins import place_of
+from llm_fed.state.wire import pack, unpack
 from llm_fed.testing.compare import Failed, alike, close, close_runs, difference, equal_runs, same
 from llm_fed.testing.federation import ADAPTERS, MODELS, ROUNDS, SIZES, Outcome, Setup, Stopped, go
 
@@ -55,7 +55,7 @@ def check(says: str, see: str, **options: Any) -> Callable[[Callable[[Outcome, P
     return enter
 
 
-@check("every message survives the wire", "Message in llm_fed/messages/wire.py")
+@check("every message survives the wire", "Message in llm_fed/state/wire.py")
 def _wire(whole: Outcome, folder: Path, slack: Slack) -> None:
     """Unpacked and packed again gives the same bytes: nothing is lost, and only messages are ever sent or kept."""
     sent = {f"broadcast to {name}": whole.method.broadcast(whole.state, name) for name in whole.clients}
@@ -98,7 +98,10 @@ def _order_of_clients(whole: Outcome, folder: Path, slack: Slack) -> None:
     close_runs(whole.again(folder, order=("c2", "c0", "c1")), whole, 1e-10)
 
 
-@check("the same seed gives the same run, another seed another", "llm_fed/rng.py: every draw comes from the run's seed")
+@check(
+    "the same seed gives the same run, another seed another",
+    "llm_fed/basics/rng.py: every draw comes from the run's seed",
+)
 def _replay(whole: Outcome, folder: Path, slack: Slack) -> None:
     equal_runs(whole.again(folder / "again"), whole)
     (first, *_), (other,) = whole.losses(), whole.again(folder / "other", seed=1, rounds=1).losses()
@@ -305,7 +308,9 @@ def _tried(settings: Mapping[str, Any], setup: Setup, slack: Slack, say: Callabl
 
     with TemporaryDirectory() as folder:
         found: list[Outcome] = []
-        yield passes("it runs", "llm_fed/method.py", lambda: found.append(go(settings, setup, Path(folder, "whole"))))
+        yield passes(
+            "it runs", "llm_fed/method/__init__.py", lambda: found.append(go(settings, setup, Path(folder, "whole")))
+        )
         for number, (says, each) in enumerate(CHECKS.items() if found else ()):
             if setup.fused or not each.fused_only:
                 where = Path(folder, str(number))

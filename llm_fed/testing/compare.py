@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from llm_fed.messages.outline import skeleton
-from llm_fed.messages.wire import pack, unpack
 from llm_fed.state import State
+from llm_fed.state.outline import skeleton
+from llm_fed.state.wire import pack, unpack
 from llm_fed.testing.federation import Outcome
 
 

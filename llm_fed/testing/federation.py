@@ -18,23 +18,23 @@ from typing import Any
 import torch
 
 from llm_fed import methods
-from llm_fed.config import Config, EvalConfig, LocalConfig
-from llm_fed.configfile import from_dict, overlay
+from llm_fed.basics.errors import UserError
+from llm_fed.bench.build import check_kinds
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
-from llm_fed.errors import UserError
-from llm_fed.experiment.build import check_kinds
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Schedule, Synchronous
-from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Data, Site
 from llm_fed.models.lora import Lora, draw
 from llm_fed.models.structure import Full, Structure
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.site import Data, Site
+from llm_fed.settings.config import Config, EvalConfig, LocalConfig
+from llm_fed.settings.configfile import from_dict, overlay
+from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import TaskData
 from llm_fed.testing import tiny
 

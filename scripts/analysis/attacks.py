@@ -35,19 +35,20 @@ from results import plain_errors
 from rich.console import Console
 
 import llm_fed
-from llm_fed import configfile, tasks
-from llm_fed.errors import UserError
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import derive, generator
+from llm_fed.basics.terminal import lasting_streams
+from llm_fed.bench.build import prepare
 from llm_fed.eval.pairs import compare_methods
-from llm_fed.experiment.build import prepare
 from llm_fed.federation.clients import LocalClients, messages_for
 from llm_fed.federation.loop import Federation, federate
-from llm_fed.rng import derive, generator
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 from llm_fed.state import State, stack
 from llm_fed.tasks.common import ClientData, TaskData
-from llm_fed.terminal import lasting_streams
 
 ASSETS = Path(llm_fed.__file__).parent / "assets"
 ATTACKS = ("none", "flip", "flip9", "noise", "replay", "collude", "poison")

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from llm_fed import configfile
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.experiment import run
 from llm_fed.runs.digests import Digests
 from llm_fed.runs.rows import Row
 from llm_fed.runs.tracking import Reporter
-from llm_fed.terminal import lasting_streams
+from llm_fed.settings import configfile
 
 
 class Clock:

@@ -29,13 +29,13 @@ from audit_runs import FAMILIES, audited, configured, train
 from safetensors.torch import load_file, save_file
 
 from llm_fed.audit.findings import Audit
-from llm_fed.config import Config
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.federation import loop
 from llm_fed.federation.clients import LocalClients, broadcast
-from llm_fed.messages.wire import pack, unpack
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
+from llm_fed.settings.config import Config
 from llm_fed.state import State
-from llm_fed.terminal import lasting_streams
+from llm_fed.state.wire import pack, unpack
 
 KINDS = ("no broadcast", "stale message", "swapped clients", "changed weight", "edited metric", "skipped validation")
 

@@ -5,7 +5,7 @@
       --to docs/results/rows/flan_methods.jsonl
 
 It prints a row `base` (the model without training) and a row `rule` (each client's best rule that trains nothing, see
-eval/rules.py), and which rules these are. `--to` also writes both rows into a file that `kept.py` reads. The base is
+llm_fed/scoring/rules.py), and which rules these are. `--to` also writes both rows into a file that `kept.py` reads. The base is
 scored once for equal test examples.
 """
 
@@ -19,14 +19,14 @@ from typing import Any
 
 from results import plain_errors, spread
 
-from llm_fed import configfile
+from llm_fed.basics.files import write_file
+from llm_fed.bench.bases import Bases
+from llm_fed.bench.build import Experiment, prepare
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import rule_line, texts_of
-from llm_fed.experiment.bases import Bases
-from llm_fed.experiment.build import Experiment, prepare
-from llm_fed.files import write_file
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 
 Line = Mapping[str, Any]
 

@@ -24,21 +24,21 @@ from rich.console import Console
 from rich.table import Table
 from torch.optim.swa_utils import update_bn
 
-from llm_fed.errors import UserError
-from llm_fed.eval.scores import Summary
-from llm_fed.experiment.build import Experiment
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
+from llm_fed.basics.terminal import lasting_streams
+from llm_fed.bench.build import Experiment
 from llm_fed.experiment.finish import personal_models
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
-from llm_fed.messages.wire import WireError
+from llm_fed.method.site import Site
 from llm_fed.models.images import ImageBase
 from llm_fed.models.structure import Structure
-from llm_fed.rng import generator
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.site import Site
+from llm_fed.scoring.scores import Summary
 from llm_fed.state import State
+from llm_fed.state.wire import WireError
 from llm_fed.tasks.common import Picture, pixels_of
-from llm_fed.terminal import lasting_streams
 
 BATCH = 256  # pictures whose statistics are one term of the mean
 

@@ -19,8 +19,8 @@ from results import plain_errors, write_rows
 from scipy import stats
 from score_tables import METHODS, SHAPES, average
 
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.pairs import critical
-from llm_fed.terminal import lasting_streams
 
 PAIRS = list(combinations(range(METHODS), 2))
 ALPHA = 0.05

@@ -23,11 +23,11 @@ from results import plain_errors, write_rows
 from rich.console import Console
 from rich.table import Table
 
-from llm_fed.errors import UserError
-from llm_fed.eval.scores import Summary, summarize
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.style import BLUE, INK, MARKERS, ORANGE, PAGE, PALETTE, legend, plain_axes, save, whole_numbers
 from llm_fed.runs.reading import read_config
-from llm_fed.terminal import lasting_streams
+from llm_fed.scoring.scores import Summary, summarize
 
 MAX_LABELS = 24  # more clients than this are numbered, not named
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from results import plain_errors, write_rows
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval import atlas
 from llm_fed.runs.records import read_records
-from llm_fed.terminal import lasting_streams
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_fed.basics.errors import UserError
+from llm_fed.bench.build import Experiment
 from llm_fed.commands.evaluate import reopen
-from llm_fed.errors import UserError
-from llm_fed.experiment.build import Experiment
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Full

@@ -31,14 +31,15 @@ from typing import Any
 from results import plain_errors, write_rows
 
 import llm_fed
-from llm_fed import configfile, tasks
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError, lookup
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.commands.evaluate import Data, evaluate_adapter
 from llm_fed.commands.join import join
 from llm_fed.commands.quickstart import ASSETS
-from llm_fed.config import Config
-from llm_fed.errors import UserError, lookup
+from llm_fed.settings import configfile
+from llm_fed.settings.config import Config
 from llm_fed.tasks.common import ClientData, Example
-from llm_fed.terminal import lasting_streams
 
 POOLS: dict[str, dict[str, Any]] = {"fedmerge": {"name": "fedmerge", "num_models": 4}, "fedpool": {"name": "fedpool"}}
 

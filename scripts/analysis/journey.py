@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.cli import main as llm_fed
-from llm_fed.terminal import lasting_streams
 
 CONFIG = """
 rounds: 2

@@ -20,13 +20,13 @@ from typing import Any
 
 from results import plain_errors, spread
 
-from llm_fed.errors import UserError
-from llm_fed.eval.scores import summarize
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.files import write_file
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.tables import BASELINES
 from llm_fed.eval.verdict import Scored, Verdict
-from llm_fed.files import write_file
 from llm_fed.runs.records import read_records
-from llm_fed.terminal import lasting_streams
+from llm_fed.scoring.scores import summarize
 
 Lines = Sequence[Mapping[str, Any]]
 

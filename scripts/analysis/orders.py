@@ -18,8 +18,8 @@ from pathlib import Path
 
 from results import plain_errors
 
-from llm_fed.errors import UserError
-from llm_fed.terminal import lasting_streams
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
 
 TOLERANCE = 1e-9  # the means have one decimal
 

@@ -23,13 +23,14 @@ from results import plain_errors, write_rows
 from rich.console import Console
 from rich.table import Table
 
-from llm_fed import configfile, tasks
-from llm_fed.errors import UserError
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.style import BLUE, GREY, INK, MAX_LETTERS, MAX_NAMES, PAGE, save
+from llm_fed.rows.layout import natural_order
+from llm_fed.settings import configfile
 from llm_fed.tasks.common import TaskData
-from llm_fed.tasks.files import natural_order
 from llm_fed.tasks.partition import SPLITS
-from llm_fed.terminal import lasting_streams
 
 MAX_CIRCLES = 400  # more cells than this make a heat map
 MAX_LABELS = 24  # more columns than this are numbered, not named

@@ -39,22 +39,22 @@ from results import plain_errors, spread
 from rich.console import Console
 from sklearn.metrics import adjusted_rand_score
 
-from llm_fed import configfile
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
+from llm_fed.bench.build import prepare
 from llm_fed.commands.quickstart import ASSETS
-from llm_fed.errors import UserError
-from llm_fed.experiment.build import prepare
 from llm_fed.federation.clients import LocalClients, finish, messages_for
 from llm_fed.federation.loop import Federation, federate
-from llm_fed.messages.wire import Message
 from llm_fed.methods import fedpool
 from llm_fed.methods.fedpool import FedPool
 from llm_fed.methods.fedpool import _length as two_variances
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
+from llm_fed.state.wire import Message
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.synthetic import GROUP_TRAITS, TRAITS, planted
-from llm_fed.terminal import lasting_streams
 
 
 @dataclass(frozen=True)

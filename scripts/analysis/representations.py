@@ -21,10 +21,10 @@ from finished import Scored, tested
 from matplotlib.figure import Figure
 from results import plain_errors, write_rows
 
-from llm_fed.errors import UserError, install
+from llm_fed.basics.errors import UserError, install
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.style import INK, MARKERS, PAGE, PALETTE, legend, plain_axes, save
 from llm_fed.runs.reading import read_config
-from llm_fed.terminal import lasting_streams
 
 MAX_GROUPS = 60  # more groups of a client and class than this are not numbered
 

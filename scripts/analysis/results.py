@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from llm_fed.errors import RunError, UserError
-from llm_fed.files import write_file
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import write_file
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:

@@ -22,15 +22,15 @@ from results import plain_errors
 from rich.console import Console
 from scipy.stats import binomtest
 
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
+from llm_fed.bench.bases import Bases
 from llm_fed.eval.pairs import critical
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.experiment import finish, run
-from llm_fed.experiment.bases import Bases
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.terminal import lasting_streams
+from llm_fed.settings.configfile import from_dict
 from llm_fed.testing import tiny
 
 CLIENTS, CLASSES, SIZE = 3, 4, 32  # SIZE in pixels

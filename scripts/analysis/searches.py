@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm_fed.errors import UserError
-from llm_fed.experiment import build
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
 from llm_fed.federation.progress import restore
 from llm_fed.merge.atlas import normalized
 from llm_fed.methods.feddle import Feddle

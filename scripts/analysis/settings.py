@@ -15,9 +15,9 @@ from statistics import fmean
 
 from results import plain_errors, write_rows
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.plots import plot_bands
-from llm_fed.terminal import lasting_streams
 
 
 def scores(folder: Path, key: str) -> tuple[str, dict[float, list[float]]]:

@@ -23,13 +23,13 @@ from rich.console import Console
 from searches import at_server, before_search, searches
 from torch import Tensor
 
-from llm_fed.errors import UserError
-from llm_fed.experiment import build
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
+from llm_fed.bench import build
+from llm_fed.method.site import Site
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import Site
 from llm_fed.state import State
-from llm_fed.terminal import lasting_streams
 
 STEPS = (1e-2, 1e-3)  # of Adam, by halves of the search
 

@@ -28,9 +28,10 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
+from llm_fed.bench import build
 from llm_fed.eval.style import INK, PAGE, PALETTE, name_rows, plain_axes, save
-from llm_fed.experiment import build
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
 from llm_fed.runs import extend
@@ -38,7 +39,6 @@ from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import read_config, scores_by_round
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.terminal import lasting_streams
 
 
 @dataclass(frozen=True)

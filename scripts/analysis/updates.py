@@ -20,16 +20,16 @@ import torch
 from results import plain_errors, write_rows
 from rich.console import Console
 
-from llm_fed import configfile
+from llm_fed.basics.rng import generator
+from llm_fed.basics.terminal import lasting_streams
+from llm_fed.bench import build
 from llm_fed.eval.plots import plot_bands
-from llm_fed.experiment import build
 from llm_fed.federation.schedule import Synchronous
 from llm_fed.merge import mean
-from llm_fed.rng import generator
 from llm_fed.runs import extend
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 from llm_fed.state import State
-from llm_fed.terminal import lasting_streams
 
 
 def trained(built: build.Experiment, model: State, names: Sequence[str], round: int) -> dict[str, State]:

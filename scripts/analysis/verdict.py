@@ -18,8 +18,8 @@ import numpy as np
 from results import plain_errors, write_rows
 from score_tables import METHODS, SHAPES, average, worst_half
 
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.pairs import Column, compare_methods
-from llm_fed.terminal import lasting_streams
 
 EFFECTS = (0.0, 1.0, 2.0, 4.0)
 QUANTITIES = {"average": average, "worst half": worst_half}

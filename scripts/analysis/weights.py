@@ -28,12 +28,12 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from results import plain_errors, write_rows
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.merges import weights_after
 from llm_fed.eval.plots import clusters, plot_weights
 from llm_fed.eval.style import BLUE, GREY, INK, MAX_CELLS, MAX_NAMES, ORANGE, PAGE, SKY, name_rows, plain_axes, save
 from llm_fed.runs.records import read_records
-from llm_fed.terminal import lasting_streams
 
 Row = tuple[Any, ...]  # client, class or "", pictures, and mean and deviation for each model
 MAX_LABELS = 24  # more classes than this are numbered, not named

@@ -24,12 +24,12 @@ from tempfile import TemporaryDirectory
 import psutil
 import torch
 
-from llm_fed.config import LocalConfig
 from llm_fed.method import Upload
+from llm_fed.method.site import Site
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.rows import Memory
-from llm_fed.site import Site
+from llm_fed.settings.config import LocalConfig
 from llm_fed.state import Layout, State
 
 

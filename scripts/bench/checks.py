@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from llm_fed.federation.uploads import flaws
-from llm_fed.messages.outline import skeleton
-from llm_fed.messages.roles import Given
-from llm_fed.messages.wire import pack, unpack
+from llm_fed.state.outline import skeleton
+from llm_fed.state.roles import Given
+from llm_fed.state.wire import pack, unpack
 from llm_fed.testing.federation import ADAPTERS, MODELS, go
 
 KINDS = {

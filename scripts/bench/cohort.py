@@ -28,15 +28,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.fit import fit, token_losses
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import collate, plan
-from llm_fed.errors import ClientError
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit, Work
 from llm_fed.models.lora import Lora, draw
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit, Work
-from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded, Example
 from llm_fed.tasks.conversations import encoded

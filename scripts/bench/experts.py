@@ -15,12 +15,12 @@ from functools import partial
 import torch
 from cohort import Bench, parse, timed
 
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.fit import fit
-from llm_fed.errors import ClientError
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
 from llm_fed.models.lora import Lora, draw
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit
-from llm_fed.rng import generator
 
 
 def structures(plain: Lora) -> dict[str, tuple[Lora, tuple[float, ...] | None]]:

@@ -24,14 +24,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import llm_fed
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.gradients import evidence
-from llm_fed.errors import ClientError
 from llm_fed.merge.moments import Moments
 from llm_fed.merge.potara import traces
+from llm_fed.method.requests import GradientMoments
 from llm_fed.models.lora import Lora, draw
-from llm_fed.requests import GradientMoments
-from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 

@@ -28,8 +28,8 @@ from peft import set_peft_model_state_dict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from llm_fed.engine.generation import stop_tokens
-from llm_fed.rng import generator
+from llm_fed.basics.rng import generator
+from llm_fed.models.prompt import stop_tokens
 
 Row = tuple[int, list[int]]  # how long the prompt is, and the tokens of it and of what follows it
 Said = dict[str, list[Any]]  # by client: its texts, or of each query the log-likelihoods of its options

@@ -22,13 +22,13 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.fit import FusedFit
 from llm_fed.engine.memory import budget_and_overhead
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
 from llm_fed.models.lora import Lora, draw
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit
-from llm_fed.rng import generator
 from llm_fed.tasks.common import Encoded
 
 LORA = Lora(rank=8, alpha=16, dropout=0.0, target_modules=("q_proj", "v_proj"))

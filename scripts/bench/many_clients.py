@@ -30,11 +30,13 @@ import pyarrow.parquet
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from llm_fed import configfile, methods, signs
+from llm_fed import methods
+from llm_fed.basics import signs
 from llm_fed.eval.style import MARKERS, plain_axes, save
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 from llm_fed.testing import tiny
 
 EXAMPLES = 4  # of each client

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.commands import quickstart
-from llm_fed.configfile import from_dict
 from llm_fed.network import flower_app
 from llm_fed.runs.records import timed_rounds
+from llm_fed.settings.configfile import from_dict
 
 FLOWER = Path(__file__).parents[1] / "flower"
 sys.path.insert(0, str(FLOWER))

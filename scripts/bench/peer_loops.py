@@ -204,15 +204,15 @@ def ours(work: Work) -> Adapter:
     """llm_fed's own loop with messages, checks, metrics and a checkpoint in every round; nobody is scored."""
     from rich.console import Console
 
-    from llm_fed import configfile
-    from llm_fed.experiment.build import prepare
+    from llm_fed.bench.build import prepare
     from llm_fed.federation.clients import LocalClients
     from llm_fed.federation.loop import Federation, federate
-    from llm_fed.requests import Work as Counted
+    from llm_fed.method.requests import Work as Counted
     from llm_fed.runs.folder import Run
     from llm_fed.runs.records import timed_rounds
     from llm_fed.runs.tracking import Reporter
     from llm_fed.runtime.local import LocalRuntime
+    from llm_fed.settings import configfile
 
     class Counting(LocalRuntime):
         def take_work(self) -> Counted:

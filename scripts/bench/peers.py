@@ -39,10 +39,11 @@ from peer_loops import PEERS, Adapter, Asked, entry_of_peft
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from llm_fed import configfile, tasks
-from llm_fed.experiment.build import Experiment, prepare
+from llm_fed import tasks
+from llm_fed.bench.build import Experiment, prepare
 from llm_fed.experiment.run import quiet
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 from llm_fed.tasks.common import Encoded
 
 LOOPS = Path(__file__).with_name("peer_loops.py")

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llm_fed.config import LocalConfig
+from llm_fed.basics.rng import generator
 from llm_fed.engine import formula
 from llm_fed.engine.footprint import training_copies
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import plan
 from llm_fed.models.lora import Lora, layout
-from llm_fed.rng import generator
+from llm_fed.settings.config import LocalConfig
 
 LORA = Lora(rank=8, alpha=16, dropout=0.0, target_modules=("q_proj", "v_proj"))
 BATCH = 4  # examples of a client in a step

@@ -24,15 +24,15 @@ from typing import Any
 
 from rich.console import Console
 
-from llm_fed import configfile
-from llm_fed.config import Config
+from llm_fed.bench.build import prepare
 from llm_fed.experiment import run
-from llm_fed.experiment.build import prepare
-from llm_fed.requests import Engine, Fit, Request, Work
+from llm_fed.method.requests import Engine, Fit, Request, Work
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Shared, Spread, serve_orders
 from llm_fed.runtime.launch import connect, other_ranks
 from llm_fed.runtime.local import LocalRuntime
+from llm_fed.settings import configfile
+from llm_fed.settings.config import Config
 
 PARTS = ("train", "validate")
 Measured = dict[int, dict[str, Any]]  # by rank

@@ -26,17 +26,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
-from llm_fed.config import LocalConfig
+from llm_fed.basics.rng import generator
 from llm_fed.engine.drive import drive
 from llm_fed.engine.images import VisionEngine
 from llm_fed.method import Upload
+from llm_fed.method.requests import Gradient
+from llm_fed.method.site import Data, Site
 from llm_fed.methods import build
 from llm_fed.models.cnn import CNN, SIZE
 from llm_fed.models.images import HALF, ImageBase, head_of
 from llm_fed.models.structure import Full, Structure
-from llm_fed.requests import Gradient
-from llm_fed.rng import generator
-from llm_fed.site import Data, Site
+from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture
 

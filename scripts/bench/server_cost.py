@@ -22,11 +22,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llm_fed.engine.drive import drive
 from llm_fed.engine.images import VisionEngine
-from llm_fed.messages.wire import pack
 from llm_fed.method import Upload
+from llm_fed.method.site import Site
 from llm_fed.methods import build
 from llm_fed.models.lora import Lora
-from llm_fed.site import Site
+from llm_fed.state.wire import pack
 
 # The product of a matrix and a vector, which torch does not count by itself.
 EXTRA: dict[Any, Any] = {torch.ops.aten.mv: lambda matrix, *rest, **options: 2 * math.prod(matrix)}

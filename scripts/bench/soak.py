@@ -23,10 +23,10 @@ from typing import Any
 
 from rich.console import Console
 
-from llm_fed import configfile
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 
 SLACK = 0.05
 WARM = 4  # restarts until all is loaded, and allocators have what they keep

@@ -23,22 +23,22 @@ import torch
 from alternating import compare
 from torch import nn
 
-from llm_fed import configfile
-from llm_fed.config import BaseConfig, Dtype, LocalConfig
+from llm_fed.basics.rng import generator
+from llm_fed.bench.placement import placed
 from llm_fed.engine.images import VisionEngine
-from llm_fed.experiment.placement import placed
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Synchronous
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
+from llm_fed.method.site import Data, Site
 from llm_fed.methods.fedit import FedIT
 from llm_fed.models.images import ImageBase, load_images
 from llm_fed.models.structure import Full
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit
-from llm_fed.rng import generator
 from llm_fed.runs.folder import Run
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.site import Data, Site
+from llm_fed.settings import configfile
+from llm_fed.settings.config import BaseConfig, Dtype, LocalConfig
 from llm_fed.tasks.common import Picture
 
 LABELS = tuple(map(str, range(10)))

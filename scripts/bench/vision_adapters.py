@@ -20,15 +20,15 @@ from alternating import compare
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.examples import Pictures
 from llm_fed.engine.fit import fit
-from llm_fed.errors import ClientError
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
 from llm_fed.models.images import HALF, ImageBase, head_of
 from llm_fed.models.lora import Lora
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit
-from llm_fed.rng import generator
 from llm_fed.tasks.common import Picture
 
 LABELS = tuple(map(str, range(10)))

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 FILES = ("ca.crt", "ca.key", "server.crt", "server.key", "gateway.conf")
 PEM, OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH

@@ -19,9 +19,10 @@ from pathlib import Path
 import psutil
 from deployment import Deployment
 
-from llm_fed import configfile, tasks
+from llm_fed import tasks
 from llm_fed.commands import quickstart
 from llm_fed.network import flower_app
+from llm_fed.settings import configfile
 
 QUICKSTART = quickstart.ASSETS / "quickstart.yaml"
 STAYS = 20.0  # seconds for which a worker is watched that should stay

@@ -19,11 +19,12 @@ import torch
 from deployment import Deployment
 from safetensors.torch import load_file
 
-from llm_fed import configfile, tasks
+from llm_fed import tasks
 from llm_fed.commands import quickstart
 from llm_fed.experiment import run as experiment
 from llm_fed.network import flower_app
 from llm_fed.runs.records import read_records, timed_rounds
+from llm_fed.settings import configfile
 
 QUICKSTART = quickstart.ASSETS / "quickstart.yaml"
 SHORT = [f"base.name={quickstart.ASSETS / 'tiny-base'}", "rounds=3", "eval.every=0"]

@@ -14,9 +14,9 @@ import older
 import pytest
 from rich.console import Console
 
-from llm_fed import checksum
 from llm_fed.audit.audit import audit
 from llm_fed.audit.replay import Replay
+from llm_fed.basics import checksum
 from llm_fed.engine import fit
 from llm_fed.runs import digests
 from llm_fed.runs.tracking import Reporter

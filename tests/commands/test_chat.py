@@ -14,15 +14,16 @@ import torch
 from odd_tokenizers import tokenizers
 from transformers import AutoTokenizer
 
-from llm_fed import configfile, load_client, open_run
+from llm_fed import load_client, open_run
+from llm_fed.basics.errors import UserError
 from llm_fed.commands import chat as chatting
-from llm_fed.config import BaseConfig
 from llm_fed.engine import generation
 from llm_fed.engine.sampling import Sampling
-from llm_fed.errors import UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.export.personal import Personal, alone
 from llm_fed.models.loading import load_base
+from llm_fed.settings import configfile
+from llm_fed.settings.config import BaseConfig
 from llm_fed.tasks.templates import template_of
 
 CHAT = (

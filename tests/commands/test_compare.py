@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_fed import configfile
+from llm_fed.basics.errors import UserError
 from llm_fed.commands import compare
 from llm_fed.commands.comparison import Plan
-from llm_fed.errors import UserError
 from llm_fed.eval import plots
 from llm_fed.experiment import finish, run
 from llm_fed.runs.reading import scores_by_round
 from llm_fed.runs.records import read_records
+from llm_fed.settings import configfile
 
 ROWS = {
     "fedit": ["method=fedit"],

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
+from llm_fed.basics.errors import UserError
 from llm_fed.commands.cross import cross_scores
 from llm_fed.commands.evaluate import evaluate_run
-from llm_fed.errors import UserError
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 import tiny_images
 import torch
 
+from llm_fed.basics.errors import UserError
 from llm_fed.commands.evaluate import Data, evaluate_adapter, lay_over
-from llm_fed.errors import UserError
 from llm_fed.runs.reading import read_config
 
 

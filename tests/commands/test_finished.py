@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_fed.basics.errors import UserError
 from llm_fed.commands.finished import compare_runs
-from llm_fed.configfile import as_dict, from_dict
-from llm_fed.errors import UserError
+from llm_fed.settings.configfile import as_dict, from_dict
 
 SCORES = {0: 50.0, 1: 47.0, 2: 55.0, 3: 52.0}  # of fedit, by seed
 

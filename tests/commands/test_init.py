@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_fed import configfile
 from llm_fed.commands import init, survey
+from llm_fed.settings import configfile
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_fed import configfile
 from llm_fed.commands.lengths import FAR_OF_FEW, Lengths, usual_length
+from llm_fed.settings import configfile
 
 
 def lengths(*wholes: int, **clients: list[int]) -> Lengths:

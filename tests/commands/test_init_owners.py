@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from llm_fed import configfile, tasks
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError
 from llm_fed.commands import columns_of, init, owners
-from llm_fed.errors import UserError
-from llm_fed.tasks.rows import FileRows
+from llm_fed.rows import FileRows
+from llm_fed.settings import configfile
 
 DESKS = ("bank", "hotel", "clinic", "library", "phone shop")
 

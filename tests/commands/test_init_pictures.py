@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from llm_fed import configfile, tasks
+from llm_fed import tasks
 from llm_fed.commands.pictured import holds_pictures
+from llm_fed.settings import configfile
 
 
 def folders(root: Path, *above: str, side: int = 12, count: int = 10, other: int = 0) -> Path:

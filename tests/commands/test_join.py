@@ -13,17 +13,17 @@ import yaml
 from small_run import CLIENTS
 from transformers import AutoModelForCausalLM
 
-from llm_fed import configfile
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.commands.join import join
-from llm_fed.errors import UserError
 from llm_fed.experiment import joining, run
 from llm_fed.export import peft_folders
+from llm_fed.method.site import Site
 from llm_fed.models.loading import load_base
 from llm_fed.models.structure import structure_of
-from llm_fed.rng import generator
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import read_config
-from llm_fed.site import Site
+from llm_fed.settings import configfile
 from llm_fed.state import State, combine
 
 

@@ -14,15 +14,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from llm_fed import configfile, methods
+from llm_fed import methods
+from llm_fed.basics.errors import UserError
 from llm_fed.commands import merge
-from llm_fed.errors import UserError
 from llm_fed.eval.merges import tabulate
 from llm_fed.experiment import run as experiment
 from llm_fed.merge.mean import mix_factors
-from llm_fed.methods.interpolation import Mean
+from llm_fed.mergers.interpolation import Mean
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.records import read_records
+from llm_fed.settings import configfile
 from llm_fed.state import State
 
 METHODS = ("fedit", "local")

@@ -13,8 +13,8 @@ import pytest
 import small_run
 import tiny_base
 
+from llm_fed.method.site import Site
 from llm_fed.runs.records import read_records
-from llm_fed.site import Site
 
 
 @pytest.mark.parametrize(

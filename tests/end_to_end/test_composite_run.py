@@ -8,8 +8,9 @@ import peft
 import pytest
 from transformers import AutoModelForCausalLM
 
-from llm_fed import configfile, load_client
+from llm_fed import load_client
 from llm_fed.experiment import run
+from llm_fed.settings import configfile
 
 
 @pytest.fixture(scope="module", params=["fedem", "feddpa"])

@@ -10,9 +10,9 @@ from small_run import CLIENTS
 from transformers import AutoTokenizer
 
 from llm_fed import load_client
-from llm_fed.configfile import from_dict
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.records import read_records
+from llm_fed.settings.configfile import from_dict
 
 pytestmark = pytest.mark.usefixtures("quick")
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %} {% endfor %}"

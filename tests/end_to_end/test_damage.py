@@ -38,8 +38,8 @@ ONCE_FELL = [
 
 @pytest.mark.parametrize(("file", "kind", "key", "value"), ONCE_FELL)
 def test_a_damaged_value_is_named(damaged, finished, llm_fed, tmp_path, file, kind, key, value):
-    from llm_fed import checksum
-    from llm_fed.errors import UserError
+    from llm_fed.basics import checksum
+    from llm_fed.basics.errors import UserError
     from llm_fed.runs import records
 
     path = shutil.copytree(damaged.folder / "origins" / "fedmerge", tmp_path / "run") / file

@@ -19,18 +19,19 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification
 
 from llm_fed import load_client
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
 from llm_fed.commands import compare
 from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
 from llm_fed.commands.merge import Parents, merge_adapters
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
-from llm_fed.experiment import announce, build, finish
+from llm_fed.experiment import announce, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export import models, peft_folders
 from llm_fed.models.lora import ANCHORS, SCALE
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 ROUTED = tiny_images.LORA.with_experts("one", "two", gate="router")
 METHODS: dict[str, dict[str, Any]] = {

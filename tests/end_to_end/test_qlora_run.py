@@ -16,16 +16,17 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from llm_fed import configfile, load_client
-from llm_fed.config import BaseConfig
+from llm_fed import load_client
+from llm_fed.bench import bases
 from llm_fed.engine import fit
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.experiment import bases
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
 from llm_fed.models.loading import Base, load_base
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records, timed_rounds
+from llm_fed.settings import configfile
+from llm_fed.settings.config import BaseConfig
 
 NF4 = {"quantization": "nf4"}
 

@@ -14,12 +14,13 @@ from small_run import CLIENTS
 from transformers import AutoModelForCausalLM
 
 from llm_fed import load_client
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
 from llm_fed.commands.evaluate import evaluate_run
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
-from llm_fed.experiment import announce, build
+from llm_fed.experiment import announce
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 
 RANKS = {"ada": 1, "bob": 2, "cyd": 3}

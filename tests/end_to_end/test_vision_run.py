@@ -16,13 +16,14 @@ from image_runs import LATE, RUNS, UNLIKE, Killer, configured
 from safetensors.torch import load_file
 
 from llm_fed import methods
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
+from llm_fed.bench.costs import count_parameters, read_traffic
 from llm_fed.commands.evaluate import evaluate_run, export
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
-from llm_fed.eval.costs import count_parameters, read_traffic
-from llm_fed.experiment import build, finish, run
+from llm_fed.experiment import finish, run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 
 @pytest.fixture(scope="module")

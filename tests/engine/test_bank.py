@@ -11,11 +11,11 @@ import tiny
 import torch
 from torch import nn
 
-from llm_fed.config import AdapterConfig
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.errors import UserError
 from llm_fed.models.lora import Lora, draw, layout, targets
-from llm_fed.rng import generator
+from llm_fed.settings.config import AdapterConfig
 from llm_fed.state import State
 
 DOUBLE = torch.float64

@@ -15,16 +15,17 @@ import torch
 import transformers as hf
 from torch import nn
 
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.commands.bases import COMPARED
 from llm_fed.engine import generation
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit
-from llm_fed.errors import RunError, UserError
 from llm_fed.export import peft_folders
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
 from llm_fed.models.lora import Lora, draw, layout, targets
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit
+from llm_fed.models.prompt import stop_tokens
 from llm_fed.testing.tiny import HEADS, drawn
 
 EVERY = Lora(2, 4, 0.0, "all-linear")
@@ -126,7 +127,7 @@ def test_answers_in_one_batch_are_those_of_stock_peft_alone(family):
         tokens = list(prompt)
         for _ in range(8):  # without a cache
             token = int(stock(input_ids=torch.tensor([tokens])).logits[0, -1].argmax())
-            if token in generation.stop_tokens(base):
+            if token in stop_tokens(base):
                 break
             tokens.append(token)
         assert answer == base.tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=True).strip()

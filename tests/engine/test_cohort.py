@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.drive import drive
-from llm_fed.errors import UserError
 from llm_fed.federation.schedule import Synchronous
-from llm_fed.requests import Request
+from llm_fed.method.requests import Request
 
 
 class F(Request[str]): ...

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed import load_client
-from llm_fed.config import EvalConfig
+from llm_fed.basics.errors import UserError
 from llm_fed.engine import generation, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit, token_losses
 from llm_fed.engine.language import LanguageEngine
 from llm_fed.engine.packing import collate
-from llm_fed.errors import UserError
 from llm_fed.export import peft_folders
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import ExpertWeights, Fit
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, draw, targets
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import ExpertWeights, Fit
 from llm_fed.runtime.local import LocalRuntime
+from llm_fed.settings.config import EvalConfig
 from llm_fed.state import State
 from llm_fed.tasks.templates import encode_prompt
 

@@ -10,11 +10,11 @@ import tiny_base
 import torch
 from transformers import GenerationConfig
 
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.generation import generate, option_log_likelihoods
-from llm_fed.errors import UserError
 from llm_fed.models.lora import Lora, layout
-from llm_fed.rng import generator
 from llm_fed.state import State
 
 DOUBLE = torch.float64

@@ -7,14 +7,14 @@ import tiny
 import torch
 from torch import Tensor
 
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import generator
 from llm_fed.engine import adapted, gradients
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.gradients import evidence, per_example_gradients
-from llm_fed.errors import ClientError
 from llm_fed.merge.moments import Moments
+from llm_fed.method.requests import GradientMoments
 from llm_fed.models.lora import Lora, draw
-from llm_fed.requests import GradientMoments
-from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 

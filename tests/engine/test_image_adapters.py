@@ -14,18 +14,18 @@ import torch
 from tiny_images import LORA, assert_state, cross_entropy, stock, trained_by
 from torch import Tensor, nn
 
-from llm_fed.config import LocalConfig
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.drive import drive
 from llm_fed.engine.examples import Pictures
 from llm_fed.engine.gradients import per_example_gradients
 from llm_fed.engine.images import VisionEngine
-from llm_fed.errors import UserError
-from llm_fed.methods.parents import doubled, mixed
+from llm_fed.mergers.parents import doubled, mixed
+from llm_fed.method.requests import Distillation
 from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, targets
-from llm_fed.requests import Distillation
+from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 
 ROUTED = LORA.with_experts("one", "two", "three", gate="router")

@@ -14,19 +14,19 @@ from rich.console import Console
 from stock_training import cohort, fitted
 from tiny_images import BATCHES
 
-from llm_fed import configfile
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.images import VisionEngine
-from llm_fed.errors import UserError
 from llm_fed.experiment import run
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit, Fitted
+from llm_fed.method.site import OPTIMIZER
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit, Fitted
-from llm_fed.rng import generator
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import OPTIMIZER
+from llm_fed.settings import configfile
 
 STRUCTURE = Lora(rank=3, alpha=6, dropout=0.0, target_modules=tiny.TARGETS["llama"])
 

@@ -10,11 +10,11 @@ import tiny
 import torch
 from stock_training import fitted
 
+from llm_fed.basics.rng import generator
 from llm_fed.engine.fused import FusedEngine
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit, Fitted, PerExample
 from llm_fed.models.lora import Lora, draw
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit, Fitted, PerExample
-from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.gradients import per_example_gradients
+from llm_fed.method.requests import Fit
 from llm_fed.models.lora import Lora
-from llm_fed.requests import Fit
 
 STRUCTURE = Lora(rank=3, alpha=5, dropout=0.0, target_modules=("q_proj", "v_proj", "down_proj"))
 SGD = "sgd"  # its steps are proportional to the gradients

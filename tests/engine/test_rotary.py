@@ -18,10 +18,10 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit
 from llm_fed.engine.gradients import per_example_gradients
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
 from llm_fed.models.lora import Lora, draw
 from llm_fed.models.rotary import Regimes, context, regimes, row_positions
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit
 from llm_fed.testing.tiny import HEADS, drawn
 
 BORDER = 16

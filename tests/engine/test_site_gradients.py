@@ -11,12 +11,12 @@ import torch
 from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, loaded, stock
 from torch import nn
 
-from llm_fed.config import EvalConfig, LocalConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
+from llm_fed.method.site import Site
 from llm_fed.models.lora import draw
 from llm_fed.models.structure import Full
-from llm_fed.site import Site
+from llm_fed.settings.config import EvalConfig, LocalConfig
 from llm_fed.state import State
 from llm_fed.testing import federation
 

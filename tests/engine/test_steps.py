@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from llm_fed.basics.rng import generator
 from llm_fed.engine.steps import Steps, together
+from llm_fed.method.optimizer import Optimizer, Tail
+from llm_fed.method.requests import Fit, PerExample
 from llm_fed.models.lora import Lora
-from llm_fed.optimizer import Optimizer, Tail
-from llm_fed.requests import Fit, PerExample
-from llm_fed.rng import generator
 from llm_fed.state import State
 
 LORA = Lora(rank=3, alpha=6, dropout=0.0, target_modules=("q",))

@@ -11,15 +11,15 @@ import tiny
 import torch
 from stock_training import batches_of, cohort, fitted, stock, successes
 
+from llm_fed.basics.errors import ClientError, RunError, UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit, token_losses
 from llm_fed.engine.packing import collate, padded_tokens, plan
-from llm_fed.errors import ClientError, RunError, UserError
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit, Fitted
 from llm_fed.models.lora import Lora, draw
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit, Fitted
-from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 

@@ -14,16 +14,16 @@ import torch
 from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, loaded, stock, trained_by
 from torch import Tensor, nn
 
-from llm_fed.config import LocalConfig
+from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.engine import images
 from llm_fed.engine.drive import drive
 from llm_fed.engine.images import VisionEngine
-from llm_fed.errors import ClientError, UserError
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.site import Site
 from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
-from llm_fed.optimizer import Optimizer
-from llm_fed.site import Site
+from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 
 

@@ -10,7 +10,7 @@ import pytest
 from browser import chromium
 from report_page import Page
 
-from llm_fed.eval.costs import Parameters, Traffic
+from llm_fed.bench.costs import Parameters, Traffic
 from llm_fed.eval.plots import plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.report.page import prose

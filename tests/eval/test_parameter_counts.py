@@ -11,11 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
 
 from llm_fed import methods
-from llm_fed.config import AdapterConfig, LocalConfig
-from llm_fed.eval.costs import Parameters, count_parameters
-from llm_fed.messages.wire import pack
+from llm_fed.bench.costs import Parameters, count_parameters
+from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora, draw, layout
-from llm_fed.site import Site
+from llm_fed.settings.config import AdapterConfig, LocalConfig
+from llm_fed.state.wire import pack
 
 LLAMA = LlamaConfig(
     hidden_size=3072, num_hidden_layers=28, num_attention_heads=24, num_key_value_heads=8, head_dim=128,

@@ -11,7 +11,7 @@ import without
 import yaml
 from report_page import CONFIG, read, write_run
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.eval import plots
 from llm_fed.eval.report import clients, pictures, write_report
 

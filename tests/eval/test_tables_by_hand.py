@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from llm_fed.eval.costs import Parameters, Traffic
+from llm_fed.bench.costs import Parameters, Traffic
 from llm_fed.eval.tables import Result, Row, Table
 
 COSTS = Parameters(server=2_000, down=1_000, up=1_000, client=1_000)

@@ -10,10 +10,10 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from llm_fed.config import Config, EvalConfig
 from llm_fed.eval import forest
 from llm_fed.eval.pairs import Pair, compare_methods, reference
 from llm_fed.eval.verdict import Scored, Verdict, last_round
+from llm_fed.settings.config import Config, EvalConfig
 
 
 def scores(**methods: Sequence[float]) -> dict[str, dict[tuple[int, int], float]]:

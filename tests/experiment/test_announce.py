@@ -10,10 +10,11 @@ import pytest
 import tiny_images
 from rich.console import Console
 
-from llm_fed.configfile import from_dict
-from llm_fed.experiment import announce, build, finish, run
+from llm_fed.bench import build
+from llm_fed.experiment import announce, finish, run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import TaskData
 
 

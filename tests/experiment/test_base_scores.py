@@ -13,15 +13,16 @@ import tiny_images
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
 from llm_fed.commands import compare
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
-from llm_fed.eval.scores import Summary, score
-from llm_fed.experiment import build, finish
+from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.network import server
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
+from llm_fed.scoring.scores import Summary, score
+from llm_fed.settings.configfile import from_dict
 
 METHODS = ("ffa", "pfedmoe", "feddpa")
 

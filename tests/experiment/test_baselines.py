@@ -11,14 +11,15 @@ import tiny_images
 import yaml
 from rich.console import Console
 
-from llm_fed.api import open_run
+from llm_fed.bench import build
 from llm_fed.commands import compare
-from llm_fed.configfile import from_dict
-from llm_fed.experiment import build, finish
+from llm_fed.commands.api import open_run
+from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 
 @pytest.fixture(autouse=True)

@@ -14,16 +14,17 @@ import pytest
 import yaml
 from growing import key
 
-from llm_fed import configfile, tasks
+from llm_fed import tasks
 from llm_fed.audit.audit import audit
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.commands.compare import compare
 from llm_fed.commands.finished import compare_runs
 from llm_fed.commands.join import join
-from llm_fed.configfile import from_dict
-from llm_fed.errors import RunError, UserError
 from llm_fed.experiment import finish, run, splits
 from llm_fed.runs.folder import SPLITS
 from llm_fed.runs.records import read_records
+from llm_fed.settings import configfile
+from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import Example
 from llm_fed.tasks.record import TRAINING, Record
 

@@ -14,18 +14,18 @@ from network import HELLO, NetworkInProcess, federate, tree
 from safetensors.torch import load_file
 
 from llm_fed import load_client
+from llm_fed.bench import build
 from llm_fed.commands import doctor
 from llm_fed.commands.comparison import Plan
 from llm_fed.commands.evaluate import evaluate_run
-from llm_fed.config import BaseConfig
-from llm_fed.configfile import from_dict
-from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
 from llm_fed.models import speed
 from llm_fed.models.loading import settle_dtype
 from llm_fed.network.node import Node
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import saved_config
+from llm_fed.settings.config import BaseConfig
+from llm_fed.settings.configfile import from_dict
 
 HINT = speed.hint  # which other tests do without, see without.py
 AUTO = {"dtype": "auto"}

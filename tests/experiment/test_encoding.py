@@ -9,10 +9,10 @@ import pytest
 import tiny_base
 from tokenizers import processors
 
-from llm_fed.config import TaskConfig
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
-from llm_fed.experiment.encoding import Encoder
+from llm_fed.basics.errors import UserError
+from llm_fed.bench.encoding import Encoder
+from llm_fed.settings.config import TaskConfig
+from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import Example, Turn
 from llm_fed.tasks.templates import template_of
 

@@ -8,8 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from llm_fed import checksum
-from llm_fed.configfile import from_dict
+from llm_fed.basics import checksum
 from llm_fed.engine import fit
 from llm_fed.engine.calibration import Calibration
 from llm_fed.engine.packing import plan
@@ -18,6 +17,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.runs import folder as run_folder
 from llm_fed.runs.records import read_records, timed_rounds
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ import torch
 from small_run import CLIENTS, SIZES
 
 from llm_fed.commands.evaluate import reopen
-from llm_fed.configfile import from_dict
 from llm_fed.experiment import experts, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.methods.ifca import IFCA
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.records import read_records, timed_rounds
+from llm_fed.settings.configfile import from_dict
 
 
 @pytest.fixture(autouse=True)

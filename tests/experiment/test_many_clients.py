@@ -13,15 +13,18 @@ import yaml
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from llm_fed import configfile, files, tasks
-from llm_fed.experiment import announce, build, encoding, run, timing
+from llm_fed import tasks
+from llm_fed.basics import files
+from llm_fed.bench import build, encoding
+from llm_fed.experiment import announce, run, timing
+from llm_fed.method.requests import Query
 from llm_fed.models.loading import Base
-from llm_fed.requests import Query
+from llm_fed.rows import Row
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 from llm_fed.tasks.common import Encoded, Example
-from llm_fed.tasks.rows import Row
 
 WORDS = [
     "participation=0.01", "rounds=1", "task.template=plain", "task.max_length=16", "task.validation=0", "device=cpu",
@@ -109,7 +112,7 @@ def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeyp
     one, other = counts
     assert one["Base.draw"] == other["Base.draw"] > 0
     assert 0 < other["yaml.load"] <= one["yaml.load"] + 2 < 10
-    assert (one["llm_fed.files._syncfs"], other["llm_fed.files._syncfs"]) == (1, 1)
+    assert (one["llm_fed.basics.files._syncfs"], other["llm_fed.basics.files._syncfs"]) == (1, 1)
 
 
 def test_each_card_has_its_own_scores_and_the_runs_configuration(small, tmp_path):

@@ -11,11 +11,13 @@ import torch
 from rich.console import Console
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llm_fed import configfile, methods, tasks
-from llm_fed.experiment import bases, build, placement, run
-from llm_fed.rng import generator
+from llm_fed import methods, tasks
+from llm_fed.basics.rng import generator
+from llm_fed.bench import bases, build, placement
+from llm_fed.experiment import run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 from llm_fed.tasks.augmentation import moved
 from llm_fed.tasks.common import ClientData, TaskData, pixels_of
 

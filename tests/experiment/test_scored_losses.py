@@ -15,12 +15,12 @@ from rich.console import Console
 from torch import nn
 
 from llm_fed.commands import evaluate
-from llm_fed.configfile import from_dict
 from llm_fed.engine import inference
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.experiment import run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 
 def score_lines(folder: Path) -> list[dict]:

@@ -10,9 +10,7 @@ import pytest
 import tiny_images
 import toy
 
-from llm_fed.configfile import from_dict
-from llm_fed.eval.scores import Summary, summarize
-from llm_fed.experiment import build
+from llm_fed.bench import build
 from llm_fed.experiment import run as experiment
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
@@ -21,6 +19,8 @@ from llm_fed.methods.fedit import FedIT
 from llm_fed.runs import tracking
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
+from llm_fed.scoring.scores import Summary, summarize
+from llm_fed.settings.configfile import from_dict
 
 SCORES = {1: 5.0, 2: 90.0, 3: 10.0, 4: 20.0, 5: 20.0}
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from llm_fed.config import Config
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.bench.build import Experiment, prepare
 from llm_fed.experiment import run
-from llm_fed.experiment.build import Experiment, prepare
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import from_dict
 
 PARTS = ("federation", "training", "evaluation")
 

@@ -11,7 +11,8 @@ import tiny
 import yaml
 from odd_tokenizers import tokenizers
 
-from llm_fed import api, tasks
+from llm_fed import tasks
+from llm_fed.commands import api
 from llm_fed.experiment import shown as module
 
 CHAT = (
@@ -113,7 +114,7 @@ def test_refusals(tmp_path, llm_fed, small):
 
 def test_a_run_says_the_same_tokens(small, finished):
     """Those that the run's own clients hold."""
-    from llm_fed.experiment.build import prepare
+    from llm_fed.bench.build import prepare
     from llm_fed.runs.reading import read_config
     from llm_fed.runs.tracking import Reporter
 

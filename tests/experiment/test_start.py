@@ -14,12 +14,10 @@ import yaml
 from network import NetworkInProcess, tree
 from safetensors.torch import load_file, save_file
 
-from llm_fed import configfile
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build, needed
 from llm_fed.commands import evaluate
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
 from llm_fed.eval.report import run as report
-from llm_fed.experiment import build, needed
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
 from llm_fed.merge.delta import joined
@@ -28,6 +26,8 @@ from llm_fed.models.loading import Base
 from llm_fed.network import server
 from llm_fed.runs import tracking
 from llm_fed.runs.records import read_records
+from llm_fed.settings import configfile
+from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 
 

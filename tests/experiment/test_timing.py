@@ -9,12 +9,13 @@ import pytest
 import tiny_images
 from rich.console import Console
 
-from llm_fed.configfile import from_dict
+from llm_fed.bench import build
 from llm_fed.engine import fit, inference
-from llm_fed.experiment import build, finish, run, timing
+from llm_fed.experiment import finish, run, timing
 from llm_fed.runs.forecast import Forecast, Span, duration
 from llm_fed.runs.pace import Ahead, Pace
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 STEP, LOSS, READ, TOKEN = (
     0.02,

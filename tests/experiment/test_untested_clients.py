@@ -14,11 +14,11 @@ import yaml
 from small_run import Small
 from uneven import WHOLE, rows, write
 
-from llm_fed import api
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.commands import api
 from llm_fed.eval.report.reading import read_lines
-from llm_fed.eval.scores import NOT_SCORED
 from llm_fed.experiment import run as experiment
+from llm_fed.scoring.scores import NOT_SCORED
 
 ONLY_TRAIN = {"train": 3, "validation": 1}
 ONLY_TEST = {"test": 3}

@@ -13,13 +13,13 @@ import pytest
 import tiny_images
 from rich.console import Console
 
-from llm_fed import configfile
-from llm_fed.config import ColumnsConfig
-from llm_fed.configfile import as_dict, flat
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run, unused
 from llm_fed.methods import METHODS
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
+from llm_fed.settings.config import ColumnsConfig
+from llm_fed.settings.configfile import as_dict, flat
 
 IMAGES = {"task": {"name": "cifar10", "partition": {"kind": "iid", "clients": 2}}, "adapter": None}
 TEXT = {"task": {"name": "files"}}

@@ -15,12 +15,12 @@ import tiny_base
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_fed import files
+from llm_fed.basics import files
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.errors import RunError, UserError
 from llm_fed.export import peft_folders, peft_settings
 from llm_fed.models.lora import Lora, layout
-from llm_fed.rng import generator
 from llm_fed.state import State
 
 REGEX = {

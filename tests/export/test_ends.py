@@ -12,14 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from llm_fed import load_client
-from llm_fed.configfile import from_dict
-from llm_fed.engine import generation
+from llm_fed.bench.build import prepare
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
-from llm_fed.experiment.build import prepare
-from llm_fed.export.prompt import FILE, as_said, prompt_of, read_prompt
 from llm_fed.models.loading import load_base
+from llm_fed.models.prompt import FILE, as_said, prompt_of, read_prompt, stop_tokens
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 END = 30  # the word w30; the tokenizer's EOS is </s>, number 1
 CHAT = (
@@ -58,16 +57,16 @@ def test_training_and_scoring_of_a_run(small, base):
     for site in built.clients.values():
         assert all(example.answer[-1] == END for example in site.train)
         assert all(example.input_ids.count(1) == 0 for example in site.train)
-    assert generation.stop_tokens(built.base) == {1, END}
+    assert stop_tokens(built.base) == {1, END}
     text = prepare(from_dict(small.tree(base={"name": str(base)}, task={"max_length": 48})), Reporter())
-    assert generation.stop_tokens(text.base) == {1}  # type: ignore[arg-type]  # a template of text ends with EOS
+    assert stop_tokens(text.base) == {1}  # type: ignore[arg-type]  # a template of text ends with EOS
 
 
 def test_the_adapters_folder_says_so_and_a_chat_stops_there(run, base, monkeypatch):
     said = json.loads((run / "adapters/ada" / FILE).read_text())
     assert said["stop_token_ids"] == [1, END] and said["stop_tokens"] == ["</s>", "w30"]
     model: Any = load_client(run / "adapters/ada", str(base))
-    assert generation.stop_tokens(model.base) == {1, END}
+    assert stop_tokens(model.base) == {1, END}
     loaded = load_base(from_dict({"base": {"name": str(base), "dtype": "float32"}}).base, "cpu")
     plain, config = as_said(loaded, from_dict({}), read_prompt(run / "adapters/ada"), ["task.template"])
     assert plain.prompt and plain.prompt.template.name == config.task.template == "alpaca-short"

@@ -12,15 +12,15 @@ from network import federate, lines, tree
 from safetensors.torch import load_file
 from small_run import CLIENTS
 
+from llm_fed.basics.errors import UserError
 from llm_fed.commands.comparison import Plan
-from llm_fed.configfile import as_dict, from_dict
-from llm_fed.errors import UserError
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export.models import chosen, seen
 from llm_fed.federation.progress import restore
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
+from llm_fed.settings.configfile import as_dict, from_dict
 
 SPARSE = {"rounds": 2, "participation": 0.3, "eval": {"every": 0}, "seed": 2}  # one client per round
 

@@ -18,10 +18,10 @@ from hub_server import TOKEN, Hub, Repository, connected
 from huggingface_hub import constants, snapshot_download
 from transformers import AutoModelForCausalLM
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.export.card import Model, model_card
 from llm_fed.export.hub import repository_names
-from llm_fed.export.prompt import Prompt
+from llm_fed.models.prompt import Prompt
 from llm_fed.tasks.common import Template
 
 ROOT = Path(__file__).parents[2]

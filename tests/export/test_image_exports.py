@@ -15,8 +15,8 @@ from tiny_rounds import base_of, sites
 from torch import Tensor
 
 from llm_fed import load_image_model, methods
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.images import VisionEngine
-from llm_fed.errors import UserError
 from llm_fed.export import models
 from llm_fed.export.card import model_card
 from llm_fed.method import Method

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_fed import load_client
 from llm_fed.export import merged, peft_folders
-from llm_fed.export.prompt import FILE, read_prompt
+from llm_fed.models.prompt import FILE, read_prompt
 
 CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}"
 # By dtype: the largest difference of a logit. Of bfloat16 a folded weight keeps eight bits, and logits are about 3.

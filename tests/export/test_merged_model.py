@@ -15,11 +15,12 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from llm_fed import configfile, load_client
-from llm_fed.errors import UserError
+from llm_fed import load_client
+from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.export import folding, merged, model_files, older
 from llm_fed.models.lora import Lora
+from llm_fed.settings import configfile
 
 TOKENIZER = {  # files that a tokenizer might have, and that transformers would write in another way or not at all
     "special_tokens_map.json": '{"eos_token":   "</s>"}', "added_tokens.json": "{ }", "vocab.json": '{"a":0}',

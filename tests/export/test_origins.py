@@ -17,13 +17,13 @@ import yaml
 from hub_server import Hub, Repository, connected
 from transformers import AutoModelForCausalLM
 
-from llm_fed import configfile
-from llm_fed.config import BaseConfig
 from llm_fed.experiment import run as experiment
 from llm_fed.export.copies import public_content
 from llm_fed.export.origins import as_trained, read_origin
-from llm_fed.export.prompt import FILE
 from llm_fed.models.origin import Origin, weights_digest
+from llm_fed.models.prompt import FILE
+from llm_fed.settings import configfile
+from llm_fed.settings.config import BaseConfig
 
 NAME, COMMIT = "acme/llama-tiny", "0" * 40
 

@@ -16,18 +16,19 @@ import tiny_base
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 
-from llm_fed import checksum, load_client
+from llm_fed import load_client
+from llm_fed.basics import checksum
+from llm_fed.basics.errors import UserError
 from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run, reopen
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
 from llm_fed.export.card import Model, model_card
-from llm_fed.export.prompt import FILE, Prompt, read_prompt
 from llm_fed.models.loading import _quantization
 from llm_fed.models.origin import weights_digest
+from llm_fed.models.prompt import FILE, Prompt, read_prompt
 from llm_fed.runs.reading import read_config
+from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import TEMPLATES, Template
 from llm_fed.tasks.templates import encode_prompt
 

@@ -14,12 +14,12 @@ import tiny_base
 from safetensors.torch import load_file, save_file
 
 from llm_fed import methods
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.export import peft_folders
 from llm_fed.export.serving import VLLM_RANKS, Servable, lines, servable
 from llm_fed.models.lora import Lora
 from llm_fed.models.origin import Origin
-from llm_fed.rng import generator
 
 DOCS = Path(__file__).parents[2] / "docs/serving.md"
 PLAIN = Lora(8, 16.0, 0.0, ("q_proj", "v_proj"))

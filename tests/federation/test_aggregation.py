@@ -10,16 +10,16 @@ import toy
 from toy_rounds import go
 
 from llm_fed import methods
-from llm_fed.config import ServerStepConfig
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.federation.aggregation import averages, check, check_cohort
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Data, Site
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import FedMerge
-from llm_fed.site import Data, Site
+from llm_fed.settings.config import ServerStepConfig
+from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 
 RULES = ["median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"]

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from llm_fed.config import PrivacyConfig
 from llm_fed.federation.privacy import epsilon
+from llm_fed.settings.config import PrivacyConfig
 
 
 def gaussian(orders: torch.Tensor, noise: float, q: float, steps: int) -> torch.Tensor:

@@ -11,18 +11,19 @@ from equal_runs import StopsAfter
 from rich.console import Console
 from toy_rounds import go
 
-from llm_fed import configfile, methods
-from llm_fed.config import PrivacyConfig
-from llm_fed.errors import UserError
+from llm_fed import methods
+from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run
 from llm_fed.federation.privacy import check, check_elsewhere, epsilon, spent_by, statement
 from llm_fed.federation.progress import Best, Progress
 from llm_fed.method import Method
+from llm_fed.method.requests import Fit, Fitted
+from llm_fed.method.site import NOISY_STEPS, Private
 from llm_fed.methods.ditto import Ditto
-from llm_fed.requests import Fit, Fitted
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import NOISY_STEPS, Private
+from llm_fed.settings import configfile
+from llm_fed.settings.config import PrivacyConfig
 
 SETTINGS = {"unit": "example", "clip": 1.0, "noise": 1.1}
 

@@ -12,8 +12,7 @@ import torch
 import toy
 from toy_rounds import TARGETS, go
 
-from llm_fed.errors import RunError, UserError
-from llm_fed.eval.scores import summarize
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
 from llm_fed.method import Method
@@ -21,6 +20,7 @@ from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.local import Local
 from llm_fed.runs.checkpoint import Checkpoints, CheckpointWarning
 from llm_fed.runs.folder import Run
+from llm_fed.scoring.scores import summarize
 
 
 def test_fedit_takes_the_weighted_mean_of_what_clients_trained(tmp_path):

@@ -15,17 +15,19 @@ import toy
 from rich.console import Console
 from toy_rounds import TARGETS, go
 
-from llm_fed import configfile, methods
-from llm_fed.config import PrivacyConfig
-from llm_fed.errors import UserError
-from llm_fed.experiment import build, run
+from llm_fed import methods
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
+from llm_fed.experiment import run
 from llm_fed.federation.privacy import check, check_upload, clipped, epsilon, protected, released, statement
 from llm_fed.federation.schedule import Delayed, Poisson, most_asked
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Data
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.site import Data
+from llm_fed.settings import configfile
+from llm_fed.settings.config import PrivacyConfig
 from llm_fed.state import State
 
 LARGE = 200_000

@@ -10,7 +10,7 @@ import pytest
 import toy
 from toy_rounds import go
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.federation.schedule import Ask, Delayed, Synchronous
 from llm_fed.method import Method
 

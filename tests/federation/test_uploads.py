@@ -13,10 +13,10 @@ import toy
 from toy_rounds import go
 
 from llm_fed.federation.uploads import flaws
-from llm_fed.messages.outline import skeleton
-from llm_fed.messages.roles import Given
 from llm_fed.method import Method
 from llm_fed.state import State
+from llm_fed.state.outline import skeleton
+from llm_fed.state.roles import Given
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from peft.utils.merge_utils import ties as peft_ties
 
 from llm_fed.merge.products import combined, factored, layers
-from llm_fed.methods.dare import Dare
-from llm_fed.methods.slerp import arc
-from llm_fed.methods.task_arithmetic import TaskArithmetic
-from llm_fed.methods.ties import ties
+from llm_fed.mergers.dare import Dare
+from llm_fed.mergers.slerp import arc
+from llm_fed.mergers.task_arithmetic import TaskArithmetic
+from llm_fed.mergers.ties import ties
 from llm_fed.state import State
 
 SHAPES = {"layers.0.q": (5, 7), "layers.1.v": (6, 3)}  # (out, in); rank 2, of which the second is no wider than 3

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_fed.config import ServerStepConfig
 from llm_fed.merge import mean, robust
+from llm_fed.settings.config import ServerStepConfig
 from llm_fed.state import State
 
 RULES = ["median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"]

@@ -11,11 +11,11 @@ from battery import go
 from torch import Tensor
 
 from llm_fed import methods
-from llm_fed.config import ServerStepConfig
 from llm_fed.method import Upload
 from llm_fed.methods.fedrot_lora import FedRotLoRA, turned
 from llm_fed.methods.fedsvd import FedSVD, orthogonal
 from llm_fed.methods.rolora import RoLoRA
+from llm_fed.settings.config import ServerStepConfig
 from llm_fed.state import State
 
 A, B = "q.lora_A", "q.lora_B"

@@ -12,15 +12,15 @@ import torch
 import toy
 from battery import FEDERATED, SETTINGS, go
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.federation.schedule import Delayed
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.method.site import Site
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.fedasync import FedAsync
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs.records import read_records
-from llm_fed.site import Site
 from llm_fed.state import State
 from llm_fed.testing.compare import equal_runs
 from llm_fed.testing.federation import SIZES

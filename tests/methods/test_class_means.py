@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy, log_softmax, mse_loss, softmax
 from unlike import LOCAL, LR, C, Federation, H, assert_entries, of_classes, seen
 
 from llm_fed.engine.images import VisionEngine
+from llm_fed.method.heads import class_means
 from llm_fed.methods.fd import FD
 from llm_fed.methods.fedproto import FedProto
-from llm_fed.methods.heads import class_means
 from llm_fed.methods.lg_fedavg import LGFedAvg
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture

@@ -16,13 +16,12 @@ import tiny_images
 import torch
 
 from llm_fed import methods
-from llm_fed.config import EvalConfig, LocalConfig
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.drive import drive
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
-from llm_fed.errors import UserError
-from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Data, Site
 from llm_fed.methods.ditto import Ditto
 from llm_fed.methods.feddyn import FedDyn
 from llm_fed.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -31,8 +30,9 @@ from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.scaffold import Scaffold
 from llm_fed.models.lora import draw
 from llm_fed.models.structure import Full
-from llm_fed.site import Data, Site
+from llm_fed.settings.config import EvalConfig, LocalConfig
 from llm_fed.state import State
+from llm_fed.state.wire import pack, unpack
 from llm_fed.testing import federation as battery
 from llm_fed.testing import tiny
 

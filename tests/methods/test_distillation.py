@@ -11,12 +11,12 @@ from torch.nn.functional import cross_entropy, softmax
 from unlike import LR, PICTURES, C, Federation, H, assert_entries, of_classes, seen
 
 from llm_fed import methods
-from llm_fed.errors import UserError
-from llm_fed.messages.wire import pack
+from llm_fed.basics.errors import UserError
 from llm_fed.methods.fedapen import FedAPEN, learned_weight
 from llm_fed.methods.fedkd import FedKD
 from llm_fed.methods.fml import FML
 from llm_fed.models.joined import Answer
+from llm_fed.state.wire import pack
 
 
 def kl(teacher: Tensor, taught: Tensor) -> Tensor:

@@ -9,18 +9,18 @@ import pytest
 import torch
 import toy
 
+from llm_fed.basics.rng import generator
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.federation.schedule import Delayed
 from llm_fed.merge import delta
 from llm_fed.merge.factors import rank_of
 from llm_fed.merge.products import layers
-from llm_fed.messages.wire import pack
 from llm_fed.method import Upload
 from llm_fed.methods.fedex_lora import FedExLoRA
 from llm_fed.methods.flora import FLoRA
 from llm_fed.models.lora import Lora
-from llm_fed.rng import generator
 from llm_fed.state import State
+from llm_fed.state.wire import pack
 from llm_fed.testing import federation, tiny
 from llm_fed.testing.battery import CHECKS, Slack
 from llm_fed.testing.federation import ROUNDS, STRUCTURE, language_base

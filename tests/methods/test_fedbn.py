@@ -9,13 +9,13 @@ from tiny_images import assert_state
 from tiny_rounds import LRS, TRAIN, base_of, batches, federate, personal, server_of, sites
 from torch import nn
 
-from llm_fed import configfile
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run as experiment
-from llm_fed.messages.wire import pack
 from llm_fed.methods.fedbn import FedBN
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs.reading import saved_config
+from llm_fed.settings import configfile
+from llm_fed.state.wire import pack
 
 METHOD = FedBN()
 

@@ -14,13 +14,13 @@ from server_steps import serve
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from llm_fed.config import EvalConfig, LocalConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
+from llm_fed.method.site import Site
 from llm_fed.methods.feddle import Feddle
 from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import draw
-from llm_fed.site import Site
+from llm_fed.settings.config import EvalConfig, LocalConfig
 from llm_fed.state import State
 from llm_fed.testing import federation
 from llm_fed.testing.tiny import answers

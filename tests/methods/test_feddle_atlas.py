@@ -10,18 +10,18 @@ import torch
 import toy
 from server_steps import serve
 
-from llm_fed.config import LocalConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Delayed
 from llm_fed.merge.atlas import normalized
 from llm_fed.method import Upload
+from llm_fed.method.site import Data, Site
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
-from llm_fed.site import Data, Site
+from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 import toy
 
-from llm_fed.config import LocalConfig, ServerStepConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
-from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Upload
+from llm_fed.method.site import Site
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import (
     FedMerge,
@@ -31,8 +30,9 @@ from llm_fed.methods.fedmerge import (
     step_soup,
 )
 from llm_fed.runs.folder import Run
-from llm_fed.site import Site
+from llm_fed.settings.config import LocalConfig, ServerStepConfig
 from llm_fed.state import Layout, State, stack
+from llm_fed.state.wire import pack, unpack
 
 TARGETS = {"c0": 1.0, "c1": 2.0, "c2": 4.0, "c3": -3.0}
 ALL = [slice(0, 2)]

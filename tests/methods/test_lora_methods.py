@@ -12,8 +12,7 @@ import toy
 from battery import go
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llm_fed.errors import UserError
-from llm_fed.messages.wire import pack
+from llm_fed.basics.errors import UserError
 from llm_fed.method import Upload
 from llm_fed.methods.fedalt import FedALT
 from llm_fed.methods.feddpa import FedDPA
@@ -24,6 +23,7 @@ from llm_fed.methods.ifca import IFCA
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.models.lora import Lora, draw, layout
 from llm_fed.state import State
+from llm_fed.state.wire import pack
 from llm_fed.testing.federation import STRUCTURE, language_base
 
 

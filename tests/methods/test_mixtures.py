@@ -12,15 +12,15 @@ from tiny_rounds import LRS, SGD, base_of, batches, federate, personal, server_o
 from torch import Tensor, nn
 
 from llm_fed import methods
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.images import VisionEngine
-from llm_fed.errors import UserError
+from llm_fed.method.site import Site
 from llm_fed.methods.fedem import FedEM, expected_loss, posterior
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmoe import FedMoE
 from llm_fed.models.gate import Gate
 from llm_fed.models.images import ARCHITECTURES, ImageBase
 from llm_fed.models.joined import Answer
-from llm_fed.site import Site
 from llm_fed.state import State
 
 

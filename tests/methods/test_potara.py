@@ -11,18 +11,20 @@ import pytest
 import torch
 from tiny import product
 
-from llm_fed import configfile
-from llm_fed.errors import UserError
-from llm_fed.experiment import build, finish, run
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
+from llm_fed.experiment import finish, run
 from llm_fed.export import peft_folders
 from llm_fed.merge.grid import WEIGHTS
 from llm_fed.merge.mean import mix_factors
-from llm_fed.methods import METHODS, potara
+from llm_fed.mergers import potara
+from llm_fed.methods import METHODS
 from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
 from llm_fed.runs import tracking
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.records import read_records
+from llm_fed.settings import configfile
 from llm_fed.state import State
 
 MERGING = [name for name, kind in METHODS.items() if kind.needs]

@@ -13,18 +13,18 @@ import torch
 import toy
 from torch import nn
 
-from llm_fed.config import EvalConfig, LocalConfig
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.drive import drive
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
-from llm_fed.errors import UserError
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.method.requests import Distillation, Fit, Fitted
+from llm_fed.method.site import Data, Site
 from llm_fed.methods.feddf import FedDF
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.hfcl import HFCL
 from llm_fed.models.lora import draw
-from llm_fed.requests import Distillation, Fit, Fitted
-from llm_fed.site import Data, Site
+from llm_fed.settings.config import EvalConfig, LocalConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 from llm_fed.testing import federation

@@ -13,14 +13,14 @@ from battery import go
 from llm_fed.engine.steps import Steps
 from llm_fed.merge.factors import decomposed, rank_of
 from llm_fed.merge.products import layers
-from llm_fed.messages.wire import pack
 from llm_fed.method import Upload
+from llm_fed.method.optimizer import Optimizer, Tail
+from llm_fed.method.requests import Fit
 from llm_fed.methods.flexlora import FlexLoRA
 from llm_fed.methods.hetlora import HetLoRA
 from llm_fed.models.lora import Lora
-from llm_fed.optimizer import Optimizer, Tail
-from llm_fed.requests import Fit
 from llm_fed.state import State
+from llm_fed.state.wire import pack
 from llm_fed.testing import federation
 from llm_fed.testing.battery import CHECKS, Slack
 from llm_fed.testing.federation import ADAPTERS, STRUCTURE

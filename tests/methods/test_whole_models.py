@@ -11,8 +11,8 @@ from tiny_images import answer, assert_state, pictures
 from tiny_rounds import base_of, batches, federate, personal, server_of, sites
 from torch import Tensor, nn
 
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.images import VisionEngine
-from llm_fed.errors import UserError
 from llm_fed.method import Upload
 from llm_fed.methods.fedit import FedIT, FedLoRA
 from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed, coordinates, draw_soup

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import ResNetConfig, ResNetModel
 
+from llm_fed.basics.rng import generator
 from llm_fed.models.cnn import CNNS
 from llm_fed.models.gate import Gate, SwitchNorm
 from llm_fed.models.resnet import RESNETS
-from llm_fed.rng import generator
 
 RESNET_9 = RESNETS["resnet-9"]
 

@@ -12,10 +12,10 @@ import tiny_base
 import torch
 from safetensors.torch import load_file
 
-from llm_fed.config import BaseConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.models import forms
 from llm_fed.models.loading import check_name, load_base
+from llm_fed.settings.config import BaseConfig
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,16 @@ from tiny_images import CLASSES, LORA, MAKERS, pictures
 from torch import nn
 from transformers import AutoModelForImageClassification, ResNetForImageClassification, ViTForImageClassification
 
-from llm_fed.config import AdapterConfig, BaseConfig
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.images import VisionEngine
-from llm_fed.errors import UserError
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import WORDINGS, Model, model_card
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import HALF, ImageBase, head_of, load_images
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, structure_of
-from llm_fed.rng import generator
+from llm_fed.settings.config import AdapterConfig, BaseConfig
 from llm_fed.state import State
 
 LABELS = tuple(f"class {label}" for label in range(CLASSES))

@@ -12,16 +12,16 @@ import tiny_base
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_fed.config import BaseConfig
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.fit import fit
 from llm_fed.engine.memory import activation_checkpointing
-from llm_fed.errors import UserError
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
 from llm_fed.models import lora
 from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit
+from llm_fed.settings.config import BaseConfig
 
 
 def load(folder, **settings):

@@ -12,10 +12,10 @@ import tiny_base
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_fed import paths
-from llm_fed.config import BaseConfig
 from llm_fed.models.loading import load_base
 from llm_fed.models.origin import Origin, origin_of, weights_digest
+from llm_fed.settings import paths
+from llm_fed.settings.config import BaseConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

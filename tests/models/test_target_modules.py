@@ -12,14 +12,14 @@ import torch
 import yaml
 from torch import nn
 
+from llm_fed.basics.errors import UserError
 from llm_fed.commands import compare
-from llm_fed.config import AdapterConfig
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
 from llm_fed.experiment import run
 from llm_fed.export import peft_folders, peft_settings
 from llm_fed.models.lora import Lora, check_names, layout, targets
 from llm_fed.runs.records import read_records
+from llm_fed.settings.config import AdapterConfig
+from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 
 

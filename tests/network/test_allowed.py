@@ -11,13 +11,13 @@ import pytest
 import yaml
 from network import HELLO, NetworkInProcess, federate, tree, work
 
-from llm_fed.configfile import as_dict, from_dict
-from llm_fed.errors import UserError
-from llm_fed.messages.wire import pack
+from llm_fed.basics.errors import UserError
 from llm_fed.network import worker
 from llm_fed.network.clients import RemoteClients
 from llm_fed.network.node import Node, Place
 from llm_fed.network.server import train
+from llm_fed.settings.configfile import as_dict, from_dict
+from llm_fed.state.wire import pack
 
 EVIL = "evil:Method"
 

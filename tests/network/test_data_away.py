@@ -13,11 +13,11 @@ from rich.console import Console
 from small_run import CLIENTS, Small
 from uneven import WHOLE, write
 
-from llm_fed.configfile import from_dict
 from llm_fed.experiment import run as experiment
 from llm_fed.network import node, roster, server
 from llm_fed.network.node import Node
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 pytestmark = pytest.mark.usefixtures("quick")
 PAIR = (("ada", "bob"), ("cyd",))

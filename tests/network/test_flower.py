@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from small_run import CLIENTS, Small
 from torch.testing import assert_close
 
-from llm_fed.config import Config
-from llm_fed.configfile import from_dict
 from llm_fed.experiment import run as experiment
 from llm_fed.network import flower_app
 from llm_fed.runs.records import read_records
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import from_dict
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from llm_fed.network import flower
-from llm_fed.messages.wire import pack, unpack
+from llm_fed.state.wire import pack, unpack
 
 honest = flower.client_app(__file__)
 app = ClientApp()

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from network import NetworkInProcess, tree
 
-from llm_fed import shipped
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.network import flower_app, server
+from llm_fed.settings import shipped
 
 valid_name = pytest.importorskip("flwr.supercore.utils").is_valid_name
 NAMES = st.text(max_size=50) | st.text(string.ascii_letters + string.digits + "-_. ", max_size=50)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree
 
-from llm_fed.errors import UserError
-from llm_fed.messages.wire import pack, unpack
+from llm_fed.basics.errors import UserError
 from llm_fed.network import clients, server
 from llm_fed.network.link import Reply
 from llm_fed.network.roster import Roster, homes
 from llm_fed.state import Layout, State
+from llm_fed.state.wire import pack, unpack
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -9,7 +9,7 @@ import pytest
 from network import NETWORK, NetworkInProcess, federate, lines, tree
 from small_run import CLIENTS
 
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.network import pulls, roster, server
 from llm_fed.network.node_folders import personal_folder
 from llm_fed.network.pulls import Pulls

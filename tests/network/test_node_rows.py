@@ -10,8 +10,8 @@ import growing_runs
 from growing import key
 from network import NetworkInProcess, work
 
-from llm_fed.messages.wire import pack
 from llm_fed.network.node import Node
+from llm_fed.state.wire import pack
 from llm_fed.tasks.record import TEST, Record
 
 

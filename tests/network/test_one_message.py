@@ -9,12 +9,10 @@ import pytest
 from network import HELLO, NETWORK, NetworkInProcess, lines, only, tree, work
 from small_run import CLIENTS
 
-from llm_fed.configfile import from_dict
+from llm_fed.basics.errors import ClientError
+from llm_fed.bench import build
 from llm_fed.engine import fit
-from llm_fed.errors import ClientError
-from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
-from llm_fed.messages.wire import pack
 from llm_fed.methods.fedit import FedIT
 from llm_fed.network import server
 from llm_fed.network.clients import RemoteClients
@@ -23,6 +21,8 @@ from llm_fed.network.node import Node
 from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
+from llm_fed.state.wire import pack
 
 pytestmark = pytest.mark.usefixtures("quick")
 AT_ADA = {**NETWORK, "clients": ["ada", "bob@ada", "cyd@ada"]}

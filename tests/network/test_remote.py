@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from small_run import CLIENTS
 from torch.testing import assert_close
 
-from llm_fed.config import PartitionConfig
-from llm_fed.configfile import as_dict, from_dict
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.network import clients, server
 from llm_fed.network.link import Reply
 from llm_fed.runs.reading import finished
+from llm_fed.settings.config import PartitionConfig
+from llm_fed.settings.configfile import as_dict, from_dict
 
 METHODS = [
     "fedit", "fedmerge", "fedmerge-fixed", "fedsa", "feddpa", "fedalt", "pfedmoe", "fedem", "ifca", "fedlora", "local",
@@ -121,14 +121,14 @@ def _cut(reply: Reply) -> Reply:
 
 
 def _other_shape(reply: Reply) -> Reply:
-    from llm_fed.messages.wire import pack, unpack
+    from llm_fed.state.wire import pack, unpack
 
     state = unpack(reply.answer)
     return Reply(reply.content, pack(state.pick(list(state.layout.names)[:-1])))
 
 
 def _nan(reply: Reply) -> Reply:
-    from llm_fed.messages.wire import pack, unpack
+    from llm_fed.state.wire import pack, unpack
 
     state = unpack(reply.answer)
     return Reply(reply.content, pack(state.like(state.row * float("nan"))))

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from small_run import CLIENTS
 from torch.testing import assert_close
 
-from llm_fed.configfile import from_dict
 from llm_fed.experiment import run as experiment
+from llm_fed.settings.configfile import from_dict
 
 pytestmark = pytest.mark.usefixtures("quick")
 NAMES = ("ash", "beech", "cedar", "elm")  # of the classes; each client lacks one

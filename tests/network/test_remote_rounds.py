@@ -9,11 +9,11 @@ import yaml
 from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree
 from small_run import CLIENTS
 
-from llm_fed.configfile import as_dict, from_dict
 from llm_fed.methods.fedit import FedIT
 from llm_fed.network import server
 from llm_fed.network.clients import RemoteClients
 from llm_fed.runs.records import timed_rounds
+from llm_fed.settings.configfile import as_dict, from_dict
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -18,10 +18,10 @@ import yaml
 from network import HELLO, work
 from small_run import Small
 
-from llm_fed.configfile import as_dict, from_dict
-from llm_fed.errors import RunError, UserError
-from llm_fed.messages.wire import pack
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.network import worker
+from llm_fed.settings.configfile import as_dict, from_dict
+from llm_fed.state.wire import pack
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def train(message: bytes, round: int, after: int = 0) -> dict[str, Any]:
 
 
 def state(small: Small) -> bytes:
-    from llm_fed.experiment import build
+    from llm_fed.bench import build
     from llm_fed.runs.tracking import Reporter
 
     return pack(build.prepare(from_dict(small.tree()), Reporter()).server.initial())

@@ -10,11 +10,11 @@ import older
 import pytest
 import toy_rounds
 
-from llm_fed.errors import RunError
-from llm_fed.eval.scores import summarize
+from llm_fed.basics.errors import RunError
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import Run
+from llm_fed.scoring.scores import summarize
 
 FILES = (digests.FILE, "metrics.jsonl")
 

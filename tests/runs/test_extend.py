@@ -11,16 +11,13 @@ import network
 import pytest
 import toy
 
-from llm_fed import configfile
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
 from llm_fed.eval.report import run as report
-from llm_fed.eval.scores import summarize
-from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.schedule import Delayed
-from llm_fed.messages.wire import pack
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import FedMerge
@@ -30,6 +27,9 @@ from llm_fed.runs import extend, tracking
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records, timed_rounds
+from llm_fed.scoring.scores import summarize
+from llm_fed.settings import configfile
+from llm_fed.state.wire import pack
 
 CONSTANT = {"steps": 1, "lr": 0.05, "lr_end": 0.05}
 SCORES = {1: 30.0, 2: 90.0, 3: 60.0, 4: 50.0, 5: 70.0, 6: 10.0, 7: 80.0, 8: 20.0}

@@ -17,16 +17,16 @@ from equal_runs import StopsAfter, files
 from hypothesis import HealthCheck, given, settings
 from rich.console import Console
 
-from llm_fed import api, contents
-from llm_fed.commands import compare
-from llm_fed.configfile import from_dict
-from llm_fed.contents import Contents, difference
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.commands import api, compare
 from llm_fed.experiment import run as experiment
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import contents
+from llm_fed.settings.configfile import from_dict
+from llm_fed.settings.contents import Contents, difference
 
 
 class Listens(Reporter):

@@ -18,8 +18,8 @@ from pathlib import Path
 import lock_faults
 import pytest
 
-from llm_fed import cgroups, mounts
-from llm_fed.errors import RunError
+from llm_fed.basics import cgroups, mounts
+from llm_fed.basics.errors import RunError
 from llm_fed.runs import lock
 from llm_fed.runs.holder import Holder
 from llm_fed.runs.lock import HeldError, Lock

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 import llm_fed as package
-from llm_fed import checksum, plugins
+from llm_fed.basics import checksum
+from llm_fed.settings import plugins
 
 NAME = "half:Half"
 BOMB = "from pathlib import Path\nPath('exploded').touch()\n"

@@ -7,11 +7,11 @@ import types
 
 import pytest
 
-from llm_fed import configfile
-from llm_fed.api import open_run
+from llm_fed.commands.api import open_run
 from llm_fed.experiment import run as experiment
 from llm_fed.runs import notebook
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 
 
 class Handle:

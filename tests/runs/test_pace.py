@@ -13,14 +13,15 @@ import pytest
 import tiny_images
 from rich.console import Console
 
-from llm_fed import signs
-from llm_fed.configfile import from_dict
+from llm_fed.basics import signs
+from llm_fed.basics.errors import RunError
+from llm_fed.bench import bases, build
 from llm_fed.engine import fit
-from llm_fed.errors import RunError
-from llm_fed.experiment import bases, build, finish, run, timing
+from llm_fed.experiment import finish, run, timing
 from llm_fed.runs.pace import Ahead, Pace, duration
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 STAMPED = re.compile(r"\d\d:\d\d:\d\d ")
 

@@ -11,14 +11,14 @@ import torch
 import toy
 from toy_rounds import go
 
-from llm_fed.errors import RunError
-from llm_fed.messages.wire import WireError, pack
+from llm_fed.basics.errors import RunError
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.runs import rows as rows_module
 from llm_fed.runs.checkpoint import Checkpoints, CheckpointWarning
 from llm_fed.runs.folder import Run
 from llm_fed.runs.rows import Memory, RowStore
 from llm_fed.state import State
+from llm_fed.state.wire import WireError, pack
 
 SIZE = len(pack(State.of({"x": torch.zeros(50)})))  # of one row below
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import toy
 
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.records import read_records

@@ -25,15 +25,13 @@ from rich.console import Console
 from small_run import CLIENTS
 
 from llm_fed import methods
+from llm_fed.basics.errors import ClientError, RunError, UserError
+from llm_fed.bench.build import prepare
 from llm_fed.commands import compare
-from llm_fed.configfile import from_dict
 from llm_fed.engine import fit
-from llm_fed.errors import ClientError, RunError, UserError
 from llm_fed.experiment import finish, run, splits
-from llm_fed.experiment.build import prepare
-from llm_fed.models.lora import Lora
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import (
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import (
     Distillation,
     Fit,
     Generate,
@@ -45,6 +43,8 @@ from llm_fed.requests import (
     Query,
     Request,
 )
+from llm_fed.method.site import Site
+from llm_fed.models.lora import Lora
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, Spread, Worker
@@ -52,7 +52,7 @@ from llm_fed.runtime.launch import Ranks
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.runtime.portable import Codec, fingerprint, packages_of
 from llm_fed.runtime.shares import cost, split
-from llm_fed.site import Site
+from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State, stack
 from llm_fed.tasks.common import Encoded, Example, Picture
 from llm_fed.tasks.record import TRAINING
@@ -353,8 +353,8 @@ def test_what_travels_comes_back(monkeypatch):
     assert back.optimizer.lr_of == {"a": 0.2} and back.optimizer.correction.equal(state)
     errors = Codec().unpack(Codec().pack([ClientError("a"), UserError("b")]))
     assert [(type(error), str(error)) for error in errors] == [(ClientError, "a"), (UserError, "b")]
-    monkeypatch.setattr("llm_fed.rng.distance", distance, raising=False)
-    monkeypatch.setattr(distance, "__module__", "llm_fed.rng")
+    monkeypatch.setattr("llm_fed.basics.rng.distance", distance, raising=False)
+    monkeypatch.setattr(distance, "__module__", "llm_fed.basics.rng")
     sent = Codec().pack([partial(distance, 2.0, scale=3.0), partial(Lora.only, expert="x"), LORA.only])
     loss, unbound, bound = Codec().unpack(sent)
     assert loss(value=5.0) == 9.0 and unbound(LORA) == bound("x") == LORA.only("x")

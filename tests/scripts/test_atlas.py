@@ -13,15 +13,15 @@ import tiny_images
 import torch
 import yaml
 
-from llm_fed import configfile
+from llm_fed.bench import build
 from llm_fed.eval import atlas
 from llm_fed.eval.plots import plot_bands
 from llm_fed.eval.report import write_report
-from llm_fed.experiment import build
 from llm_fed.experiment import run as experiment
 from llm_fed.federation.progress import restore
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 
 TREE = {
     "rounds": 3,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from llm_fed import tasks
-from llm_fed.config import TaskConfig
+from llm_fed.settings.config import TaskConfig
 from llm_fed.state import State
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "analysis"

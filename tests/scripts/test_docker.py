@@ -50,5 +50,5 @@ def test_what_they_copy_makes_the_whole_wheel(tmp_path):
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"llm_fed/cli/program.py", "llm_fed/tasks/__init__.py", "llm_fed/eval/scores.py"} < names
+    assert {"llm_fed/cli/program.py", "llm_fed/tasks/__init__.py", "llm_fed/scoring/scores.py"} < names
     assert {f"llm_fed/scripts/runs/{path.name}" for path in ROOT.glob("scripts/runs/*.yaml")} < names

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flower_deployment import keys
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "analysis"
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "rows"

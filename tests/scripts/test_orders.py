@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 TABLE = """# Page

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tiny_images
 
-from llm_fed import configfile, tasks
+from llm_fed import tasks
+from llm_fed.settings import configfile
 
 
 def held(pictures) -> Counter[str]:

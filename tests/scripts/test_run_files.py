@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_fed import configfile, methods
+from llm_fed import methods
+from llm_fed.basics.errors import lookup
+from llm_fed.bench.needed import check_rounds
 from llm_fed.commands import compare, comparison
-from llm_fed.config import Config
-from llm_fed.errors import lookup
-from llm_fed.eval.scores import METRICS
-from llm_fed.experiment.needed import check_rounds
+from llm_fed.scoring.scores import METRICS
+from llm_fed.settings import configfile
+from llm_fed.settings.config import Config
 from llm_fed.tasks import TASKS
 from llm_fed.tasks.partition import OWN
 

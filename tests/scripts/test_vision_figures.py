@@ -19,8 +19,8 @@ import yaml
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
-from llm_fed import configfile, tasks
-from llm_fed.errors import UserError
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError
 from llm_fed.eval.plots import clusters
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import finish
@@ -28,6 +28,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.export.load import load_image_model
 from llm_fed.models.joined import Answer
 from llm_fed.runs.records import read_records
+from llm_fed.settings import configfile
 
 CLIENTS = ["cluster0-client0", "cluster0-client1", "cluster1-client2"]
 RUNS = {

@@ -10,11 +10,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from llm_fed.config import TaskConfig
+from llm_fed.bench.encoding import Encoder
 from llm_fed.engine.generation import answer_text
-from llm_fed.eval.metrics.exact_match.exact_match import normalise
-from llm_fed.experiment.encoding import Encoder
-from llm_fed.requests import Query
+from llm_fed.method.requests import Query
+from llm_fed.scoring.metrics.exact_match import normalise
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import Encoded, Example, Template
 from llm_fed.tasks.control import without_surrogates
 from llm_fed.tasks.conversations import encoded

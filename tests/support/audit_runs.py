@@ -15,13 +15,15 @@ import torch
 from battery import SETTINGS
 from rich.console import Console
 
-from llm_fed import checksum, configfile, methods
+from llm_fed import methods
 from llm_fed.audit.audit import audit
 from llm_fed.audit.findings import Audit
-from llm_fed.config import Config
+from llm_fed.basics import checksum
+from llm_fed.bench.bases import Bases
 from llm_fed.experiment import run
-from llm_fed.experiment.bases import Bases
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
+from llm_fed.settings.config import Config
 
 _AT_SERVER = {"task": {"server": {"examples": 2}}}
 _CHANGES: dict[str, dict[str, Any]] = {

@@ -28,7 +28,7 @@ from typing import Any
 import small_run
 import yaml
 
-from llm_fed import checksum
+from llm_fed.basics import checksum
 
 SECONDS = 60  # of processor time for one command
 NAMES = ("fedit", "fedmerge", "potara", "images")
@@ -62,8 +62,9 @@ class Damaged:
     def __init__(self, folder: Path, names: tuple[str, ...] = NAMES):
         import families
 
-        from llm_fed import cli, configfile
+        from llm_fed import cli
         from llm_fed.experiment import run
+        from llm_fed.settings import configfile
 
         self.folder, self.names = folder, names
         small = small_run.make(folder)
@@ -236,7 +237,7 @@ def _whole(path: Path, rng: random.Random) -> str:
 def _from_python(words: list[str]) -> None:
     """What a notebook does with a run."""
     import llm_fed
-    from llm_fed.errors import RunError, UserError
+    from llm_fed.basics.errors import RunError, UserError
     from llm_fed.eval.report import write_report
 
     try:

@@ -32,7 +32,7 @@ import pytest
 import torch
 import without
 
-from llm_fed.contents import Contents
+from llm_fed.settings.contents import Contents
 
 SECONDS = 120  # for one run, on a busy machine
 _CHANGING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod"}

@@ -18,8 +18,9 @@ from typing import NoReturn
 import pytest
 from typer.main import get_command
 
-from llm_fed import cli, configfile, shipped
+from llm_fed import cli
 from llm_fed.commands import section
+from llm_fed.settings import configfile, shipped
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

@@ -35,8 +35,8 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
-from llm_fed.config import ColumnsConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks import files
 from llm_fed.tasks.common import Example, TaskData, Turn
 

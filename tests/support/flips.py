@@ -27,8 +27,8 @@ class Runs:
     """Runs below a folder, each finished and as a kill in its last round has left it."""
 
     def __init__(self, folder: Path, names: tuple[str, ...] = families.FAMILIES):
-        from llm_fed import configfile
         from llm_fed.experiment import run
+        from llm_fed.settings import configfile
 
         self.folder, self.names, self._configs = folder, names, families.write(folder, names)
         self._expected: dict[tuple[str, str], Any] = {}

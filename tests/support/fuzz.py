@@ -41,22 +41,23 @@ from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from llm_fed import configfile, methods, tasks
+from llm_fed import methods, tasks
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.bench.build import prepare
+from llm_fed.bench.needed import check_rounds
 from llm_fed.commands.compare import load_rows
-from llm_fed.config import BaseConfig, Config, TaskConfig
 from llm_fed.engine.inference import features, similarity_weights
-from llm_fed.errors import RunError, UserError
-from llm_fed.experiment.build import prepare
-from llm_fed.experiment.needed import check_rounds
 from llm_fed.export import peft_folders
 from llm_fed.export.copies import public_content
 from llm_fed.export.origins import check_text
-from llm_fed.export.prompt import read_prompt
 from llm_fed.federation import privacy
 from llm_fed.models import lora
 from llm_fed.models.loading import load_base
+from llm_fed.models.prompt import read_prompt
+from llm_fed.rows.formats import COMPRESSED, kind_of, opened
 from llm_fed.runs.tracking import Reporter, check_trackers
-from llm_fed.tasks.formats import COMPRESSED, kind_of, opened
+from llm_fed.settings import configfile
+from llm_fed.settings.config import BaseConfig, Config, TaskConfig
 
 DEEP = 0.01  # share of the configurations that were taken with which all is built that a run needs
 _KEYS = sorted(configfile.flat(configfile.as_dict(Config())))

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from llm_fed import tasks
-from llm_fed.config import PartitionConfig, ServerConfig, TaskConfig
-from llm_fed.errors import UserError
-from llm_fed.rng import derive
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import derive
+from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
 from llm_fed.tasks import splits
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.record import Record

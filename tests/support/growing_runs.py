@@ -23,12 +23,13 @@ import tiny_base
 from image_runs import Killer
 from rich.console import Console
 
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
 from llm_fed.commands.evaluate import evaluate_run
 from llm_fed.commands.join import join
-from llm_fed.configfile import from_dict
-from llm_fed.errors import UserError
-from llm_fed.experiment import build, run
+from llm_fed.experiment import run
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import from_dict
 
 METHODS = ("fedit", "fedit", "local", "fedmerge", "potara")
 ACTIONS = ("continue", "continue", "extend", "eval", "eval", "join")

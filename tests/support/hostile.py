@@ -3,7 +3,7 @@
     python tests/support/hostile.py --examples 200000 [--seed 0] [--out FOLDER]
 
 runs so many through everything that the server does with one, in a process that may take 2 GiB more than it had with
-all imports, and 5 s for each. What fails is written to FOLDER; put it into `tests/messages/test_hostile.py`, mended.
+all imports, and 5 s for each. What fails is written to FOLDER; put it into `tests/state/test_hostile.py`, mended.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ import torch
 from llm_fed.eval import merges
 from llm_fed.federation.uploads import flaws
 from llm_fed.merge import mean
-from llm_fed.messages.lowrank import truncated
-from llm_fed.messages.outline import skeleton
-from llm_fed.messages.wire import WireError, pack, unpack
 from llm_fed.network.link import Asked, Reply, flaw_of
 from llm_fed.state import State
+from llm_fed.state.lowrank import truncated
+from llm_fed.state.outline import skeleton
+from llm_fed.state.wire import WireError, pack, unpack
 
 SECONDS, GIB = 5, 2**30
 CONTENT = {"ask": "1-1", "examples": 6, "loss": 1.5, "steps": 2}

@@ -47,8 +47,8 @@ class Links:
     """Commands in a folder, whose own runs lie in `run`."""
 
     def __init__(self, folder: Path):
-        from llm_fed import configfile
         from llm_fed.experiment import run
+        from llm_fed.settings import configfile
 
         self.folder = folder
         small = small_run.make(folder)

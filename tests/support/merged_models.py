@@ -23,15 +23,15 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from llm_fed.config import BaseConfig
-from llm_fed.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.rng import generator
 from llm_fed.export import merged
 from llm_fed.export.card import Model, model_card
 from llm_fed.export.models import write
-from llm_fed.export.prompt import Prompt
 from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
-from llm_fed.rng import generator
+from llm_fed.models.prompt import Prompt
+from llm_fed.settings.config import BaseConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import Template
 from llm_fed.testing.tiny import SPECIAL, VOCABULARY, tokenizer

@@ -13,8 +13,8 @@ import small_run
 from hypothesis import strategies
 from small_run import Small
 
-from llm_fed.configfile import from_dict
 from llm_fed.runs.folder import Run
+from llm_fed.settings.configfile import from_dict
 
 DISKS = [Path("/dev/shm"), Path("/tmp")]  # two file systems, where there are two
 

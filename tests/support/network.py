@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 from small_run import CLIENTS, Small
 
-from llm_fed.configfile import as_dict, from_dict
 from llm_fed.network import server
 from llm_fed.network.bundle import PROTOCOL, joined, separated
 from llm_fed.network.link import Reply
 from llm_fed.network.node import Node, Place
 from llm_fed.runs.records import read_records
+from llm_fed.settings.configfile import as_dict, from_dict
 
 NETWORK = {"clients": sorted(CLIENTS), "deadline": 0.3, "patience": 0.5}
 Spoil = Callable[[Mapping[str, Any], Reply], Reply | None]  # (order, reply) -> what comes instead; None: nothing yet

@@ -10,7 +10,7 @@ IMPORTS = """\
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.method import Method
 """

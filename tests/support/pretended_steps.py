@@ -22,9 +22,9 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import FusedFit
 from llm_fed.engine.generation import generate
 from llm_fed.merge.delta import beneath, of_pairs
+from llm_fed.method.optimizer import Tail
+from llm_fed.method.requests import Distillation, Fit, PerExample
 from llm_fed.models.lora import Lora
-from llm_fed.optimizer import Tail
-from llm_fed.requests import Distillation, Fit, PerExample
 from llm_fed.testing.tiny import language_base
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/bench"))

@@ -8,7 +8,7 @@ import re
 from html.parser import HTMLParser
 
 from llm_fed.eval.report import write_report
-from llm_fed.eval.scores import summarize
+from llm_fed.scoring.scores import summarize
 
 CLIENTS = ["snli", "cola", "trec", "wic"]
 CONFIG = """\

@@ -24,17 +24,17 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine import generation, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit
 from llm_fed.engine.gradients import per_example_gradients
-from llm_fed.errors import RunError, UserError
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
 from llm_fed.models.families import check_family
 from llm_fed.models.lora import Lora, draw
 from llm_fed.models.rotary import regimes
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit
 from llm_fed.testing.tiny import VOCABULARY, language_base
 
 EVERY = Lora(2, 4, 0.0, "all-linear")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from llm_fed.engine.drive import drive
-from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.site import Site
+from llm_fed.method.site import Site
 from llm_fed.state import State, stack
+from llm_fed.state.wire import pack, unpack
 
 
 def execute(requests: Any) -> list[Any]:

@@ -30,13 +30,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.errors import UserError
 from llm_fed.export import peft_folders
 from llm_fed.export.folding import fold
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
-from llm_fed.rng import generator
 from llm_fed.state import State
 from llm_fed.testing.tiny import VOCABULARY
 

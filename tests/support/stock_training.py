@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.fit import fit
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit, Fitted
 from llm_fed.models.lora import draw
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Fit, Fitted
-from llm_fed.rng import generator
 from llm_fed.state import State
 
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
-from llm_fed.config import LocalConfig
 from llm_fed.engine.drive import drive
 from llm_fed.engine.images import VisionEngine
+from llm_fed.method.site import Data, Site
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
-from llm_fed.site import Data, Site
+from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture
 from llm_fed.testing.tiny import CLASSES, arrays, pictures

@@ -9,14 +9,14 @@ import torch
 from tiny_images import answer, party, pictures
 from torch import Tensor
 
-from llm_fed.config import LocalConfig
 from llm_fed.engine.images import VisionEngine
-from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Site
 from llm_fed.models.images import ImageBase
 from llm_fed.models.structure import Full
-from llm_fed.site import Site
+from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
+from llm_fed.state.wire import pack, unpack
 from llm_fed.testing.tiny import architecture
 
 base_of = architecture

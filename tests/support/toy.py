@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from llm_fed.config import LocalConfig
-from llm_fed.configfile import from_dict
+from llm_fed.basics.errors import ClientError
 from llm_fed.engine.drive import drive
-from llm_fed.errors import ClientError
 from llm_fed.federation.schedule import Ask, Synchronous
-from llm_fed.requests import Fit, Fitted, Work
-from llm_fed.site import Data, Site
+from llm_fed.method.requests import Fit, Fitted, Work
+from llm_fed.method.site import Data, Site
+from llm_fed.settings.config import LocalConfig
+from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 
 STEP = 0.5  # share of the way to the target that one local step goes

@@ -11,16 +11,16 @@ import tiny_images
 import torch
 from torch import Tensor, nn
 
-from llm_fed.config import LocalConfig
 from llm_fed.engine.images import VisionEngine
 from llm_fed.federation.uploads import flaws
-from llm_fed.messages.outline import skeleton
-from llm_fed.messages.wire import pack, unpack
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Full
-from llm_fed.site import Site
+from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
+from llm_fed.state.outline import skeleton
+from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import Picture
 
 C, H = tiny_images.CLASSES, 64  # of the CNN and of ResNet-9

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from llm_fed import files
+from llm_fed.basics import files
 from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
 from llm_fed.experiment import timing

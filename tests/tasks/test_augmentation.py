@@ -11,18 +11,18 @@ import torch
 from tiny_images import BATCHES, LORA, assert_state
 from torch.nn import functional
 
-from llm_fed import configfile
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.examples import Pictures
 from llm_fed.engine.fit import fit
 from llm_fed.engine.images import VisionEngine
-from llm_fed.errors import UserError
 from llm_fed.experiment import run
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Distillation, Fit
 from llm_fed.models.structure import Full
-from llm_fed.optimizer import Optimizer
-from llm_fed.requests import Distillation, Fit
-from llm_fed.rng import generator
 from llm_fed.runs.records import read_records
+from llm_fed.settings import configfile
 from llm_fed.tasks.augmentation import augmented, moved
 
 

@@ -9,9 +9,9 @@ import pytest
 from jsonl import records, write
 
 from llm_fed import tasks
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.runs.records import read_records
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import TaskData
 
 GOOD = {"instruction": "q", "output": "a"}

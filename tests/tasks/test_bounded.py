@@ -10,7 +10,7 @@ import chat_forms
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.tasks import bounded
 from llm_fed.tasks.chat import ChatTemplate
 from llm_fed.tasks.common import Template, Turn

@@ -11,9 +11,9 @@ from datasets import Dataset, DatasetDict
 from jsonl import write
 
 from llm_fed import tasks
-from llm_fed.config import PartitionConfig, TaskConfig
-from llm_fed.errors import UserError
-from llm_fed.eval.scores import score
+from llm_fed.basics.errors import UserError
+from llm_fed.scoring.scores import score
+from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import commonsense
 from llm_fed.tasks.common import Example
 

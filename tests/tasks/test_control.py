@@ -13,7 +13,7 @@ from odd_tokenizers import tokenizers
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.tasks.control import Marks, SafeTokenizer, answer_of, control_tokens, reasoning, without_surrogates
 from llm_fed.tasks.templates import encode_continuation, encode_prompt, template_of
 

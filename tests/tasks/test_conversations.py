@@ -10,9 +10,9 @@ from byte_tokenizer import EOS, MARKED, byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_fed.config import ColumnsConfig, TaskConfig
-from llm_fed.errors import UserError
-from llm_fed.experiment.encoding import Encoder
+from llm_fed.basics.errors import UserError
+from llm_fed.bench.encoding import Encoder
+from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks import files
 from llm_fed.tasks.common import Turn
 from llm_fed.tasks.conversations import encode_conversation, turns_of

@@ -11,9 +11,9 @@ import federations
 import pytest
 import yaml
 
-from llm_fed import configfile
+from llm_fed.basics.errors import UserError
 from llm_fed.commands import init
-from llm_fed.errors import UserError
+from llm_fed.settings import configfile
 from llm_fed.tasks import files
 
 

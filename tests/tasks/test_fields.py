@@ -12,8 +12,8 @@ import pytest
 from jsonl import write
 
 from llm_fed import tasks
-from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings.config import ColumnsConfig, PartitionConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData, Turn
 
 
@@ -204,7 +204,7 @@ def test_client_numbers_of_a_csv_with_gaps(tmp_path):
 
 
 def test_values_as_text(tmp_path):
-    from llm_fed.tasks.cells import as_text
+    from llm_fed.rows.cells import as_text
 
     values = {
         "1": [1, 1.0, Decimal("1.00")],

@@ -18,9 +18,9 @@ import pyarrow.feather
 import pyarrow.ipc
 import pytest
 
-from llm_fed.errors import UserError
-from llm_fed.tasks.encodings import NAMES
-from llm_fed.tasks.rows import BadRow, FileRows, read_rows
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import BadRow, FileRows, read_rows
+from llm_fed.rows.encodings import NAMES
 
 CSV = "question,answer\nWhere to?,Zürich\n"
 ROW = {"question": "Where to?", "answer": "Zürich"}
@@ -174,7 +174,7 @@ LETTERS = {  # what people write in each encoding
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json"])
 def test_other_encodings_are_told_by_their_letters(tmp_path, monkeypatch, codec, name):
     """Also where a sign of two bytes lies across the border of two pieces of the file."""
-    from llm_fed.tasks import formats
+    from llm_fed.rows import formats
 
     monkeypatch.setattr(formats.Text.chunks, "__defaults__", (7,))
     text = LETTERS[codec].replace(",", ";")
@@ -246,7 +246,7 @@ def test_an_object_of_splits_and_a_conversation_over_several_lines(tmp_path):
 
 def test_an_array_is_not_held_whole(tmp_path, monkeypatch):
     """Of an array in one line a few pieces are in memory, and places of mistakes are those of the file."""
-    from llm_fed.tasks import formats
+    from llm_fed.rows import formats
 
     monkeypatch.setattr(formats.Text.chunks, "__defaults__", (64,))
     many = [{"question": f"é {i}", "answer": "x" * (i % 150)} for i in range(300)]

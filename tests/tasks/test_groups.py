@@ -6,9 +6,10 @@ import pytest
 from datasets import Dataset, DatasetDict
 from jsonl import records, write
 
-from llm_fed import configfile, tasks
-from llm_fed.config import PartitionConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError
+from llm_fed.settings import configfile
+from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import flan
 
 

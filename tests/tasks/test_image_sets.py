@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llm_fed import tasks
-from llm_fed.config import PartitionConfig, ServerConfig, TaskConfig
+from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
 
 
 def load(name: str, folder: str, **settings) -> tasks.TaskData:

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from llm_fed import tasks
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import pictures as pictures_module
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks import images
-from llm_fed.tasks import pictures as pictures_module
 from llm_fed.tasks.common import ClientData, Picture
 
 

@@ -9,9 +9,9 @@ from datasets import Dataset, DatasetDict
 from jsonl import write
 
 from llm_fed import tasks
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
-from llm_fed.eval.scores import score_all
+from llm_fed.basics.errors import UserError
+from llm_fed.scoring.scores import score_all
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks import xnli, xquad
 from llm_fed.tasks.common import Example
 

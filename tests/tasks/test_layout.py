@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_fed.errors import UserError
-from llm_fed.tasks.layout import DEEPEST, Layout, plan
+from llm_fed.basics.errors import UserError
+from llm_fed.rows.layout import DEEPEST, Layout, plan
 
 
 def told(*names: str, **how) -> dict:

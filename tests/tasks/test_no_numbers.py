@@ -7,11 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from llm_fed import tasks
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
-from llm_fed.tasks import rows
-from llm_fed.tasks.pictures import read_npz
+from llm_fed import rows, tasks
+from llm_fed.basics.errors import UserError
+from llm_fed.rows.pictures import read_npz
+from llm_fed.settings.config import TaskConfig
 
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1.5}}}]}
 TALK = [{"role": "user", "content": "hi"}, CALL, {"role": "tool", "content": "r"}]

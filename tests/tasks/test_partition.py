@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from llm_fed import configfile
-from llm_fed.config import PartitionConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings import configfile
+from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.partition import kept, partition

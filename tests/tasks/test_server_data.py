@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_fed import configfile, tasks
-from llm_fed.config import PartitionConfig, ServerConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError
+from llm_fed.settings import configfile
+from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
 from llm_fed.tasks import flan
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.server import in_domain

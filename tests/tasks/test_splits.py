@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from llm_fed import tasks
-from llm_fed.config import ServerConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings.config import ServerConfig, TaskConfig
 from llm_fed.tasks import content
 from llm_fed.tasks.common import ClientData, Example, Picture, TaskData, Turn
 from llm_fed.tasks.record import TEST, TRAINING, VALIDATION, Record, together

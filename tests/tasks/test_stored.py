@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from llm_fed.errors import RunError
+from llm_fed.basics.errors import RunError
 from llm_fed.tasks import stored
 from llm_fed.tasks.common import Example, Turn, hold_out, select
 from llm_fed.tasks.stored import Store, Stored

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_fed import tasks
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings.config import TaskConfig
 
 ONCE_FELL = {  # all were tracebacks
     "brackets in an array": ("train.json", "[" * 100_000 + "]" * 100_000, "malformed JSON"),

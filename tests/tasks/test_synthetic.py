@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from llm_fed.config import TaskConfig
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks import synthetic
 from llm_fed.tasks.common import TEMPLATES, ClientData
 

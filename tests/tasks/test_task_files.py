@@ -16,8 +16,8 @@ from datasets import Dataset, DatasetDict
 from jsonl import records, write
 
 from llm_fed import tasks
-from llm_fed.config import ColumnsConfig, PartitionConfig, TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings.config import ColumnsConfig, PartitionConfig, TaskConfig
 from llm_fed.tasks import flan
 from llm_fed.tasks.common import Example
 

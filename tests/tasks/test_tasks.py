@@ -7,8 +7,8 @@ from byte_tokenizer import BOS, EOS, byte_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from llm_fed import tasks
-from llm_fed.config import TaskConfig
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import TEMPLATES, Encoded, Example, fitting, hold_out
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import encode_continuation, encode_prompt

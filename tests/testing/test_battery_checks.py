@@ -120,7 +120,7 @@ WRONG = {
     ),
     "bytes are those of the messages": (
         """
-        from llm_fed.messages.roles import Index
+        from llm_fed.state.roles import Index
         sends = {"note": Index()}
 
         async def client_update(self, client, message):
@@ -205,7 +205,7 @@ def test_clients_train_as_a_method_asks_for(here, monkeypatch):
     """)  # fmt: skip
     lines: list[str] = []
     assert not examine({"name": "own:Own"}, say=lines.append)
-    assert "  FAIL  it runs: set local.optimizer=sgd; see llm_fed/method.py" in lines
+    assert "  FAIL  it runs: set local.optimizer=sgd; see llm_fed/method/__init__.py" in lines
     assert examine({"name": "own:Own"}, ["local.optimizer=sgd"], say=lines.append)
 
 

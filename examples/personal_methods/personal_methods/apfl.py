@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from llm_fed.errors import UserError
-from llm_fed.messages.wire import Message
+from llm_fed.basics.errors import UserError
 from llm_fed.method import Method, Upload
+from llm_fed.method.site import Site
 from llm_fed.settings import AtLeast, AtMost
-from llm_fed.site import Site
 from llm_fed.state import State
+from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.messages.wire import Message
 from llm_fed.method import Method
+from llm_fed.method.site import Site
 from llm_fed.settings import PositiveInt
-from llm_fed.site import Site
+from llm_fed.state.wire import Message
 from personal_methods.layers import last_layers, others
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.state import State
 
 

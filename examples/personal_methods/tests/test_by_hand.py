@@ -12,7 +12,7 @@ from personal_methods.fedper import FedPer
 from personal_methods.fedrep import FedRep
 from quadratic import Loss, numbers, serve, site, state
 
-from llm_fed.errors import UserError
+from llm_fed.basics.errors import UserError
 
 
 def together(target: float) -> Loss:

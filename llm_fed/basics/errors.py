@@ -1,0 +1,90 @@
+"""Errors that llm_fed raises on purpose; the command line prints them without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
+
+from llm_fed.basics.names import same_name
+
+Item = TypeVar("Item")
+
+# Control characters but the tab and the end of a line, signs that turn the direction of text around, half characters.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class UserError(Exception):
+    """A mistake in the configuration, data or paths: what was given, where, and what to do. Exit code 2."""
+
+
+class RunError(Exception):
+    """A run that cannot continue (disk full, all checkpoints damaged, no client left). Exit code 1."""
+
+
+class ClientError(Exception):
+    """One client's work failed (non-finite loss, no usable example); the round goes on without it."""
+
+
+def one_line(text: str, most: int = 300) -> str:
+    """What another party may have written, as one printable line of at most so many characters."""
+    words = " ".join(text[: 4 * most].split())
+    return "".join(char if char.isprintable() else "?" for char in words)[:most]
+
+
+def printable(text: str) -> str:
+    """Text for a terminal, where what others wrote must not move the cursor, change colours or turn lines around."""
+    return _CONTROLS.sub("?", text)
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Names in a message, `ada, bob`; of many the first, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def install(extra: str) -> str:
+    """How to install an optional dependency; llm_fed itself is not on a package index."""
+    return f"in the clone of llm_fed, run pip install -e '.[{extra}]'"
+
+
+def lookup(key: str, name: str, table: Mapping[str, Item]) -> Item:
+    """`table[name]`; for an unknown name a UserError with the closest valid name and all valid names."""
+    return table[require(key, name, table)]
+
+
+def require(key: str, name: str, valid: Collection[str]) -> str:
+    """The valid name that equals `name`, whichever form of Unicode it is in; for an unknown one a UserError with the
+    closest valid name and all valid names."""
+    found = same_name(name, valid)
+    if found is None:
+        raise UserError(f"{key}={name!r} is unknown{did_you_mean(name, valid)}; known: {', '.join(valid)}")
+    return found
+
+
+def did_you_mean(name: str, valid: Collection[str]) -> str:
+    """ " (the closest is 'x')" for a mistyped name, upper and lower case alike; nothing where no name is close."""
+    close = closest(name, valid)
+    return f" (the closest is {close!r})" if close else ""
+
+
+def closest(name: str, valid: Collection[str]) -> str | None:
+    """The valid name that `name` is most likely a slip of, of equally likely ones that with the longest common
+    beginning; None where none is alike."""
+    form, by_form = str(name).casefold(), {item.casefold(): item for item in valid}
+
+    def likeness(item: str) -> tuple[float, int]:
+        return difflib.SequenceMatcher(None, item, form).ratio(), len(os.path.commonprefix([item, form]))
+
+    found = difflib.get_close_matches(form, by_form, n=max(1, len(by_form)))
+    return by_form[max(found, key=likeness)] if found else None
+
+
+def inert(key: str, value: object, beside: str) -> UserError:
+    """The error of a setting that would change nothing, as it counts only beside others."""
+    name = key.rpartition(".")[2]
+    return UserError(
+        f"{key}={value} would change nothing, since it counts only with {beside}; set that, or leave {name} out"
+    )

@@ -1,0 +1,261 @@
+"""Files that are written whole or not at all, whatever happens meanwhile, and never through a link.
+
+A folder may come from somebody else, with links in the places where llm_fed writes. A file that is written at once
+takes the place of such a link; one that grows is refused; and in no folder that is a link anything is made or deleted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+
+from llm_fed.basics.errors import RunError, UserError
+
+BATCH = 256  # folders that are brought to the disk together
+_FEW = 16  # files; more are not synced one by one
+_libc = ctypes.CDLL(None, use_errno=True)
+_syncfs, _renameat2 = (getattr(_libc, name, None) for name in ("syncfs", "renameat2"))  # Linux has them
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+
+
+def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = False) -> None:
+    """Write `data` so that `path` holds either all of it or what it held before, whatever happens meanwhile.
+
+    Args:
+        private: only its owner may read it (0600).
+        sync: bring it safely to the disk, with its name; else the caller does so for many (`sync_files`).
+    """
+    # Nobody can know the name, so nothing lies there; O_EXCL makes sure of it.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with open(partial, "xb", opener=_private if private else _unlinked) as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def read_file(path: Path, start: int = 0, end: int | None = None) -> bytes:
+    """What a file holds, from one place to another.
+
+    Raises:
+        OSError: it cannot be read; or it is no file, but a folder, or a pipe or a device that has no end.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        file.seek(start)
+        return file.read() if end is None else file.read(max(0, end - start))
+
+
+def append_file(path: Path, data: bytes) -> None:
+    """Write at the end of a file, which is made if it is not there.
+
+    Raises:
+        UserError: it is a link, or no file.
+    """
+    with os.fdopen(_open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+        file.write(data)
+
+
+def cut_file(path: Path, size: int) -> None:
+    """Cut a file to `size` bytes.
+
+    Raises:
+        UserError: it is a link, or no file.
+    """
+    with os.fdopen(_open_own(path, os.O_WRONLY), "ab") as file:
+        file.truncate(size)
+
+
+def open_unlinked(path: Path, flags: int) -> int:
+    """`os.open`, but not through a link.
+
+    Raises:
+        UserError: it is one.
+    """
+    try:
+        return _unlinked(str(path), flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP or path.is_symlink():
+            raise _refused(path) from error
+        raise
+
+
+def check_unlinked(path: Path) -> None:
+    """UserError where a place that is written to, or below, is a link."""
+    if path.is_symlink():
+        raise _refused(path)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder within one of llm_fed's own, if it is not there.
+
+    Raises:
+        UserError: a link is in its place.
+        OSError: it cannot be made.
+    """
+    check_unlinked(folder)
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a folder with all that it holds, or a link but not what that leads to; if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def put_folder(whole: Path, folder: Path) -> None:
+    """Give a folder that is complete, and on the disk, its name. What had the name is there until then, and then gone.
+
+    Args:
+        whole: beside `folder`.
+    """
+    if not os.path.lexists(folder):
+        os.replace(whole, folder)
+    elif _exchange(whole, folder):
+        remove(whole)
+    else:
+        replaced = _beside(folder, "replaced")
+        remove(replaced)
+        os.replace(folder, replaced)
+        os.replace(whole, folder)
+        remove(replaced)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def _open_own(path: Path, flags: int) -> int:
+    """A file under no second name, such as one outside the folder: what has one is copied first."""
+    if path.exists() and not (path.is_file() or path.is_symlink()):
+        raise UserError(f"{path} is no file, so nothing is written to it; delete it, or give another folder")
+    handle = open_unlinked(path, flags)
+    found = os.fstat(handle)
+    if found.st_nlink > 1:
+        os.close(handle)
+        write_file(path, path.read_bytes())
+        handle = open_unlinked(path, flags)
+    return handle
+
+
+def _refused(path: Path) -> UserError:
+    return UserError(
+        f"{path} is a symbolic link, and nothing is written through one, as it may lead to any file; put there what it "
+        "leads to, delete it, or give another folder"
+    )
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places at once; False where the system or the disk cannot."""
+    return _renameat2 is not None and not _renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder safely to the disk, or the content of a file."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_files(paths: Iterable[Path]) -> None:
+    """Bring files and their names safely to the disk: few by `fsync` of each, many by one `syncfs` of their file
+    system, where there is that."""
+    paths = sorted(paths)
+    if len(paths) <= _FEW or _syncfs is None:
+        for path in dict.fromkeys([*paths, *(path.parent for path in paths)]):
+            sync_folder(path)
+        return
+    handle = os.open(paths[0], os.O_RDONLY)
+    try:
+        if _syncfs(handle):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    finally:
+        os.close(handle)
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes], what: str) -> None:
+    """`write_folders` for one."""
+    write_folders([(folder, files)], what)
+
+
+def write_folders(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str) -> None:
+    """Write folders that appear complete or not at all, and that only their owner may read (0700, their files 0600).
+
+    One that exists is replaced when the new one is complete, and only if it holds nothing but files of these names.
+    Of each BATCH of them, all that they hold is brought to the disk at once, before the first appears.
+
+    Args:
+        folders: on one file system; each with its contents by path in the folder.
+        what: what such a folder holds, for messages.
+
+    Raises:
+        UserError: a folder holds other files.
+        RunError: the disk is full, or a folder cannot be written.
+    """
+    remaining = iter(folders)
+    while _write_batch(islice(remaining, BATCH), what):
+        pass
+
+
+def _write_batch(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str) -> int:
+    """How many folders there were."""
+    begun: list[Path] = []
+    written: list[Path] = []
+    try:
+        for folder, files in folders:
+            _check_replaceable(folder, files, what)
+            begun.append(folder)
+            partial = _beside(folder, "partial")
+            remove(partial)
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            partial.mkdir(mode=0o700)
+            for name, data in files.items():
+                path = partial / name
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                write_file(path, data, sync=False, private=True)
+                written.append(path)
+        sync_files(written)
+        for folder in begun:
+            put_folder(_beside(folder, "partial"), folder)
+        for parent in {folder.parent for folder in begun}:
+            sync_folder(parent)
+    except OSError as error:
+        raise RunError(f"cannot write {what} to {folder}: {error.strerror or error}") from error
+    finally:
+        for folder in begun:
+            shutil.rmtree(_beside(folder, "partial"), ignore_errors=True)
+    return len(begun)
+
+
+def _check_replaceable(folder: Path, files: Mapping[str, bytes], what: str) -> None:
+    expected = {Path(name).parts[0] for name in files}
+    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= expected):
+        raise UserError(f"{folder} exists and does not hold {what}, so it is not replaced; give another folder")
+
+
+def _beside(folder: Path, suffix: str) -> Path:
+    return folder.with_name(f".{folder.name}.{suffix}")

@@ -1,0 +1,130 @@
+"""What is printed: it reaches its reader as far as that is possible, and ends no run where it is not.
+
+A letter that the terminal's encoding lacks comes out as an escape. When whoever reads has gone (`| head`, a closed
+session), or the disk of a log file is full, the work goes on, and the rest of the text is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from llm_fed.basics.errors import printable
+
+
+def shown(text: str, encoding: str) -> str:
+    """The text with an escape in the place of every letter that the encoding lacks."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+class Lasting:
+    """A text stream that takes everything: what cannot be written is dropped.
+
+    Attributes:
+        failure: why something was dropped; None: nothing was.
+    """
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+        self.failure: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # click would write bytes into it where the encoding is ASCII
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            with self._kept():
+                self._stream.write(text)
+        except UnicodeEncodeError:
+            with self._kept():
+                self._stream.write(shown(text, self._stream.encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._kept():
+            self._stream.flush()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except UnicodeEncodeError:
+            raise
+        except (OSError, ValueError) as error:  # of a file that is closed Python says ValueError
+            self.failure = error
+
+    @property
+    def reader_left(self) -> bool:
+        """Whether it is a pipe that nobody reads any more."""
+        return isinstance(self.failure, BrokenPipeError)
+
+    def abandon(self) -> None:
+        """Let what is still to be written vanish, so that Python does not try it again when it ends."""
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+@contextmanager
+def lasting_streams() -> Iterator[Lasting]:
+    """Within, standard output, which is what one gets, and standard error take everything; also where the process was
+    started without them."""
+    before = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
+    for name, stream in before.items():
+        if stream is None:  # closed; the next file that is opened would otherwise have its number
+            before[name] = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
+            setattr(sys, name, before[name])
+    out, err = Lasting(sys.stdout), Lasting(sys.stderr)
+    sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
+    try:
+        yield out
+    finally:
+        for stream in (out, err):
+            stream.flush()
+            if stream.failure is not None:
+                stream.abandon()
+        sys.stdout, sys.stderr = before["stdout"], before["stderr"]
+
+
+class Terminal(Console):
+    """A console for text of anybody's: nothing in it is markup, moves the cursor, or is cut to fit."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**{"highlight": False, "soft_wrap": True, "markup": False, "emoji": False, **settings})
+
+    @property
+    def file(self) -> Any:
+        """Where to: standard output or error as they are at the moment."""
+        stream = super().file
+        return stream if isinstance(stream, Lasting) else Lasting(stream)
+
+    @file.setter
+    def file(self, stream: Any) -> None:
+        self._file = stream
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """As rich does, after what the encoding lacks was replaced, so that tables are as wide as they seem."""
+        return super().render_str(shown(printable(text), self.encoding), **settings)
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """As rich does, but a table is never narrower than its longest words, which would lose their ends."""
+        for table in objects:
+            if isinstance(table, Table):
+                least = Measurement.get(self, self.options.update(width=10**6), table).minimum
+                table.width = least if least > self.width else table.width
+        super().print(*objects, **settings)

@@ -1,0 +1,114 @@
+"""What a method costs: parameters held and sent, counted on its own objects, and bytes moved, read from a run's
+metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_fed.engine.drive import drive
+from llm_fed.method import Method, Upload
+from llm_fed.method.requests import Fit, FitHead, Fitted, Gradient, Request
+from llm_fed.method.site import Site
+from llm_fed.runs.reading import finished
+from llm_fed.runs.records import read_records
+from llm_fed.state import Layout
+from llm_fed.state.wire import Message, entries
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers of parameters (Table 1 of the FedMerge paper; Figure 7 of its earlier draft)."""
+
+    server: int = 0  # in the server's state: a soup of d models counts d times
+    down: int = 0  # in what one client is sent in a round
+    up: int = 0  # in what it answers
+    client: int = 0  # that a client holds, frozen ones too; of unlike clients the largest
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes on the wire per client; what a failed client was sent is not counted."""
+
+    up_per_round: float = 0.0  # mean over the rounds in which a client was asked
+    down_per_round: float = 0.0
+    up: float = 0.0  # over the run, mean over all clients
+    down: float = 0.0
+    total: float = 0.0  # over the run, of all clients together and both ways
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.up_per_round + other.up_per_round,
+            self.down_per_round + other.down_per_round,
+            self.up + other.up,
+            self.down + other.down,
+            self.total + other.total,
+        )
+
+
+def count_parameters(
+    method: Method,
+    server: Site,
+    clients: Mapping[str, Site],
+    layout: Callable[[Any], Layout],
+    needs: Sequence[Parameters] = (),
+) -> Parameters:
+    """What a method holds and sends. Nothing is trained: the server's state is
+    that after one step on answers of the right shape from all clients, since some methods keep what they receive.
+
+    Args:
+        layout: the entries of a state of a structure.
+        needs: counts of the runs that the method starts from; what they hold at the server and send counts as its own.
+    """
+    held = max(layout(structure).size for structure in {site.structure for site in clients.values()})
+    if needs:
+        return Parameters(sum(n.server for n in needs), sum(n.down for n in needs), sum(n.up for n in needs), held)
+    state = method.init(server)
+    messages = {client: method.broadcast(state, client) for client in clients}
+    first, *_ = clients
+    answer = method.upload_like(messages[first])
+    state = after_a_step(method, server, state, messages)
+    later = method.broadcast(state, first)  # some send nothing in round 1 but what is to be trained
+    return Parameters(entries(state), max(entries(messages[first]), entries(later)), entries(answer), held)
+
+
+def after_a_step(method: Method, server: Site, state: Message, messages: Mapping[str, Message]) -> Message:
+    """The server's state after one step on answers of the right shape to these messages. Nothing is trained."""
+    answers = [Upload(client, 1, 0, method.upload_like(message)) for client, message in messages.items()]
+    server.begin(1, 0.0)
+    (state,) = drive({server.id: method.server_update(server, state, answers)}, _idle).values()
+    if isinstance(state, Exception):
+        raise state
+    return state
+
+
+def _idle(requests: Sequence[Request[Any]]) -> Sequence[Any]:
+    """Answers of the right shape to what a server asks for, without the work."""
+    return [_IDLE[type(request)](request) for request in requests]
+
+
+_IDLE: dict[type, Callable[[Any], Any]] = {
+    Fit: lambda asked: Fitted(asked.start, (0.0,)),
+    Gradient: lambda asked: (0.0, 0.0 * asked.state),
+    FitHead: lambda asked: asked.head,
+}
+
+
+def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
+    """What a finished run sent and received per client that trains, up to and with `last_round` (default: all).
+
+    Where the server is tested, so that no client has a score, those count that ever answered.
+    """
+    lines = [
+        line
+        for line in read_records(run_dir / "metrics.jsonl")
+        if line["kind"] == "client" and (last_round is None or line["round"] <= last_round)
+    ]
+    summary = finished(run_dir)
+    known = len(summary["scores"].get("clients", ())) + len(summary["scores"].get("unscored", ()))
+    clients = max(known - len(summary.get("only_tested", ())), len({line["client"] for line in lines}))
+    up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
+    asked = max(1, len(lines))
+    return Traffic(up / asked, down / asked, up / clients, down / clients, up + down)

@@ -1,0 +1,108 @@
+"""Runs that a merging method starts from: their configurations, and each client's model in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from llm_fed import methods
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.bench import start
+from llm_fed.export import models
+from llm_fed.federation.clients import messages_for
+from llm_fed.federation.progress import restore
+from llm_fed.method import Method
+from llm_fed.method.site import Site
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import structure_of
+from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runtime.local import LocalRuntime
+from llm_fed.settings.config import Config, ExportConfig
+from llm_fed.state import State
+from llm_fed.state.wire import WireError
+
+
+def check_rounds(method: Method, config: Config) -> None:
+    """Refuse a round of which a needed run, made with this configuration, would keep no checkpoint.
+
+    Raises:
+        UserError: the round, and what to set.
+    """
+    for name in method.needs:
+        round = method.needed(name).round
+        if round is None or round == config.rounds or round in config.checkpoint.keep_rounds:
+            if round is None or 1 <= round <= config.rounds:
+                continue
+            raise UserError(f"{config.method['name']} asks for round {round} of {name}, but rounds={config.rounds}")
+        raise UserError(
+            f"{config.method['name']} asks for round {round} of {name}, of which no checkpoint is kept; "
+            f"set checkpoint.keep_rounds=[{round}]"
+            + (f" and rounds to at least {round}" if round > config.rounds else "")
+        )
+
+
+def needed_config(config: Config, name: str) -> Config:
+    """The configuration of the needed run: the same, with the other method, as the one that needs it says.
+
+    It exports every client's model where that is what is merged, rather than a checkpoint's.
+    """
+    needed = methods.build(config.method).needed(name)
+    exported = ExportConfig() if needed.round is None else config.export
+    return replace(config, method={"name": name, **needed.settings}, export=exported)
+
+
+def states_of_run(
+    folder: Path,
+    round: int | None,
+    config: Config,
+    base: Base | ImageBase,
+    clients: Mapping[str, Site],
+    runtime: LocalRuntime,
+) -> dict[str, State]:
+    """The personal model of each of `clients` in a run.
+
+    Args:
+        round: of which round; None: as exported, that is, of the round that the run selected.
+        config: the run's own.
+
+    Raises:
+        UserError: the run has no such round or client, or its adapters are none of this base.
+        RunError: the checkpoint is damaged.
+    """
+    structure = structure_of(config.adapter, base.head)
+    if round is None:
+        missing = [id for id in clients if not (folder / "adapters" / id).is_dir()]
+        if missing:
+            raise UserError(
+                f"the run {folder} has no adapter of client {missing[0]}; is it finished, with export.clients=all?"
+            )
+        return {id: models.read(folder / "adapters" / id, structure, base) for id in clients}
+    checkpoints = Checkpoints(folder / "checkpoints")
+    if round not in checkpoints.rounds():
+        kept = ", ".join(map(str, checkpoints.rounds()))
+        raise UserError(
+            f"{folder} has no checkpoint of round {round}, only of {kept or 'none'}; checkpoint.keep_rounds keeps more"
+        )
+    method = methods.build(config.method)
+    sites = {}
+    for id, site in clients.items():
+        wrapped = method.wrap(structure, site)
+        if not wrapped.plain or (isinstance(wrapped, Lora) and wrapped.delta):
+            raise UserError(f"the run {folder} gives client {id} more than one adapter; only plain ones can be merged")
+        sites[id] = replace(site, structure=wrapped, draw=partial(base.draw, wrapped), memory={})
+    if start.place(config):
+        start.give(config, method, sites.values(), base)
+    try:
+        progress = restore(checkpoints.load(round), sites)
+    except WireError as error:
+        raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error
+    messages = messages_for(method, progress.state, sites, config.transport.down)
+    states = runtime.run({id: method.personalize(site, messages[id]) for id, site in sites.items()})
+    for state in states.values():
+        if isinstance(state, Exception):
+            raise state
+    return states

@@ -1,0 +1,168 @@
+"""Where a run starts from another's adapters, as `adapter.start` says, and not from fresh draws."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llm_fed.basics.errors import UserError
+from llm_fed.export import models, peft_folders
+from llm_fed.export.origins import read_origin
+from llm_fed.merge import mean
+from llm_fed.method import Method
+from llm_fed.method.site import Site
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base
+from llm_fed.models.lora import Lora
+from llm_fed.models.origin import origin_of
+from llm_fed.runs.folder import Run
+from llm_fed.runs.records import read_records
+from llm_fed.settings.config import Config
+from llm_fed.state import State
+from llm_fed.state.wire import pack
+
+_RECORD = "start.json"
+
+
+def place(config: Config) -> str | None:
+    """What the configuration says that its run starts from."""
+    return config.adapter.start if config.adapter else None
+
+
+def give(config: Config, method: Method, sites: Iterable[Site], base: Base | ImageBase) -> str:
+    """Let every site start from the mean of the adapters in `adapter.start`, and where clients share nothing
+    (`Method.own_start`), each from its own adapter there, if it has one.
+
+    Under any other method the same start for all is what makes it right: updates are differences to a common model, and
+    what never travels, such as the A of FFA-LoRA, must be the same everywhere. A and B are averaged one by one, as
+    FedIT does, with the numbers of training examples as weights where the run's metrics.jsonl has them for all.
+
+    Returns:
+        What was found, in words.
+
+    Raises:
+        UserError: there are no adapters, they do not fit, or privacy would be promised that the start does not keep.
+    """
+    start = place(config)
+    assert start is not None  # callers ask `place`
+    if config.privacy.clip is not None:
+        raise UserError(
+            f"adapter.start={start} was trained without the noise of this run, so epsilon would not cover what it "
+            "learned; set privacy.clip or adapter.start to null"
+        )
+    sites = list(sites)
+    found = _read(Path(start), sites[0].structure, base, config.method["name"])
+    sizes = examples_of(Path(start))
+    known = found.keys() <= sizes.keys()
+    first, *others = states = list(found.values())
+    alike = all(other.equal(first) for other in others)  # their mean would differ from them in the last bits
+    common = first if alike else mean(states, [sizes[name] for name in found] if known else None)
+    drawn = sites[0].initial()
+    own = {name: drawn.like(state.row.to(drawn.row)) for name, state in found.items()} if method.own_start else {}
+    common = drawn.like(common.row.to(drawn.row))
+    for site in sites:
+        site.start = own.get(site.id, common)
+    of = "1 adapter" if len(found) == 1 else f"{len(found)} adapters"
+    if method.own_start and len(found) > 1:
+        said = f"each client starts from its own of the {of} in {start}, others from their mean"
+    elif alike:
+        said = f"starting from the {of} in {start}" + ("" if len(found) == 1 else ", which are all equal")
+    else:
+        said = f"starting from the mean of the {of} in {start}" + (", weighed by numbers of examples" if known else "")
+    return said + _other_quantisation(Path(start), base)
+
+
+def _other_quantisation(start: Path, base: Base | ImageBase) -> str:
+    """In words that the first adapter was trained on a base that was quantised otherwise, or nothing."""
+    origin = read_origin(_folders(start)[0])
+    before, now = (each and each.quantization for each in (origin, origin_of(base)))
+    if origin is None or origin.dtype is None or before == now:
+        return ""
+    return (
+        f"; they were trained on the base in {before or 'full precision'}, and here it is in {now or 'full precision'}"
+    )
+
+
+def check(run: Run, sites: Sequence[Site], start: str) -> None:
+    """Refuse to continue a run whose start is no longer what it was.
+
+    Raises:
+        UserError: the adapters there have changed.
+    """
+    before = run.recall(_RECORD)
+    if before is not None and before["sha256"] != _digest(sites):
+        raise UserError(
+            f"the adapters in {start}, from which the run {run.folder} started, have changed since; put the old ones "
+            "back to continue it, or start again with --fresh or another --out"
+        )
+
+
+def remember(run: Run, sites: Sequence[Site], start: str) -> None:
+    """Write down with the run which adapters it starts from."""
+    run.remember(_RECORD, {"start": start, "sha256": _digest(sites)})
+
+
+def _digest(sites: Sequence[Site]) -> str:
+    """Of what each site starts from."""
+    different: dict[int, State] = {}
+    for site in sites:
+        different.setdefault(id(site.initial()), site.initial())
+    order = list(different)
+    who = {site.id: order.index(id(site.initial())) for site in sites}
+    return hashlib.sha256(pack([who, list(different.values())])).hexdigest()
+
+
+def _read(start: Path, structure: object, base: Base | ImageBase, method: str) -> dict[str, State]:
+    """The adapters in a run folder, in a folder of adapters, or in the folder of one, by the name of their folder."""
+    assert isinstance(structure, Lora)  # since the key is one of `adapter`
+    structure = replace(structure, delta=False)  # an adapter of the rank that clients train
+    found = {}
+    for folder in _folders(start):
+        experts = (folder / peft_folders.GATE).is_file()
+        if experts == structure.plain:
+            has, wants = ("several experts", "one adapter") if experts else ("one adapter", "several experts")
+            raise UserError(
+                f"adapter.start: {folder} holds {has}, but {method} gives each client {wants}; start from a run of a "
+                "method that gives clients the same"
+            )
+        try:
+            found[folder.name] = models.read(folder, structure, base)
+        except UserError as error:
+            raise UserError(
+                f"adapter.start: {error}. adapter.rank, adapter.alpha, adapter.rslora and adapter.target_modules must "
+                "be those with which it was trained"
+            ) from error
+    return found
+
+
+def _folders(start: Path) -> list[Path]:
+    return [start] if _holds_adapter(start) else _exported(start)
+
+
+def _exported(start: Path) -> list[Path]:
+    is_run = (start / "config.yaml").is_file()
+    if is_run and not (start / "summary.json").is_file():
+        raise UserError(
+            f"adapter.start={start} is a run that is not finished, so it has no adapters yet; finish it first, by "
+            "the command that started it"
+        )
+    folder = start / "adapters" if is_run else start
+    found = sorted(path for path in folder.glob("[!.]*") if _holds_adapter(path)) if folder.is_dir() else []
+    if not found:
+        raise UserError(
+            f"adapter.start={start} holds no adapter; give a finished run folder, a folder with one PEFT folder per "
+            "client, or one PEFT folder"
+        )
+    return found
+
+
+def _holds_adapter(folder: Path) -> bool:
+    return (folder / peft_folders.CONFIG).is_file() or (folder / peft_folders.GATE).is_file()
+
+
+def examples_of(folder: Path) -> Mapping[str, int]:
+    """By client, the number of training examples that a run's metrics.jsonl tells; of other folders nothing."""
+    lines = read_records(folder / "metrics.jsonl") if folder.is_dir() else []
+    return {line["client"]: line["examples"] for line in lines if line["kind"] == "client"}

@@ -1,0 +1,275 @@
+"""Runs and comparisons from Python: `llm_fed.run`, `llm_fed.compare`, and `llm_fed.open_run` for what is finished.
+
+They do the same as the commands, in the same run folders, so a command can continue what a call began and vice versa.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from llm_fed.basics import spelling
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import write_file
+from llm_fed.settings import configfile, plugins
+from llm_fed.settings.config import Config
+from llm_fed.settings.plugins import short
+
+if TYPE_CHECKING:
+    from llm_fed.eval.tables import Table
+    from llm_fed.export.load import ImageModel
+    from llm_fed.export.personal import Personal
+    from llm_fed.models.images import ImageBase
+    from llm_fed.models.loading import Base
+
+Given = str | Path | Mapping[str, Any]  # a YAML file, or its content as nested dictionaries
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """A finished run: its scores, its adapters, and the personal models ready to use. Scores are 0-100.
+
+    Attributes:
+        folder: the run folder, with report.html.
+        round: the round (of `rounds`) whose models were tested and exported.
+        metric: the metric of the scores; None if no client has test examples.
+        scores: the test score of each client that has test examples.
+        mean, worst_half: the mean of these scores, and of the worst half of them.
+        base: the test score of the base without an adapter, by client; empty where it was not scored.
+        rule: the test score of the best rule that trains nothing, by client; empty where it was not scored.
+        rules: which rule that is, by client, such as "most frequent answer".
+        adapters: the folder of each client's personal model.
+        allow: code from outside llm_fed that the folder may name, see `open_run`.
+    """
+
+    folder: Path
+    method: str
+    round: int
+    rounds: int
+    metric: str | None
+    scores: dict[str, float]
+    mean: float | None
+    worst_half: float | None
+    base: dict[str, float]
+    rule: dict[str, float]
+    rules: dict[str, str]
+    adapters: dict[str, Path]
+    allow: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        scores = f"{self.metric} {self.mean:.1f}, worst half {self.worst_half:.1f}" if self.scores else "no scores"
+        return f"Result({self.method}, {scores}, {len(self.scores)} clients, {str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the scores beside those of base and rule, a curve by round, and three answers."""
+        from llm_fed.eval.report.result import result_html
+
+        return result_html(self.folder.resolve())
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: rounds, clients, scores, ...; each has a `kind`."""
+        from llm_fed.runs.records import read_records
+
+        return read_records(self.folder / "metrics.jsonl")
+
+    def model(self, client: str) -> Personal | ImageModel:
+        """A client's personal model: a language model has `generate` and `reply`, an image model classifies pictures.
+
+        Raises:
+            UserError: the run has exported no model of this client.
+        """
+        from llm_fed.export.load import load_client, load_image_model
+        from llm_fed.runs.reading import exported
+
+        with plugins.allowing(self.allow):
+            folder = exported(self.folder, [client])[client]
+        if self._config.adapter is None:
+            return load_image_model(folder)
+        return load_client(folder, self._loaded)
+
+    def chat(
+        self, client: str, text: str, *, system: str = "", temperature: float | None = None, top_p: float = 1.0
+    ) -> str:
+        """The client's answer to one prompt, in the prompt template of training.
+
+        Args:
+            system: a system prompt before it.
+            temperature: of sampling, in which tokens are drawn (default: the answer is greedy, as in scores).
+            top_p: of sampling: the share of the probability of the likeliest tokens among which one is drawn.
+
+        Raises:
+            UserError: see `model`; or it is an image model, or a number of sampling is out of its range.
+        """
+        from llm_fed.engine.sampling import Sampling
+        from llm_fed.export.personal import Personal
+
+        model = self.model(client)
+        if not isinstance(model, Personal):
+            raise UserError(f"{self.folder} holds image models, which cannot chat; use model(client)")
+        said = [{"role": "system", "content": system}] if system else []
+        drawn = None if temperature is None else Sampling(temperature, top_p)
+        return "".join(model.reply([*said, {"role": "user", "content": text}] if said else text, sampling=drawn))
+
+    @cached_property
+    def _config(self) -> Config:
+        from llm_fed.runs.reading import read_config
+
+        with plugins.allowing(self.allow):
+            return read_config(self.folder)
+
+    @cached_property
+    def _loaded(self) -> Base | ImageBase:
+        """The base, loaded once for all clients."""
+        from llm_fed import tasks
+        from llm_fed.bench import bases
+        from llm_fed.experiment.run import quiet
+        from llm_fed.models.loading import load_base
+        from llm_fed.runtime.launch import choose_device
+
+        quiet()
+        device = choose_device(self._config.device)
+        with plugins.allowing(self.allow):
+            task = tasks.find(self._config.task.name)
+        if task.images:
+            data = tasks.load(self._config.task, self._config.federation_seed, self._config.evaluation_seed)
+            return bases.load(self._config, data, device)
+        return load_base(self._config.base, device)
+
+
+def run(config: Given, *words: str, out: str | Path, fresh: bool = False, start: str | Path | None = None) -> Result:
+    """Train a federation, or continue it, until it is finished.
+
+    Args:
+        config: a YAML file, or its content as nested dictionaries.
+        words: settings such as "local.lr=1e-4" that override the configuration.
+        out: the run folder. A finished run in it is only read, an interrupted one is continued.
+        fresh: delete an earlier run in the folder first.
+        start: a finished run, or a folder of adapters, to start from.
+
+    Raises:
+        UserError: a mistake in the arguments, found before anything is trained.
+        RunError: the run failed; the same call continues from its last checkpoint.
+    """
+    resolved = resolve(config, words, out, start)
+    from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
+
+    experiment.quiet()
+    experiment.train(resolved, Path(out), fresh=fresh)
+    return open_run(out, allow=list(plugins.named_in(configfile.as_dict(resolved)).values()))
+
+
+def resolve(config: Given, words: Sequence[str], out: str | Path | None, start: str | Path | None = None) -> Config:
+    """The configuration of a run in `out`, checked as far as possible without loading its data and base.
+
+    Raises:
+        UserError: the first mistake.
+    """
+    from llm_fed.commands import section
+
+    resolved = configfile.load(config, words)
+    if start is not None:
+        if resolved.adapter is None:
+            raise UserError(
+                f"--from {start} starts from adapters, but adapter is null, which trains whole models; set adapter.rank"
+            )
+        resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(Path(start).resolve())))
+    folder = default_folder(config, resolved) if out is None else Path(out)
+    section.check(resolved, data=not (folder / "config.yaml").exists())  # what is complete needs its data no more
+    return resolved
+
+
+def default_folder(config: Given, resolved: Config) -> Path:
+    """The default run folder of a configuration file."""
+    name = "run" if isinstance(config, Mapping) else Path(config).stem
+    return Path("runs") / f"{name}-{short(str(resolved.method['name']))}-{resolved.seed_name}"
+
+
+def open_run(folder: str | Path, *, allow: Sequence[str] = ()) -> Result:
+    """Open a finished run by its folder.
+
+    Args:
+        allow: methods and tasks from outside llm_fed, as "module:Name", that the folder may name: their code is run
+            where a model is loaded. Those that an installed package publishes as entry points need not be allowed.
+
+    Raises:
+        UserError: the folder holds no finished run, or it names code that is not allowed.
+    """
+    from llm_fed.runs.reading import adapter_folders, finished
+
+    with plugins.allowing(allow):
+        summary, adapters = finished(Path(folder)), adapter_folders(Path(folder))
+    scores = summary["scores"]
+    return Result(
+        folder=Path(folder),
+        method=summary["method"],
+        round=summary["round"],
+        rounds=summary["rounds"],
+        metric=scores.get("metric"),
+        scores=dict(scores.get("clients", {})),
+        mean=scores.get("mean"),
+        worst_half=scores.get("worst_half"),
+        base=dict(summary.get("base", {}).get("clients", {})),
+        rule=dict(summary.get("rule", {}).get("clients", {})),
+        rules=dict(summary.get("rule", {}).get("rules", {})),
+        adapters=adapters,
+        allow=tuple(allow),
+    )
+
+
+def compare(
+    config: Given,
+    *words: str,
+    out: str | Path,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    draws: int = 0,
+) -> Table:
+    """Train several methods with several seeds, or continue to, and return one table with a verdict.
+
+    Args:
+        config: a YAML file, or its content as nested dictionaries, which is then saved as `out`/comparison.yaml. Its
+            `compare` section may list rows and seeds.
+        words: settings that override those of every row.
+        out: the folder for the runs and the tables.
+        methods: the rows or methods to compare (default: all rows of the file).
+        seeds: the seeds (default: those of the file).
+        draws: the number of federations to draw, each with its own training seed, instead of `seeds`.
+
+    Returns:
+        The table; read `verdict.sentences` and `by_client`, or use `as_json()` or `as_markdown()`.
+
+    Raises:
+        UserError: a mistake in the arguments, found before anything is trained.
+        RunError: a run failed, and which; the table of the other runs is in `out`.
+    """
+    from llm_fed.commands import section
+
+    if draws and seeds:
+        raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
+    folder = Path(out)
+    if isinstance(config, Mapping):
+        tree = spelling.plain(configfile.created(config))
+        path, text = folder / "comparison.yaml", yaml.safe_dump(tree, sort_keys=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(path, text.encode())
+    else:
+        path = Path(config)
+    seeds = list(range(draws)) if draws else seeds
+    planned = section.read_rows(path, words, methods, seeds)
+    if draws:
+        planned.check_draws()
+    planned.check()
+    from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    table = comparison.compare(path, words, chosen=methods, seeds=seeds, out=folder)
+    if table.failed:
+        raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; repeat the call to retry")
+    return table

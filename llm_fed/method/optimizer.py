@@ -1,0 +1,86 @@
+"""Optimizer: how the steps of one fit change its entries. A fit carries its own, so that a method may choose it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from llm_fed.basics.errors import UserError, require
+from llm_fed.settings.config import LocalConfig
+from llm_fed.state import State
+
+# Fused and foreach: one operation on the rows of all clients (docs/performance.md); torch takes them only when asked.
+_KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "adam": partial(torch.optim.Adam, fused=True),
+    "sgd": partial(torch.optim.SGD, foreach=True),
+}
+MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0}  # numbers kept for each trained one; sgd's momentum is one more
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The penalty `strength * sum over layers of ||B[:, first:]|| ||A[first:]||`, in Frobenius norms, which makes the
+    last components of an adapter small (HetLoRA, Cho et al. 2024)."""
+
+    strength: float  # lambda
+    first: int  # how many components it leaves alone
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One client's optimizer. A step's gradient is that of the loss, of the proximal term and of `tail`; then it is
+    clipped, and then `correction` is added. Two are equal if all but their `anchor` and `correction` is.
+
+    Raises:
+        UserError: an unknown name, a number out of range, or momentum without sgd.
+    """
+
+    lr: float
+    name: str = "adamw"  # adamw | adam | sgd
+    momentum: float = 0.0  # of sgd
+    weight_decay: float = 0.0  # decoupled for adamw, part of the gradient for adam and sgd
+    clip: float | None = None  # largest gradient norm
+    proximal: float = 0.0  # lambda of lambda * ||theta - anchor||^2
+    anchor: State | None = field(default=None, compare=False)  # None: where training starts
+    correction: State | None = field(default=None, compare=False)  # what is added to the gradient of every step
+    lr_of: Mapping[str, float] = field(default_factory=dict)  # another lr, by regular expression of entries
+    decay: str = "constant"  # constant | linear | cosine: of the rates over the steps of the fit, down to zero
+    warmup: int = 0  # steps before that in which they rise
+    tail: Tail | None = None  # of adapters
+    frozen: str | None = None  # regular expression of entries that stay as they are, whatever a method trains
+
+    def __post_init__(self) -> None:
+        require("local.optimizer", self.name, _KINDS)
+        for key in ("lr", "momentum", "weight_decay", "proximal"):
+            if not 0 <= (value := getattr(self, key)) < math.inf:
+                raise UserError(f"the optimizer's {key} is {value}; it must be at least 0 and finite")
+        if self.momentum and self.name != "sgd":
+            raise UserError(f"local.momentum is {self.momentum}, but {self.name} has none; set local.optimizer=sgd")
+
+    @classmethod
+    def of(cls, local: LocalConfig, lr: float) -> Optimizer:
+        """The run's."""
+        return cls(
+            lr, local.optimizer, local.momentum, local.weight_decay, local.clip, local.proximal, frozen=local.freeze,
+            decay=local.decay, warmup=local.warmup_steps,
+        )  # fmt: skip
+
+    def factor(self, step: int, steps: int) -> float:
+        """What the rates are multiplied by in a step, 0 to steps - 1, of a fit."""
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        share = (step - self.warmup) / max(1, steps - self.warmup)
+        return {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[self.decay]
+
+    def over(self, parameters: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
+        """Torch's optimizer of groups of parameters, each with its learning rate."""
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.momentum:
+            options["momentum"] = self.momentum
+        return _KINDS[self.name]([dict(group) for group in parameters], **options)

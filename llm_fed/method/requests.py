@@ -1,0 +1,276 @@
+"""What sites ask for: one dataclass for each kind of work, with the type of its result; and the protocols of those who
+answer.
+
+Shape letters: N examples, C classes, H features, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from llm_fed.basics.rng import generator
+from llm_fed.merge.moments import Evidence
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.models.joined import Answer
+from llm_fed.models.structure import Structure
+from llm_fed.state import State
+from llm_fed.tasks.augmentation import augmented
+from llm_fed.tasks.common import Encoded, Picture
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False)
+class Request(Generic[Result]):
+    """Work that a site asks for: awaiting it returns its result. Requests of one type and structure may be executed
+    fused."""
+
+    site: str
+    structure: Structure
+
+    def __await__(self) -> Generator[Request[Any], Any, Result]:
+        result: Result = yield self
+        return result
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A client's result: its state, and the mean loss per target at each step."""
+
+    state: State
+    losses: tuple[float, ...]
+    moments: Mapping[str, Tensor] = field(default_factory=dict)  # what the optimizer remembers, if it was asked for
+
+
+# Of a whole image model: the loss of a batch from its answer, its labels (N,), and the places (N,) of its pictures.
+Loss = Callable[[Answer, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Distillation:
+    """A loss: the divergence of the model's predictions from those of the teachers' mean logits; without labels."""
+
+    teachers: Sequence[State]
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """The gradient of a step by DP-SGD (Abadi et al. 2016, Algorithm 1): that of each example's own mean loss is
+    clipped, Gaussian noise of standard deviation `noise * clip` is added to the sum, and all is divided by `size`."""
+
+    clip: float  # largest norm of one example's gradient
+    noise: float  # multiplier
+    size: float  # examples of a batch, on the mean: Poisson sampling draws more or fewer, or none
+    seed: int  # of the noise
+
+
+@dataclass(frozen=True, eq=False)
+class Fit(Request[Fitted]):
+    """Training from `start`, one optimizer step per entry of `batches`."""
+
+    start: State
+    examples: Sequence[Any]  # of one kind, see `engine.examples`
+    batches: Sequence[Sequence[int]]  # the places of a step's examples
+    optimizer: Optimizer
+    train: str = r".*"  # regular expression of the entries that are trained
+    seed: int = 0  # of dropout and of augmentation
+    augment: str | None = None  # of pictures, see `LocalConfig`
+    mix: tuple[float, ...] | None = None  # the weight of each expert while it trains, where the gate is `mix`
+    loss: Loss | Distillation | None = None  # None: cross-entropy; a function only of whole image models
+    private: PerExample | None = None  # only of adapters
+    # What the optimizer remembers of an earlier fit of the same entries, by torch's names: (P,), or one number for all.
+    # Empty: nothing yet; None: nothing, and it need not be returned.
+    moments: Mapping[str, Tensor] | None = None
+
+    @classmethod
+    def on(
+        cls,
+        site: str,
+        structure: Structure,
+        start: State,
+        batches: Sequence[Sequence[Any]],
+        optimizer: Optimizer,
+        **options: Any,
+    ) -> Fit:
+        """On these examples, a list of them for each step."""
+        places = iter(range(sum(map(len, batches))))
+        examples = [example for batch in batches for example in batch]
+        return cls(site, structure, start, examples, [[next(places) for _ in b] for b in batches], optimizer, **options)
+
+    @property
+    def teachers(self) -> Sequence[State]:
+        """Whom it distils from; often nobody."""
+        return self.loss.teachers if isinstance(self.loss, Distillation) else ()
+
+    def batch(self, step: int) -> Sequence[Any]:
+        """What is trained on at a step. A pupil's pictures stay as they are: so its teachers answered to them."""
+        chosen = [self.examples[place] for place in self.batches[step]]
+        if self.augment is None or self.teachers:
+            return chosen
+        return augmented(chosen, self.augment, generator(self.seed, "augment", step))
+
+
+@dataclass(frozen=True, eq=False)
+class FitHead(Request[State]):
+    """A linear head (weight, bias) trained on the features that an image model has of the examples."""
+
+    state: State  # of the model
+    head: State  # where training starts
+    examples: Sequence[Picture]
+    batches: Sequence[Sequence[int]]  # the places of a step's examples
+    lr: float  # of Adam
+
+
+@dataclass(frozen=True, eq=False)
+class MeanLosses(Request[list[float]]):
+    """The mean loss per target of the examples under each state."""
+
+    states: Sequence[State]
+    examples: Sequence[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient(Request[tuple[float, State]]):
+    """The mean loss of the examples and its gradient at `state`."""
+
+    state: State
+    examples: Sequence[Any]
+    head: State | None = None  # of an image model: a linear head (weight, bias) in the place of its own
+
+
+@dataclass(frozen=True, eq=False)
+class GradientMoments(Request[Evidence]):
+    """The moments of the gradients of the same examples at two states."""
+
+    first: State
+    second: State
+    examples: Sequence[Any]  # of one kind, see `engine.examples`
+    sampled: bool = False  # whether the Fisher information takes labels drawn from the models
+    seed: int = 0  # of those labels
+
+
+@dataclass(frozen=True, eq=False)
+class Features(Request[Tensor]):
+    """(N, H): what the base alone makes of each example: its last hidden state at the prompt's last token, or what an
+    image model's head reads."""
+
+    examples: Sequence[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Logits(Request[Tensor]):
+    """(N, C): what an image model says of pictures."""
+
+    state: State
+    examples: Sequence[Picture]
+
+
+@dataclass(frozen=True, eq=False)
+class Answers(Request[Answer]):
+    """What whole image models make of pictures, each on its own and together."""
+
+    state: State
+    examples: Sequence[Picture]
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeights(Request[Tensor]):
+    """(N, E): how much each of a structure's experts counts for each example, the mean over its tokens and over the
+    adapted layers; each row sums to 1."""
+
+    state: State
+    examples: Sequence[Any]  # of one kind, see `engine.examples`
+
+
+@dataclass(frozen=True)
+class Query:
+    """One example to be answered in an evaluation."""
+
+    prompt: list[int]  # token ids after the template
+    answers: tuple[str, ...]  # references
+    options: tuple[list[int], ...] = ()  # token ids of each option, for scoring without generation
+    correct: tuple[int, ...] = ()  # which options are right
+    example: Encoded | None = None  # with its first answer, as training would see it; None where it is too long
+
+
+@dataclass(frozen=True, eq=False)
+class Generate(Request[list[str]]):
+    """Greedy answers to prompts (token ids)."""
+
+    state: State
+    prompts: Sequence[list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class OptionScores(Request[list[list[float]]]):
+    """Per query the log-likelihood of each of its options."""
+
+    state: State
+    queries: Sequence[Query]
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerLoss(Request[float]):
+    """The mean loss per target token of the queries with their first answers, as training would measure it."""
+
+    state: State
+    queries: Sequence[Query]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, and the
+    token budget of each."""
+
+    tokens: int = 0
+    padded: int = 0
+    micro_batches: int = 0
+    budget: int = 0
+
+    @property
+    def padding(self) -> float:
+        """The share of padding among all tokens processed."""
+        return 1 - self.tokens / self.padded if self.padded else 0.0
+
+    def plus(self, other: Work) -> Work:
+        """Both together, with the budget of `other`, the later one."""
+        return Work(
+            self.tokens + other.tokens,
+            self.padded + other.padded,
+            self.micro_batches + other.micro_batches,
+            other.budget,
+        )
+
+
+class Engine(Protocol):
+    """Executes what sites await: `LanguageEngine` or `VisionEngine`, of `engine/`.
+
+    Attributes:
+        packing: budget and overhead of micro-batches as they were measured; None: by device.
+    """
+
+    packing: tuple[int, int] | None
+
+    def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
+        """One result, or one exception, for each of these requests of one type and structure.
+
+        Raises:
+            UserError: the engine does not answer requests of this type.
+        """
+        ...
+
+    def take_work(self) -> Work:
+        """The training work since the last call."""
+        ...
+
+
+class Runtime(Protocol):
+    """Runs the coroutines of sites; see `runtime/`."""
+
+    def run(self, work: Mapping[str, Coroutine[Any, Any, Any]]) -> dict[str, Any]: ...
+
+    def take_work(self) -> Work: ...

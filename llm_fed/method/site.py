@@ -1,0 +1,406 @@
+"""Site: one party's data, memory and awaitable work. Each client is a Site; so is the server (its data may be
+empty)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from llm_fed.basics.errors import ClientError, UserError
+from llm_fed.basics.rng import derive, generator
+from llm_fed.merge import mean, robust
+from llm_fed.merge.moments import Evidence
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import (
+    AnswerLoss,
+    Answers,
+    Distillation,
+    ExpertWeights,
+    Features,
+    Fit,
+    FitHead,
+    Generate,
+    Gradient,
+    GradientMoments,
+    Logits,
+    Loss,
+    MeanLosses,
+    OptionScores,
+    PerExample,
+    Query,
+)
+from llm_fed.models.joined import Answer
+from llm_fed.models.structure import Structure
+from llm_fed.settings.config import LocalConfig, ServerStepConfig
+from llm_fed.state import Layout, State
+from llm_fed.state.wire import Message
+from llm_fed.tasks.common import Picture
+
+# Keys of `memory` that are not the methods':
+NOISY_STEPS = "noisy steps"  # how many a private client took
+OPTIMIZER = "optimizer"  # what is kept of it, with `local.keep_optimizer`
+
+
+@dataclass(frozen=True)
+class Data:
+    """One site's examples, which never leave it."""
+
+    train: Sequence[Any] = ()  # Encoded or Picture
+    held_out: Sequence[Any] = ()  # the validation examples, as training would see them
+    queries: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # Query or Picture, by split: validation, test
+    metric: str = ""  # by which queries are scored, see `eval.clients.score_split`
+    num_labels: int = 0  # of pictures
+    foreign: bool = False  # at the server: of another domain than the clients'
+    left_out: Mapping[str, int] = field(default_factory=dict)  # by split, examples that were too long
+    # by split, the tokens of right answers that are longer than the model may answer
+    cut: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    none_fits: tuple[str, ...] = ()  # a message for each split of which that was every example
+
+
+@dataclass(frozen=True)
+class Private:
+    """The noise that is added in every optimizer step (`privacy.unit=example`)."""
+
+    clip: float
+    noise: float
+    seed: int  # of the batches and the noise; who must not know the examples must not know it
+
+
+@dataclass
+class Site:
+    """One party of the federation, as a method's client code sees it.
+
+    `memory` is private to the site. It survives rounds and is checkpointed, one row per key (`rows.Memory`). Its values
+    must be messages (`wire.pack`); to change a value, assign it again.
+    """
+
+    id: str
+    structure: Structure
+    local: LocalConfig
+    seed: int
+    draw: Callable[[torch.Generator], State]  # a fresh state of `structure`
+    data: Data = Data()
+    rounds: int = 1  # of the whole run
+    clients: tuple[str, ...] = ()  # at the server: who is registered
+    cohort: int = 0  # at the server: the most clients that are asked in one round
+    structures: Mapping[str, Structure] = field(default_factory=dict)  # at the server: of clients, where ranks differ
+    start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
+    given: Mapping[str, State] = field(default_factory=dict)  # by name of a needed method, its result for this client
+    memory: MutableMapping[str, Message] = field(default_factory=dict)
+    round: int = 0
+    lr: float = 0.0  # of this round
+    losses: list[float] = field(default_factory=list)  # of this round's local steps, for the metrics
+    fits: int = 0  # in this round: each draws its own batches and dropout
+    step: ServerStepConfig = ServerStepConfig()  # at the server: how it takes means
+    unmoved: list[str] = field(default_factory=list)  # at the server: why a mean of this round was none
+    private: Private | None = None  # at a client: how its examples are hidden, see `federation/privacy.py`
+    _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
+
+    @property
+    def train(self) -> Sequence[Any]:
+        """The training examples."""
+        return self.data.train
+
+    @property
+    def num_examples(self) -> int:
+        """n_i: the number of training examples."""
+        return len(self.train)
+
+    def begin(self, round: int, lr: float) -> None:
+        """Called by the loop before the site's work in a round: random draws depend only on (seed, round, site)."""
+        self.round, self.lr, self.losses, self.fits, self.unmoved = round, lr, [], 0, []
+
+    def initial(self, *labels: str | int) -> State:
+        """A new state, the same at every site. Other `labels` give other draws, such as the models of a soup. If the
+        site has a `start`, it is returned.
+
+        Raises:
+            UserError: the site has a `start`, but `labels` ask for another draw.
+        """
+        if self.start is not None and labels:
+            raise UserError(
+                "adapter.start gives all models the same start, but this method needs several models that differ; set "
+                "adapter.start to null, or choose a method with one model"
+            )
+        state = self.draw(generator(self.seed, "initial", *labels)) if self.start is None else self.start
+        self._layout = state.layout
+        return state
+
+    def expect(self, drawn: State) -> None:
+        """Take the layout of another site's new state as this site's. `assemble` then need not draw a state to see
+        that a message is complete."""
+        if not drawn.extras:
+            self._layout = drawn.layout
+
+    def assemble(self, message: State) -> State:
+        """A whole state of this site: a new one, updated by the entries that the site kept, then by the message."""
+        if message.layout == self._layout:
+            return message
+        state, own = self.initial(), self.memory.get("own")
+        return (state if own is None else state.updated(own)).updated(message)
+
+    def keep(self, state: State, trained: str, message: State) -> None:
+        """Remember, for `assemble`, the entries of `state` that are trained here but not among those of `message`."""
+        own = [name for name in state.layout.matching(trained) if name not in message.layout.slices]
+        extras = {name: value for name, value in state.extras.items() if name not in message.extras}
+        if own or extras:
+            kept = state.pick(own)
+            self.memory["own"] = State(kept.layout, kept.row, extras)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The run's optimizer, with this round's learning rate."""
+        return Optimizer.of(self.local, self.lr)
+
+    def average(self, updates: Sequence[State], weights: Sequence[float] | None = None) -> State:
+        """At the server: the mean of the clients' updates by the rule `server.aggregation`. If there are too few
+        updates for the rule, it is zero, and the round's metrics say so.
+
+        Args:
+            weights: the weight of each update (default: equal weights).
+        """
+        if self.step.aggregation == "mean":
+            return mean(updates, weights)
+        if not self.enough(len(updates)):
+            return 0.0 * updates[0]
+        share = robust.shares([1.0] * len(updates) if weights is None else weights, self.step.liars)
+        return robust.aggregate(updates, share[None], self.step)[0]
+
+    def enough(self, uploads: int) -> bool:
+        """At the server: whether these are enough uploads for the rule `server.aggregation`. If not, the round's
+        metrics say so."""
+        if why := robust.lacking(uploads, self.step):
+            self.unmoved.append(why)
+        return not why
+
+    async def fit(
+        self,
+        state: State,
+        *,
+        train: str = r".*",
+        examples: Sequence[Any] | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        optimizer: Optimizer | None = None,
+        loss: Loss | Distillation | None = None,
+        structure: Structure | None = None,
+        mix: tuple[float, ...] | None = None,
+    ) -> State:
+        """Train from `state` on this site's examples with the run's `local` settings. It is fused over the cohort.
+
+        Args:
+            state: the state from which training starts; it is not changed.
+            train: a regular expression of the entries to train; the others stay as they are.
+            examples: the examples to train on (default: all training examples).
+            steps: the number of optimizer steps (default: `local.steps`, else `local.epochs` passes).
+            epochs: passes over the examples, instead of steps.
+            optimizer: the optimizer (default: `self.optimizer`); make a variant with `dataclasses.replace`.
+            loss: a loss instead of cross-entropy: `Distillation` from teachers, or, for whole image models, a function
+                of the `Answer` to a batch, its labels (N,) and the places (N,) of its pictures in the examples.
+            structure: the structure of `state` (default: the site's own).
+            mix: the weight of each expert, if the structure's gate is `mix`.
+
+        Raises:
+            ClientError: there is no example, or the loss is not finite.
+        """
+        nth, self.fits = self.fits, self.fits + 1
+        examples = self.train if examples is None else examples
+        batches = self.places(len(examples), steps, nth, epochs)
+        fitted = await Fit(
+            self.id,
+            structure or self.structure,
+            start=state,
+            examples=examples,
+            batches=batches,
+            optimizer=optimizer or self.optimizer,
+            train=train,
+            seed=derive(self.seed, "dropout", self.round, self.id, nth),
+            augment=self.local.augment,
+            mix=mix,
+            loss=loss,
+            private=self._noisy(len(examples), len(batches), nth),
+            moments=self._moments(state, train, nth),
+        )
+        if self._keeps_optimizer:
+            self.memory[OPTIMIZER] = {"train": train, "moments": dict(fitted.moments)}
+        self.losses.extend(fitted.losses)
+        return fitted.state
+
+    def batches(self, *, epochs: int) -> list[list[Any]]:
+        """The training examples of each optimizer step of `epochs` epochs, in the order in which `fit` takes them."""
+        return [[self.train[i] for i in chosen] for chosen in self.places(len(self.train), epochs=epochs)]
+
+    def places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
+        """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, depending only on
+        (seed, round, site, nth). With `private`, each example is drawn independently with the probability that gives
+        the batch size on average (Poisson sampling), so batches differ in size and may be empty."""
+        if not count:
+            raise ClientError(f"client {self.id} has no training example")
+        size = min(self.local.batch_size, count)
+        per_epoch = -(-count // size)
+        total = steps if steps is not None else epochs * per_epoch if epochs is not None else self.local.steps
+        if total is None:
+            total = (self.local.epochs or 1) * per_epoch
+        draws = generator(self.private.seed if self.private else self.seed, "batches", self.round, self.id, nth)
+        if self.private:
+            each = (torch.rand(count, generator=draws, dtype=torch.float64) < size / count for _ in range(total))
+            return [taken.nonzero().flatten().tolist() for taken in each]
+        chosen: list[list[int]] = []
+        while len(chosen) < total:
+            order = torch.randperm(count, generator=draws).tolist()
+            chosen += [order[at : at + size] for at in range(0, count, size)]
+        return chosen[:total]
+
+    @property
+    def _finishes(self) -> bool:
+        """Whether this is `Method.finish`, after the last round."""
+        return self.round > self.rounds
+
+    @property
+    def _keeps_optimizer(self) -> bool:
+        return self.local.keep_optimizer and not self._finishes
+
+    def _moments(self, state: State, train: str, nth: int) -> Mapping[str, torch.Tensor] | None:
+        """The optimizer's state from earlier rounds."""
+        if not self._keeps_optimizer:
+            return None
+        if nth:
+            raise UserError(
+                "local.keep_optimizer=true keeps one optimizer state per client, but this method trains more than once "
+                "in a round; set it to false"
+            )
+        kept = self.memory.get(OPTIMIZER, {"train": train, "moments": {}})
+        lengths = {len(value) for value in kept["moments"].values() if value.dim()}
+        if kept["train"] != train or lengths - {state.layout.size}:
+            raise UserError(
+                "local.keep_optimizer=true keeps the optimizer state of the entries that were trained, but this "
+                "method now trains others; set it to false"
+            )
+        return kept["moments"]
+
+    def _noisy(self, count: int, steps: int, nth: int) -> PerExample | None:
+        """The noise for a fit on `count` examples. Its steps are counted in `memory`, from which `privacy.spent_by`
+        computes epsilon."""
+        if self.private is None:
+            return None
+        size, before = min(self.local.batch_size, count), self.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
+        self.memory[NOISY_STEPS] = {"rate": max(before["rate"], size / count), "steps": before["steps"] + steps}
+        stage = "finish" if self._finishes else "round"  # of a longer run, this number may be a round's
+        seed = derive(self.private.seed, "noise of examples", stage, self.round, self.id, nth)
+        return PerExample(self.private.clip, self.private.noise, size, seed)
+
+    def _look(self, verb: str) -> None:
+        """Call this before training examples are used for anything but noisy steps.
+
+        Raises:
+            UserError: their privacy would not be kept.
+        """
+        if self.private is not None:
+            raise UserError(
+                f"privacy.unit=example only protects examples in training steps, but this method also uses them in "
+                f"client.{verb}; choose another method, or privacy.unit=client"
+            )
+
+    async def losses_of(self, states: Sequence[State], examples: Sequence[Any] | None = None) -> list[float]:
+        """The mean loss of the examples (default: all training examples) under each state, per target token or per
+        picture."""
+        self._look("losses_of")
+        chosen = self.train if examples is None else examples
+        return await MeanLosses(self.id, self.structure, states, chosen)
+
+    async def loss_of_answers(self, state: State, queries: Sequence[Query]) -> float | None:
+        """The mean loss per target token of the queries' right answers under `state`, as training measures it. None if
+        training would skip all of them."""
+        known = [query for query in queries if query.example is not None]
+        return await AnswerLoss(self.id, self.structure, state, known) if known else None
+
+    def sample(self, count: int, *, held_out: bool = False) -> list[Any]:
+        """Up to `count` of the training or held-out examples at random, depending only on (seed, site).
+
+        Raises:
+            UserError: there are none.
+        """
+        source = self.data.held_out if held_out else self.train
+        if not source:
+            what = "held-out example; set task.validation above 0" if held_out else "training example"
+            raise UserError(f"client {self.id} has no {what}")
+        order = torch.randperm(len(source), generator=generator(self.seed, "sample", self.id)).tolist()
+        return [source[i] for i in order[:count]]
+
+    async def gradient_moments(
+        self,
+        first: State,
+        second: State,
+        examples: Sequence[Any],
+        *,
+        sampled: bool = False,
+        structure: Structure | None = None,
+    ) -> Evidence:
+        """Moments of the per-example gradients of the log-likelihood at two states, on the same examples.
+
+        Args:
+            sampled: for the Fisher information, sample the label of each target (a token, or a picture) from the
+                model's prediction; tokens under teacher forcing, so the preceding tokens are the example's.
+            structure: the structure of the states (default: the site's own).
+
+        Raises:
+            ClientError: there is no target token, or a gradient is not finite.
+        """
+        self._look("gradient_moments")
+        seed = derive(self.seed, "labels", self.id)
+        return await GradientMoments(self.id, structure or self.structure, first, second, examples, sampled, seed)
+
+    async def features(self, examples: Sequence[Any]) -> torch.Tensor:
+        """The features (len(examples), H) that the base without an adapter computes: the last hidden state at the last
+        token of the prompt, or, for an image model, the input of its head."""
+        self._look("features")
+        return await Features(self.id, self.structure, examples)
+
+    async def gradient(
+        self, state: State, examples: Sequence[Any], *, head: State | None = None
+    ) -> tuple[float, State]:
+        """The mean loss of the examples at `state`, and its gradient there.
+
+        Args:
+            head: for an image model, a linear head (weight, bias) that replaces its own, whose gradient is then zero.
+        """
+        self._look("gradient")
+        return await Gradient(self.id, self.structure, state, examples, head)
+
+    async def logits(self, state: State, pictures: Sequence[Picture]) -> torch.Tensor:
+        """The logits (N, C) of an image model for N pictures and C labels."""
+        return await Logits(self.id, self.structure, state, pictures)
+
+    async def answers(self, state: State, pictures: Sequence[Picture]) -> Answer:
+        """The outputs of whole image models for N pictures, of each model alone and of all together."""
+        return await Answers(self.id, self.structure, state, pictures)
+
+    def new_head(self, state: State) -> State:
+        """A new linear head for the labels of this site's pictures, to replace the one in an image model's `state`:
+        zero entries weight (C, H) and bias (C,)."""
+        features = state.layout.shape_of[f"{state.layout.head}.weight"][1]
+        weight = state.row.new_zeros(self.data.num_labels, features)
+        return State.of({"weight": weight, "bias": weight.new_zeros(self.data.num_labels)})
+
+    async def fit_head(self, state: State, head: State, *, epochs: int, lr: float) -> State:
+        """Train a linear head with Adam on the features that an image model `state` has of this site's pictures."""
+        self._look("fit_head")
+        nth, self.fits = self.fits, self.fits + 1
+        batches = self.places(len(self.train), nth=nth, epochs=epochs)
+        return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)
+
+    async def expert_weights(self, state: State, examples: Sequence[Any]) -> torch.Tensor:
+        """The weights (len(examples), E) that a gated adapter gives its experts for each example: the mean over its
+        tokens and the adapted layers."""
+        return await ExpertWeights(self.id, self.structure, state, examples)
+
+    async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:
+        """Greedy answers to the prompts (token ids) under `state`. One batch may hold several clients' prompts."""
+        return await Generate(self.id, self.structure, state, prompts)
+
+    async def option_scores(self, state: State, queries: Sequence[Query]) -> list[list[float]]:
+        """For each query, the log-likelihood of each of its options under `state`. Nothing is generated."""
+        return await OptionScores(self.id, self.structure, state, queries)

@@ -1,0 +1,133 @@
+"""What an exported adapter's folder says of its prompts: the template, the tokens that end an answer, and the most
+tokens of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from llm_fed.basics import checksum
+from llm_fed.basics.errors import UserError
+from llm_fed.models.images import ImageBase
+from llm_fed.models.loading import Base, end_tokens
+from llm_fed.models.origin import Origin
+from llm_fed.settings.config import Config
+from llm_fed.tasks.common import Template
+from llm_fed.tasks.templates import filled, template_of
+
+FILE = "prompt.json"
+ORIGIN = "base"  # the key of the base in it, see `export.origins`
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """How a prompt becomes the tokens that an answer follows, and where the answer ends."""
+
+    template: Template
+    stop: tuple[int, ...]  # ids of the tokens that end an answer
+    max_new_tokens: int
+
+    def as_json(self, tokenizer: PreTrainedTokenizerBase, origin: Origin) -> bytes:
+        """The file's content. `stop_tokens` is for people; `stop_token_ids` is what counts.
+
+        Args:
+            origin: the base, which lies in it as well.
+        """
+        template = self.template
+        text: dict[str, Any] = {"text": template.text}
+        if template.date is not None:
+            text = {"chat_template": template.text, "date_string": template.date}
+        values = {
+            "template": template.name,
+            **text,
+            "stop_tokens": tokenizer.convert_ids_to_tokens(list(self.stop)),
+            "stop_token_ids": list(self.stop),
+            "max_new_tokens": self.max_new_tokens,
+            ORIGIN: origin.as_json(),
+        }
+        return json.dumps(checksum.added(values), indent=2, ensure_ascii=False).encode()
+
+
+def prompt_of(base: Base | ImageBase, config: Config) -> Prompt | None:
+    """How a configuration puts prompts to a base; None of an image model, which has none.
+
+    Raises:
+        UserError: the template is `chat` and the tokenizer has none.
+    """
+    if isinstance(base, ImageBase):
+        return None
+    if base.prompt is not None:
+        return replace(base.prompt, max_new_tokens=config.eval.max_new_tokens)
+    template = template_of(config.task.template, base.tokenizer)
+    return Prompt(template, stops(base, template), config.eval.max_new_tokens)
+
+
+def stops(base: Base, template: Template) -> tuple[int, ...]:
+    """Every token that ends an answer: the base's, and the one with which the template ends a turn."""
+    return tuple(sorted({id for id in stop_tokens(base) if id is not None} | {*filled(template, base.tokenizer).ends}))
+
+
+def as_said(base: Base, config: Config, said: Prompt | None, keys: Collection[str]) -> tuple[Base, Config]:
+    """The base and the configuration that put prompts as an adapter's folder says, but for what was set explicitly.
+
+    Args:
+        keys: those that were.
+    """
+    if said is None:
+        return base, config
+    if "task.template" in keys:
+        template = template_of(config.task.template, base.tokenizer)
+        said = replace(said, template=template, stop=stops(replace(base, prompt=said), template))
+    if "eval.max_new_tokens" in keys:
+        said = replace(said, max_new_tokens=config.eval.max_new_tokens)
+    task = replace(config.task, template=said.template.name)
+    evaluation = replace(config.eval, max_new_tokens=said.max_new_tokens)
+    return replace(base, prompt=said), replace(config, task=task, eval=evaluation)
+
+
+def read_prompt(folder: Path) -> Prompt | None:
+    """What an adapter's folder says of its prompts; None where it says nothing, as those of strangers.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        stop, most = values["stop_token_ids"], values["max_new_tokens"]
+        if "chat_template" in values:
+            template = Template(values["template"], values["chat_template"], values["date_string"])
+        else:
+            template = Template(values["template"], values["text"])
+            if "{prompt}" not in template.text:
+                raise ValueError("its text has no {prompt}")
+        texts = (template.name, template.text, "" if template.date is None else template.date)
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("template, text, chat_template and date_string are texts")
+        if not (isinstance(stop, list) and stop and all(type(id) is int and id >= 0 for id in stop)):
+            raise ValueError("stop_token_ids is a list of token ids")
+        if not (type(most) is int and most >= 1):
+            raise ValueError("max_new_tokens is a number of at least 1")
+        checksum.checked(values)  # last, so that what is wrong is said where it can be
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise UserError(
+            f"{path} is damaged: {reason}; export the adapter again, or delete the "
+            "file (if you changed it on purpose, delete its checksum)"
+        ) from error
+    return Prompt(template, tuple(stop), most)
+
+
+def stop_tokens(base: Base) -> set[int]:
+    """Every token that ends an answer: those of an adapter's folder, or the tokenizer's EOS and the base's (a chat
+    model has several)."""
+    if base.prompt is not None:
+        return set(base.prompt.stop)
+    return end_tokens(base.tokenizer, base.model.generation_config.eos_token_id)

@@ -1,0 +1,167 @@
+"""Rows of a user's files, in whatever form they lie there, or of a Hub data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from llm_fed.basics import waits
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import formats
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+class Row(NamedTuple):
+    """One record and where it stands, e.g. `data/train.jsonl, line 7`."""
+
+    where: str
+    values: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        """The file, or the split of a Hub data set, in which it stands."""
+        return self.where.rpartition(", ")[0]
+
+
+class BadRow(UserError):
+    """A row that cannot be used; those after it can.
+
+    Attributes:
+        where: file and line.
+        lines: how many lines it takes.
+    """
+
+    def __init__(self, where: str, reason: str, lines: int = 1):
+        super().__init__(f"{where}: {reason}")
+        self.where, self.reason, self.lines = where, reason, lines
+
+
+class Source:
+    """Rows that one can go through several times; one that cannot be used comes as a BadRow.
+
+    Attributes:
+        where: what they are the rows of, for messages.
+        remarks: how they were read, where it is not what the name says; known once one has gone through them.
+        twice: columns that are there more than once, with their places (1, 2, ...).
+        nameless: columns that hold something but have no name.
+        alone: whether it is one object in a file `.json`, as descriptions of data are, too.
+    """
+
+    def __init__(self, where: str):
+        self.where = where
+        self.remarks: list[str] = []
+        self.twice: dict[str, list[int]] = {}
+        self.nameless: set[str] = set()
+        self.alone = False
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        raise NotImplementedError
+
+    def good(self) -> Iterator[Row]:
+        """The rows, of which each must be good.
+
+        Raises:
+            BadRow: the first that is not.
+        """
+        for row in self:
+            if isinstance(row, BadRow):
+                raise row
+            yield row
+
+    def remark(self, text: str) -> None:
+        if text and text not in self.remarks:
+            self.remarks.append(text)
+
+
+class FileRows(Source):
+    """The rows of one file; going through them raises a UserError where it cannot be read."""
+
+    def __init__(self, path: Path):
+        super().__init__(str(path))
+        self.path = path
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        from llm_fed.rows import jsonrows, tables
+
+        try:
+            kind, encoding = formats.look(self.path)
+            if kind == "json":
+                yield from jsonrows.rows(self, encoding)
+            elif kind == "txt":
+                yield from _text(self, encoding)
+            else:
+                yield from tables.READERS[kind](self, encoding)
+        except formats.READING as error:
+            first_line = str(error).partition("\n")[0]
+            raise UserError(f"{self.path} cannot be read: {first_line}; write it again, or leave it out") from error
+
+
+class HubRows(Source):
+    """The rows of one split of a Hub data set."""
+
+    def __init__(self, where: str, part: Dataset):
+        super().__init__(where)
+        self._part = part
+
+    def __iter__(self) -> Iterator[Row]:
+        for number, values in enumerate(cast(Iterable[Any], self._part), 1):
+            yield Row(f"{self.where}, row {number}", dict(values))
+
+
+class Listed(Source):
+    """Rows that are there already."""
+
+    def __init__(self, where: str, rows: Sequence[Row]):
+        super().__init__(where)
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of one file at once.
+
+    Raises:
+        UserError: the file or a row cannot be read.
+    """
+    return list(FileRows(path).good())
+
+
+def _text(file: FileRows, encoding: str) -> Iterator[Row]:
+    """A file that is one text."""
+    text = formats.Text(file.path, encoding)
+    content = "".join(text.chunks())
+    file.remark(text.remark)
+    if content.strip():
+        yield Row(str(file.path), {"text": content.strip("\n\r")})
+
+
+def hub_rows(name: str, /, **options: Any) -> dict[str, list[Row]]:
+    """The rows of a Hub data set by split, through `datasets.load_dataset(name, **options)`."""
+    return {split: list(HubRows(f"{name} ({split})", part)) for split, part in hub_data(name, **options).items()}
+
+
+def hub_data(name: str, /, **options: Any) -> dict[str, Dataset]:
+    """A Hub data set by split; UserError where it cannot be read."""
+    return _by_split(f"the Hub data set {name!r}", name, **options)
+
+
+def folder_data(folder: Path) -> dict[str, Dataset]:
+    """A folder laid out like a Hub data set, by split; UserError where it cannot be read."""
+    return _by_split(f"the folder {folder}", str(folder.resolve()))  # an absolute path is never asked of the Hub
+
+
+def _by_split(what: str, source: str, **options: Any) -> dict[str, Dataset]:
+    import datasets  # takes seconds to import, and a wrong setting is to be named at once
+
+    try:
+        data = datasets.load_dataset(source, **options)
+    except Exception as error:  # of any kind, as it reads files of any kind, with several other libraries
+        reason = waits.no_locks(error) or str(error).partition("\n")[0]
+        raise UserError(f"{what} cannot be read: {reason}") from error
+    splits = data if isinstance(data, datasets.DatasetDict) else {"train": data}
+    return {str(split): cast("Dataset", part) for split, part in splits.items()}

@@ -1,0 +1,127 @@
+"""What one cell of a row holds, as text: the same text whatever file it comes from."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import Row
+
+
+def held(row: Row, column: str) -> Any:
+    """What a row holds in a column, or in a field within one (`ticket.question`).
+
+    Raises:
+        UserError: there is no such column in this row.
+    """
+    try:
+        return row.values[column] if column in row.values else _within(row.values, column)
+    except KeyError:
+        raise UserError(f"{row.where}: the column {column!r} is missing; every row needs it") from None
+
+
+def _within(values: Mapping[str, Any], column: str) -> Any:
+    first, dot, rest = column.partition(".")
+    if not dot:
+        raise KeyError(column)
+    inner = parsed(values[first])
+    if not isinstance(inner, dict):
+        raise KeyError(column)
+    return inner[rest] if rest in inner else _within(inner, rest)
+
+
+def text_of(row: Row, column: str) -> str:
+    """The text in one column.
+
+    Raises:
+        UserError: there is none.
+    """
+    return as_text(held(row, column), row.where, column)
+
+
+def optional(row: Row, column: str | None) -> str:
+    """The text in a column that may be absent or empty; then ""."""
+    value = value_of(row, column)
+    return "" if column is None or is_empty(value) else as_text(value, row.where, column)
+
+
+def value_of(row: Row, column: str | None) -> Any:
+    """What a row holds in a column, or in a field within one; None where it has none."""
+    if column is None or column in row.values:
+        return row.values[column] if column is not None else None
+    try:
+        return _within(row.values, column)
+    except KeyError:
+        return None
+
+
+_INFINITE = (math.inf, -math.inf)
+
+
+def texts_of(value: Any, where: str, column: str) -> tuple[str, ...]:
+    """One text, or those in a list.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not isinstance(value, list):
+        return (as_text(value, where, column),)
+    if not value:
+        raise UserError(f"{where}: the list in column {column!r} is empty; fill it, or drop the row")
+    return tuple(as_text(each, where, column) for each in value)
+
+
+def as_text(value: Any, where: str, column: str) -> str:
+    """A value as text. A number is the same text whether its column is one of whole numbers or not; booleans are
+    written as in JSON, and dates as in ISO 8601.
+
+    Raises:
+        UserError: it is empty, or no text.
+    """
+    if isinstance(value, str):
+        if not value.strip():
+            raise UserError(f"{where}: column {column!r} is empty; fill it, or drop the row")
+        return value
+    if isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        return str(int(value)) if value == int(value) else json.dumps(float(value))
+    if isinstance(value, datetime) and value.time() == time():
+        value = value.date()  # as Excel knows no dates without a time
+    if isinstance(value, date | time):
+        return value.isoformat()
+    kind = "nothing" if is_empty(value) else "infinity" if value in _INFINITE else type(value).__name__
+    raise UserError(f"{where}: column {column!r} holds {kind}, not text; convert it, or drop the row")
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a cell holds nothing; a number that is missing is often NaN."""
+    if isinstance(value, str):
+        return not value.strip()
+    return (
+        value is None
+        or (isinstance(value, list | dict) and not value)
+        or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, Decimal) and value.is_nan())
+    )
+
+
+def parsed(value: Any) -> Any:
+    """A list or an object that a cell of text holds, written as JSON or as Python writes it; else the value itself."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(value.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return found if isinstance(found, list | dict) else value
+    return value

@@ -1,0 +1,176 @@
+"""Which column of a file holds what: the one that `task.columns` names, else the first with a usual name."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from llm_fed.basics.errors import UserError, did_you_mean
+from llm_fed.rows.layout import split_of
+from llm_fed.settings.config import ColumnsConfig
+
+USUAL_NAMES = {
+    "prompt": ("instruction", "prompt", "question", "input", "inputs", "question_stem", "ctx"),
+    "input": ("input", "context"),
+    "answer": (
+        "output", "response", "answer", "completion", "target", "targets", "generated", "answers", "answerkey",
+    ),
+    "options": ("options", "choices", "endings"),
+    "system": ("system", "system_prompt", "system_message"),
+    "history": ("history",),
+    "messages": ("messages", "conversations", "conversation"),
+    "text": ("text",),
+    "client": ("client", "client_id"),
+    "split": ("split",),
+}  # fmt: skip
+REQUIRED = ("prompt", "answer")
+LABELS = ("label", "labels", "summary", "reply", "target_text")  # what an answer is called beside a text
+# Forms of a row, and which roles it has.
+FORMS = {
+    "pairs": ("prompt", "input", "answer", "options", "system", "history"),
+    "conversation": ("messages", "system"),
+    "text": ("text",),
+}
+_OF_ALL = ("client", "split")
+_BOOKKEEPING = re.compile(
+    r"|_?id|idx|index|uid|uuid|guid|row|(?:row|example|question|prompt|sample)_?(?:id|idx|index)|qid|no"
+    r"|unnamed: \d+(?:\.\d+)*|__index_level_\d+__|level_\d+"
+)
+_MOST = 30  # columns that an error lists
+
+
+def resolve(
+    columns: ColumnsConfig,
+    names: Sequence[str],
+    sample: Sequence[Mapping[str, Any]],
+    where: str,
+    *,
+    whose: bool,
+    side: bool,
+) -> dict[str, str]:
+    """Role (a key of USUAL_NAMES) -> column.
+
+    Args:
+        names: of all columns that are known.
+        sample: some rows, for columns whose name alone does not say what they hold.
+        where: the file, for messages.
+        whose: whether a column may name the client.
+        side: whether a column may name the split.
+
+    Raises:
+        UserError: a configured column is not there or would have no effect, or there is none for the prompt or the
+            answer.
+    """
+    given = {role: name for role, name in dataclasses.asdict(columns).items() if name is not None}
+    found = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
+    if not whose:
+        found.pop("client", None)
+    form = next((form for form in ("conversation", "text") if FORMS[form][0] in given), None)
+    form = form or form_of(found, names, sample)
+    _check_form(form, given, where)
+    for role in [*FORMS[form], *_OF_ALL]:
+        name = usual(role, names, found.values())
+        if role not in found and name and _fits(role, name, sample, whose, side):
+            found[role] = name
+    if form == "pairs":
+        if "answer" not in found and "options" in found and (label := _pick(("label",), names)):
+            found["answer"] = label
+        for role in REQUIRED:
+            if role not in found:
+                listed = ", ".join(names[:_MOST]) + (", ..." if names[_MOST:] else "")
+                raise UserError(f"{where}: no column for the {role} among {listed}; set task.columns.{role}=COLUMN")
+    return {role: found[role] for role in [*FORMS[form], *_OF_ALL] if role in found}
+
+
+def form_of(found: Mapping[str, str], names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
+    """Which form the rows have (a key of FORMS), by the names of their columns and by those that are known already."""
+    prompt, answer = (found.get(role) or usual(role, names, ()) for role in REQUIRED)
+    if prompt and answer and prompt != answer:
+        return "pairs"
+    if (name := usual("messages", names, ())) and _fits("messages", name, sample, True, True):
+        return "conversation"
+    if not (prompt or answer or _pick(LABELS, names)) and usual("text", names, ()):
+        return "text"
+    return "pairs"
+
+
+def _check_form(form: str, given: Mapping[str, str], where: str) -> None:
+    """Refuse configured columns that such rows do not use."""
+    if inert := [role for role in given if role not in (*FORMS[form], *_OF_ALL)]:
+        first = FORMS[form][0]
+        if form != "pairs" and {*REQUIRED} & {*inert}:
+            raise UserError(f"{where}: task.columns names {first} and a prompt or an answer; give one of the two kinds")
+        raise UserError(
+            f"{where}: task.columns.{inert[0]}={given[inert[0]]} would have no effect, since "
+            + ("prompts and answers are read here" if form == "pairs" else f"the column for {first} is read alone")
+            + f"; leave it out, or set the column for {inert[0] if form == 'pairs' else 'prompt and answer'}"
+        )
+
+
+def usual(role: str, names: Sequence[str], taken: Iterable[str]) -> str | None:
+    return _pick(USUAL_NAMES[role], [name for name in names if name not in taken])
+
+
+def _pick(wanted: Iterable[str], names: Sequence[str]) -> str | None:
+    """The column with the first of the wanted names that there is; an exact name wins over one in other letters."""
+    forms: dict[str, str] = {}
+    for name in names:
+        forms.setdefault(_form_of(name), name)
+    return next((name if name in names else forms[name] for name in wanted if name in names or name in forms), None)
+
+
+def _form_of(name: str) -> str:
+    return unicodedata.normalize("NFC", name).strip().casefold()
+
+
+def _fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool, side: bool) -> bool:
+    """Whether a column that has a usual name holds what it should."""
+    if role == "client":
+        return whose
+    values = [value for row in sample if (value := row.get(name)) is not None]
+    if role == "split":
+        return side and bool(values) and all(isinstance(value, str) and split_of(value.strip()) for value in values)
+    if role == "messages":
+        return not values or any(isinstance(value, list) or str(value).lstrip().startswith("[") for value in values)
+    return True
+
+
+def configured(key: str, name: str, names: Sequence[str], sample: Sequence[Mapping[str, Any]], where: str) -> str:
+    """The column that the configuration names, also in other letters, or within another one (`ticket.question`)."""
+    if name in names:
+        return name
+    alike = [each for each in names if _form_of(each) == _form_of(name)]
+    if len(alike) == 1:
+        return alike[0]
+    if nested(name, names):
+        return name
+    check_column(key, name, [*names, *_paths(sample)], where)
+    return name
+
+
+def nested(name: str, names: Iterable[str]) -> bool:
+    """Whether a name may be that of a field within a column."""
+    return "." in name and name.partition(".")[0] in names
+
+
+def _paths(sample: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of fields within columns."""
+    inner = ((name, value) for row in sample[:10] for name, value in row.items() if isinstance(value, dict))
+    return list(dict.fromkeys(f"{name}.{key}" for name, value in inner for key in value))
+
+
+def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
+    """UserError unless the column that the configuration names under `key` exists."""
+    names = list(names)
+    if name not in names:
+        listed = ", ".join(names[:_MOST]) + (", ..." if names[_MOST:] else "")
+        raise UserError(f"{where}: {key}={name!r} is not a column{did_you_mean(name, names)}; known: {listed}")
+
+
+def unused(names: Iterable[str], roles: Iterable[str]) -> list[str]:
+    """The columns that no role uses and that are not plainly numbers of rows."""
+    used = {*roles, *(name.partition(".")[0] for name in roles)}
+    return [name for name in names if name not in used and not _BOOKKEEPING.fullmatch(name.strip().casefold())]

@@ -1,0 +1,241 @@
+"""What a file is, by its name and its first bytes, and the text in it: compression, encoding, separators."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import json
+import lzma
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shlex import quote
+from typing import IO, Any, Literal, cast
+
+import pyarrow
+
+from llm_fed.basics.errors import UserError
+from llm_fed.rows.encodings import NAMES, encoding_of
+
+Kind = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt"]
+KINDS: dict[str, Kind] = {
+    ".jsonl": "json", ".ndjson": "json", ".jsonlines": "json", ".json": "json", ".csv": "csv", ".tsv": "csv",
+    ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".xlsx": "xlsx", ".xlsm": "xlsx",
+    ".txt": "txt",
+}  # fmt: skip
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+SUFFIXES = "JSONL, JSON, CSV, TSV, Parquet, Arrow, XLSX or TXT, also compressed as .gz, .bz2, .xz or .zst"
+HEAD = 4096  # bytes that are looked at
+NO_TEXT = {  # what no table can be read from
+    b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save it as .xlsx or as CSV"),
+    b"version https://git-lfs": ("a pointer of Git LFS in the data's place", "give git lfs pull in its repository"),
+    b"<!doctype html": ("a web page", "download the data itself"),
+    b"<html": ("a web page", "download the data itself"),
+    b"%pdf-": ("a PDF", "give its text as JSONL, CSV or TXT"),
+}
+READING = (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, zipfile.BadZipFile)
+SAMPLE = 1 << 18  # bytes in lines that are not ASCII, by which an encoding is told
+LONGEST = 1 << 24  # letters of a first line that are looked at
+_WORD = re.compile(r"\w*[^\W\x00-\x7f]\w*")
+_DAMAGED = re.compile("[\udc80-\udcff]")
+
+
+def kind_of(name: str) -> Kind | None:
+    """What a file should hold, by the end of its name in any case; None: nothing that is read."""
+    return KINDS.get(_split(name)[1])
+
+
+def suffix_of(name: str) -> str:
+    """The end of a file's name that says its kind, in small letters, e.g. ".tsv"; "" without any."""
+    return _split(name)[1]
+
+
+def stem_of(name: str) -> str:
+    """A file's name without its folders and without what says its kind and compression."""
+    return _split(name)[0]
+
+
+def _split(name: str) -> tuple[str, str]:
+    stem = name.rpartition("/")[2]
+    lowered = stem.casefold()
+    for ending in COMPRESSED:
+        if lowered.endswith(ending):
+            stem = stem[: -len(ending)]
+            break
+    before, dot, suffix = stem.rpartition(".")
+    return (before, f".{suffix.casefold()}") if dot and before else (stem, "")
+
+
+def opened(path: Path) -> IO[bytes]:
+    """The bytes of a file as they were before it was compressed, whatever its name says."""
+    with open(path, "rb") as file:
+        head = file.read(6)
+    if head.startswith(b"\x1f\x8b"):
+        return cast(IO[bytes], gzip.open(path))
+    if head.startswith(b"BZh"):
+        return bz2.open(path)
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return lzma.open(path)
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        return io.BufferedReader(cast(Any, _Raw(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))))
+    return open(path, "rb")
+
+
+class _Raw(io.RawIOBase):
+    """A stream of Arrow as one of Python's."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def look(path: Path) -> tuple[Kind, str]:
+    """(what a file holds, the encoding of its text as far as the first bytes tell).
+
+    Raises:
+        UserError: nothing that can be read; what it is, and what to do.
+    """
+    with opened(path) as file:
+        head = file.read(HEAD)
+    for magic, (what, advice) in NO_TEXT.items():
+        if head.lower().startswith(magic):
+            raise UserError(f"{path} is {what}; {advice}")
+    if head.startswith(b"PAR1"):
+        return "parquet", ""
+    if head.startswith(b"ARROW1"):
+        return "arrow", ""
+    if head.startswith(b"PK\x03\x04"):
+        with opened(path) as file, zipfile.ZipFile(io.BytesIO(file.read())) as archive:
+            if "xl/workbook.xml" in archive.namelist():
+                return "xlsx", ""
+        raise UserError(f"{path} is a zip archive; unpack it")
+    kind = kind_of(path.name)
+    if kind is None:
+        raise UserError(f"{path} cannot be read; supported are {SUFFIXES}")
+    if kind in ("parquet", "arrow", "xlsx") and head:
+        return kind, ""  # damaged, or a stream of Arrow
+    return kind, _unicode(path, head)
+
+
+def _unicode(path: Path, head: bytes) -> str:
+    """UTF-8, or one of the wider encodings of Unicode, by its mark or by where its zeros are."""
+    for mark, name in ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+                       (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):  # fmt: skip
+        if head.startswith(mark):
+            return name
+    if b"\0" not in head:
+        return "utf-8-sig"
+    zeros = [head[place::2].count(0) / max(1, len(head[place::2])) for place in (0, 1)]
+    if max(zeros) < 0.01 or min(zeros) > max(zeros) / 4:
+        raise UserError(f"{path} holds bytes that are no text; write it again as {SUFFIXES.partition(',')[0]} in UTF-8")
+    return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
+
+
+class Text:
+    """The text of a file.
+
+    What is no UTF-8 is read as the encoding that its letters show (`encodings.encoding_of`). In a file that is mostly
+    UTF-8 such bytes are damage: they stay, as lone surrogates.
+
+    Attributes:
+        remark: how the file is read, where it is no UTF-8; else empty.
+    """
+
+    def __init__(self, path: Path, encoding: str):
+        self.path, self.remark, self._encoding = path, "", encoding
+        self._wide = not encoding.startswith("utf-8")
+        if self._wide:
+            self.remark = f"as {encoding[:6].upper()}"
+
+    def lines(self) -> Iterator[str]:
+        """Its lines, with their ends."""
+        return self._pieces(iter)
+
+    def chunks(self, size: int = 1 << 16) -> Iterator[str]:
+        """Its text, so many letters at a time."""
+        return self._pieces(lambda file: iter(lambda: file.read(size), ""))
+
+    def head(self) -> str:
+        """Its beginning, up to the end of a line; two lines at least, of up to LONGEST letters."""
+        with self._opened("replace") as file:
+            return "".join([file.read(HEAD), file.readline(LONGEST), file.readline(LONGEST)])
+
+    def first_lines(self) -> list[str]:
+        """The lines of its head, without blank ones and without their ends."""
+        return [line for line in re.split(r"\r\n|\r|\n", self.head()) if line.strip()]
+
+    def _opened(self, errors: str) -> io.TextIOWrapper:
+        return io.TextIOWrapper(opened(self.path), self._encoding, errors, newline="")
+
+    def _pieces(self, cut: Callable[[io.TextIOWrapper], Iterator[str]]) -> Iterator[str]:
+        other, is_unicode = None, self._wide
+        try:
+            with self._opened("strict" if self._wide else "surrogateescape") as file:
+                for piece in cut(file):
+                    if not (is_unicode or other or piece.isascii()):
+                        other = self._other() if damaged(piece) else None
+                        is_unicode = other is None
+                    yield other.decode(piece.encode("utf-8", "surrogateescape")) if other else piece
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise UserError(f"{self.path} begins {self.remark}, but has a byte (0x{byte:02x}) that is none") from error
+
+    def _other(self) -> codecs.IncrementalDecoder | None:
+        """A decoder for a file with bytes that are no UTF-8; None where most of it is UTF-8."""
+        good, size, bad = 0, 0, []
+        with opened(self.path) as file:
+            for line in file:
+                if line.isascii():
+                    continue
+                try:
+                    line.decode()
+                    good += 1
+                except UnicodeDecodeError:
+                    bad.append(line)
+                size += len(line)
+                if size > SAMPLE:
+                    break
+        if good >= len(bad):
+            return None
+        sample = b"".join(bad)
+        if (codec := encoding_of(sample)) is None:
+            raise UserError(
+                f"{self.path} is not text in UTF-8, and its letters do not tell what it is; convert it, e.g. if it is "
+                f"Windows-1256: iconv -f WINDOWS-1256 -t UTF-8 {quote(str(self.path))} > NEW{self.path.suffix}"
+            )
+        word = _WORD.search(sample.decode(codec, "replace"))
+        self.remark = f"as {NAMES[codec]}" + (f" (e.g. {word[0][:30]})" if word else "")
+        return codecs.getincrementaldecoder(codec)()
+
+
+def damaged(text: str) -> bool:
+    """Whether a text holds bytes that could not be decoded."""
+    return not text.isascii() and _DAMAGED.search(text) is not None
+
+
+def is_json(line: str) -> bool:
+    """Whether a line begins a file of JSON: an object, an array, or the bracket that opens one."""
+    text = line.strip()
+    if text in ("{", "["):
+        return True
+    if not text.startswith(("{", "[")):
+        return False
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except (ValueError, RecursionError):
+        return text.startswith(("[{", "[ {")) or bool(re.match(r'\{\s*"[^"]*"\s*:', text))

@@ -1,0 +1,383 @@
+"""Which file belongs to which client and split: names in, a plan out. No file is opened here.
+
+    north.jsonl, south.csv                                        a file per client
+    north-train.csv, north-test.csv                               split files per client; also train-north.csv
+    north/train.jsonl, north/test.jsonl, south/2024.jsonl         a folder per client
+    train/north.jsonl, test/north.jsonl                           a folder per split
+    train.jsonl, test.csv, dev.jsonl                              the splits of all; a column says whose a row is
+    data/train-00000-of-00002.parquet, default/train/0000.parquet     the same in shards, as on the Hub
+    north-train-00000-of-00002.parquet, north/data/train-...      shards of one client
+
+Where a column of the rows names the clients (`joined`), the names of files only say the split.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from llm_fed.basics.errors import UserError
+from llm_fed.rows import formats
+
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+DEEPEST = 5  # folders within folders that are looked into
+_SPLIT_OF = {word: split for split, words in SPLIT_NAMES.items() for word in words}
+_WORD = f"(?P<word>{'|'.join(_SPLIT_OF)})"
+_FLAGS = re.IGNORECASE | re.DOTALL
+_SHARD = re.compile(
+    r"(?:(?P<rest>.+)[-_.])?(?P<number>\d{1,9})[-_.]of[-_.](?P<total>\d{1,9})(?:[-_.][0-9a-f]{8,})?", _FLAGS
+)
+_PART = re.compile(r"(?:part|shard|chunk)[-_. ]?(?P<number>\d{1,9})(?:[-_.].*)?", _FLAGS)  # Spark's, too
+_AT_END = re.compile(rf"(?:(?P<rest>.+)[-_. ])?{_WORD}", _FLAGS)
+_NUMBERED = re.compile(rf"(?:(?P<rest>.+)[-_. ])?{_WORD}[-_. ]?(?P<number>\d{{1,9}})", _FLAGS)
+_ANYTHING = ("data", "dataset", "default", "all")  # names that say nothing
+# What systems leave behind, and what `datasets` writes beside data.
+_SILENT = re.compile(
+    r"\.DS_Store|Thumbs\.db|desktop\.ini|\._.*|\.git.*|\.cache|__MACOSX|\.ipynb_checkpoints|__pycache__|~\$.*"
+    r"|dataset_infos?\.json|dataset_dict\.json|state\.json",
+    _FLAGS,
+)
+_PAPERS = re.compile(r"(?:readme|licen[cs]e|notice|changelog|copying|citation|requirements)\b.*", _FLAGS)
+_DIGITS = re.compile(r"(\d{1,18})")  # of thousands of digits Python makes no number
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files whose rows belong together."""
+
+    client: str | None  # None: a column says, or a partition
+    split: str  # train, validation or test
+    files: tuple[str, ...]
+    named: bool = True  # whether names say the split; else it is `train` because they say none
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What each file is for; names are as they came in."""
+
+    parts: tuple[Part, ...]
+    unused: tuple[str, ...] = ()  # files, and folders (`name/`) that hold none
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of data, and what names say of it."""
+
+    path: str
+    stem: str
+    split: str | None = None
+    rest: str | None = None  # what its name says besides split and shard; None: nothing
+    shard: tuple[int, int] | None = None  # its number and how many there are, 0 where that is not said
+    client: str | None = None
+    in_folder: bool = False  # whether a folder names the client
+    among: str = ""  # folders that say neither client nor split
+
+    @property
+    def is_text(self) -> bool:
+        return formats.kind_of(self.path) == "txt"
+
+
+@dataclass
+class _Folder:
+    files: list[_File] = field(default_factory=list)
+    folders: dict[str, _Folder] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Above:
+    """What the folders above say."""
+
+    where: str
+    joined: bool
+    client: str | None = None
+    split: str | None = None
+    among: str = ""
+
+
+def plan(names: Iterable[str], where: str, *, joined: bool = False, client: str | None = None) -> Layout:
+    """Whose the files of a folder are.
+
+    Args:
+        names: paths within the folder, parted by "/"; of a folder without files its path and a "/".
+        where: the folder, for messages.
+        joined: whether a column of the rows names the clients.
+        client: whose the whole folder is, where that is known.
+
+    Raises:
+        UserError: a client without training data, shards that are missing, two files that say the same of themselves,
+            or files of clients beside files of all.
+    """
+    listed = sorted((name for name in names if not is_silent(name)), key=natural_order)
+    data = [name for name in listed if _is_data(name)]
+    if any(formats.kind_of(name) != "txt" for name in data):
+        data = [name for name in data if formats.kind_of(name) != "txt"]
+    files = list(_walk(_tree(data), _Above(where, joined, client)))
+    _check_same(files, where)
+    files = _without_bystanders(files, where, joined)
+    parts = list(_parts(files, where))
+    used = {name for part in parts for name in part.files}
+    return Layout(tuple(parts), tuple(name for name in listed if name not in used))
+
+
+def split_of(word: str) -> str | None:
+    """The split that a word stands for, in any case; None: it stands for none."""
+    return _SPLIT_OF.get(word.casefold())
+
+
+def natural_order(name: str) -> list[str | int]:
+    """A sort key by which client2 comes before client10."""
+    parts = _DIGITS.split(name)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def is_silent(name: str) -> bool:
+    """Whether a file is one that nobody means, such as what systems leave behind."""
+    return any(_SILENT.fullmatch(part) for part in name.split("/"))
+
+
+def _is_data(name: str) -> bool:
+    *folders, file = name.split("/")
+    kind = formats.kind_of(file)
+    if kind is None or (kind == "txt" and _PAPERS.fullmatch(file)):
+        return False
+    return len(folders) <= DEEPEST and not any(part.startswith(".") for part in (*folders, file))
+
+
+def _tree(names: Iterable[str]) -> _Folder:
+    root = _Folder()
+    for name in names:
+        *folders, file = name.split("/")
+        place = root
+        for folder in folders:
+            place = place.folders.setdefault(folder, _Folder())
+        place.files.append(_File(name, formats.stem_of(file)))
+    return root
+
+
+def _walk(folder: _Folder, above: _Above) -> Iterator[_File]:
+    """The files of a folder and of those in it."""
+    files = _read_names(folder.files, above.joined)
+    yield from (_placed(file, above) for file in files)
+    alone = len(folder.folders) == 1 and not files
+    trains = "train" in map(split_of, folder.folders) or any(f.split == "train" and f.rest is None for f in files)
+    for name, inner in folder.folders.items():
+        split = split_of(name)
+        if split and above.split is None and (trains or not _says_splits(inner)):
+            meaning = replace(above, split=split)
+        elif alone and name.casefold() in _ANYTHING:
+            meaning = above
+        elif above.client or above.joined or (alone and not above.split and not _says_splits(inner)):
+            meaning = replace(above, among=f"{above.among}{name}/")
+        else:
+            meaning = replace(above, client=_nfc(name))
+        yield from _walk(inner, meaning)
+
+
+def _says_splits(folder: _Folder) -> bool:
+    """Whether a folder holds training data by name, as that of a client does."""
+    if len(folder.folders) == 1 and not folder.files:
+        ((name, inner),) = folder.folders.items()
+        if name.casefold() in _ANYTHING:
+            return _says_splits(inner)
+    files = _read_names(folder.files, joined=False)
+    return "train" in map(split_of, folder.folders) or any(f.split == "train" and f.rest is None for f in files)
+
+
+def _placed(file: _File, above: _Above) -> _File:
+    """The file with what the folders above say."""
+    if above.split:
+        if file.split not in (None, above.split) and not above.joined:
+            raise UserError(
+                f"{above.where}: the folder of {file.path} says {above.split}, its name {file.split}; rename one"
+            )
+        if file.rest is not None and file.rest.isdecimal():
+            file = replace(file, rest=None, shard=(int(file.rest[:18]), 0))
+        elif file.rest is not None and file.rest.casefold() in _ANYTHING:
+            file = replace(file, rest=None)
+    client = above.client
+    if client is None and file.rest is not None and not above.joined:
+        client = file.rest
+    return replace(
+        file, split=file.split or above.split, client=client, in_folder=above.client is not None, among=above.among
+    )
+
+
+def _read_names(files: Sequence[_File], joined: bool) -> list[_File]:
+    """Of the files in one folder: split, shard, and the rest of each name."""
+    found = [_read_end(file) for file in files]
+    return _read_inside(found, joined) or _read_numbered(found)
+
+
+def _read_end(file: _File) -> _File:
+    """`north-train`, `train-00000-of-00002`, `part-00000`, or a name that says neither split nor shard."""
+    stem, shard = file.stem, None
+    if part := _PART.fullmatch(stem):
+        return replace(file, shard=(int(part["number"]), 0))
+    if match := _SHARD.fullmatch(stem):
+        stem, shard = match["rest"] or "", (int(match["number"]), int(match["total"]))
+    if match := _AT_END.fullmatch(stem):
+        return replace(file, split=split_of(match["word"]), rest=_rest(file, match["rest"]), shard=shard)
+    says_nothing = not stem or (shard and stem.casefold() in _ANYTHING)
+    return replace(file, rest=None if says_nothing else _rest(file, stem), shard=shard)
+
+
+def _rest(file: _File, rest: str | None) -> str | None:
+    return None if rest is None or file.is_text else _nfc(rest)
+
+
+def _read_numbered(files: list[_File]) -> list[_File]:
+    """`train-1` and `train-2` as shards, or as clients 1 and 2 where each has a test file of its number, too; names
+    like `dev-1` where nothing is for training stay names."""
+    matches = {
+        file.path: match
+        for file in files
+        if file.split is None and file.shard is None and (match := _NUMBERED.fullmatch(file.stem))
+    }
+    trains = {file.rest for file in files if file.split == "train"}
+    trains |= {_rest(file, matches[file.path]["rest"]) for file in files if _is_train(matches.get(file.path))}
+    of_all: dict[str | None, set[str]] = defaultdict(set)
+    for match in matches.values():
+        if match["rest"] is None:
+            of_all[split_of(match["word"])].add(match["number"])
+    numbers = list(of_all.values())
+    clients = len(numbers) > 1 and all(each == numbers[0] for each in numbers) and len(numbers[0]) > 1
+
+    def read(file: _File) -> _File:
+        match = matches.get(file.path)
+        if match is None or _rest(file, match["rest"]) not in trains:
+            return file
+        split, number = split_of(match["word"]), match["number"]
+        if match["rest"] is None and clients:
+            return replace(file, split=split, rest=number)
+        return replace(file, split=split, rest=_rest(file, match["rest"]), shard=(int(number), 0))
+
+    return [read(file) for file in files]
+
+
+def _read_inside(files: list[_File], joined: bool) -> list[_File] | None:
+    """`train-north` and `test-north`, `north.train.v2` and `north.test.v2`: a word of a split in front or inside counts
+    where the same name comes with `train` and with another split; None: nowhere. Names like `dev-team` stay names."""
+    found = {file.path: _inside(file.rest) for file in files if file.split is None and file.rest is not None}
+    splits = defaultdict[str, set[str]](set)
+    for candidates in found.values():
+        for rest, split in candidates:
+            splits[rest].add(split)
+    pairs = {rest for rest, its in splits.items() if "train" in its and len(its) > 1 and not rest.isdecimal()}
+    if not pairs and not (joined and any(file.split == "train" for file in files)):
+        return None
+
+    def read(file: _File) -> _File:
+        candidates = found.get(file.path)
+        if not candidates:
+            return file
+        rest, split = next((each for each in candidates if each[0] in pairs), candidates[0])
+        return replace(file, rest=rest, split=split)
+
+    return [read(file) for file in files]
+
+
+def _inside(name: str) -> list[tuple[str, str]]:
+    """(rest, split) of each word of a split in front of a name or inside it."""
+    parts = re.split(r"([-_. ])", name)
+    return [
+        ("".join(parts[:place] + parts[place + 2 :]), split)
+        for place in range(0, len(parts) - 2, 2)
+        if (split := split_of(parts[place]))
+    ]
+
+
+def _is_train(match: re.Match[str] | None) -> bool:
+    return match is not None and split_of(match["word"]) == "train"
+
+
+def _check_same(files: Sequence[_File], where: str) -> None:
+    """Refuse two files that say the same of themselves, and shards that are missing."""
+    alike = defaultdict[tuple, list[_File]](list)
+    for file in files:
+        if not file.is_text:
+            alike[file.client, file.split or "train", file.among, file.rest].append(file)
+    for group in alike.values():
+        seen: dict[tuple[int, int] | None, _File] = {}
+        for file in group:
+            other = seen.setdefault(file.shard, file)
+            if other is not file or (None in seen and len(seen) > 1):
+                first = other if other is not file else group[0]
+                raise UserError(
+                    f"{where} holds {first.path} and {file.path}, both for {file.split or 'train'}"
+                    + (f" of {file.client!r}" if file.client else "")
+                    + "; keep one, or name shards like train-00000-of-00002.jsonl"
+                )
+        _check_shards(group, where)
+
+
+def _check_shards(group: Sequence[_File], where: str) -> None:
+    totals = {file.shard[1] for file in group if file.shard}
+    if len(totals) > 1:
+        first, other, *_ = {file.shard[1]: file for file in group if file.shard}.values()
+        raise UserError(f"{where} holds {first.path} and {other.path}, shards of two sets; keep one set")
+    (total,) = totals or {0}
+    numbers = {file.shard[0] for file in group if file.shard}
+    start = int(0 not in numbers and total in numbers)  # some count from 1
+    if missing := sorted(set(range(start, start + total)) - numbers):
+        digits = len(_DIGITS.findall(group[0].stem)[-1])
+        few = ", ".join(f"{number:0{digits}}-of-{total:0{digits}}" for number in missing[:5])
+        raise UserError(
+            f"{where} lacks {len(missing)} of the {total} shards of {group[0].path}: {few}"
+            f"{', ...' if missing[5:] else ''}; add them, or rename those that are there"
+        )
+
+
+def _without_bystanders(files: list[_File], where: str, joined: bool) -> list[_File]:
+    """Without the files that say no split where others say that they are for training."""
+    of_all = [file for file in files if file.client is None and (file.rest is None or not joined)]
+    by_name = [file for file in files if file.client is not None and not file.in_folder]
+    by_folder = [file for file in files if file.client is not None and file.in_folder]
+    trains = {file.among for file in of_all if file.split == "train"}
+    if of_all and not joined and (others := [file for file in by_name if file.split or not trains] + by_folder):
+        raise _mixed(where, f"{of_all[0].path}, of all clients,", f"{others[0].path}, of one")
+    if by_name and by_folder:
+        raise _mixed(where, f"{by_name[0].path}", f"a folder of a client, {by_folder[0].path}")
+    clients = {file.client for file in by_folder if file.split == "train"}
+
+    def is_bystander(file: _File) -> bool:
+        if file.split:
+            return False
+        return file.client in clients if file.in_folder else file.among in trains
+
+    return [file for file in files if not is_bystander(file)]
+
+
+def _mixed(where: str, one: str, other: str) -> UserError:
+    return UserError(
+        f"{where} holds {one} and {other}; keep one of the two forms, or set task.columns.client=COLUMN, which joins "
+        "all files by split"
+    )
+
+
+def _parts(files: Sequence[_File], where: str) -> Iterator[Part]:
+    by_client = defaultdict[str | None, dict[str, list[_File]]](lambda: defaultdict(list))
+    for file in files:
+        by_client[file.client][file.split or "train"].append(file)
+    for client in sorted(by_client, key=lambda name: natural_order(name or "")):
+        splits = by_client[client]
+        if client is None and "train" not in splits:
+            first = next(iter(splits.values()))[0].path
+            raise UserError(
+                f"{where} has no train file beside {first}; add train.jsonl, .csv or .parquet, or give {first} another "
+                "name if it is for training"
+            )
+        for split in SPLIT_NAMES:
+            if part := splits.get(split):
+                part.sort(key=lambda file: (natural_order(file.among), natural_order(file.path)))
+                yield Part(client, split, tuple(file.path for file in part), any(file.split for file in part))
+
+
+def _nfc(name: str) -> str:
+    return unicodedata.normalize("NFC", name)

@@ -1,0 +1,244 @@
+"""Labelled pictures of an npz file, a folder of image files, or a `datasets` data set; decoded when asked for."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image as PIL
+
+from llm_fed.basics.errors import UserError
+from llm_fed.rows.columns import check_column
+from llm_fed.rows.layout import SPLIT_NAMES, natural_order
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+LAYOUTS = ((), ("client",), ("split",), ("client", "split"))  # of the folders above a class's
+GREY = ("1", "L", "LA")  # PIL's modes of a picture without colours
+NPZ_KEYS = "x_train, y_train, x_test and y_test (or x and y; test, client or domain, coarse_of_fine and classes if any)"
+
+MOST_CLASSES = 100_000  # of labels without names: ImageNet-21k has 21,841
+
+Decode = Callable[[np.ndarray, int | None], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """What is known of pictures before they are decoded; every sequence has one entry per picture."""
+
+    where: str  # the file, folder or data set, for messages
+    labels: np.ndarray  # (N,) integers
+    splits: Sequence[str]  # train | validation | test
+    groups: Sequence[Any] | None  # the fine class
+    clients: Sequence[Any] | None  # the natural client
+    classes: tuple[str, ...] | None  # names by label, where the data has them
+    decode: Decode  # (indices, height and width or None) -> (n, C, H, W) uint8
+
+
+def read_npz(path: Path) -> Gallery:
+    """Arrays as Keras and others save them: NPZ_KEYS, images (N, H, W) or (N, H, W, 1 or 3) uint8, labels (N,)."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            _check_sizes(path, file)
+            arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, RecursionError, SyntaxError, MemoryError,
+            NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
+        first_line = str(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be read as an npz file of arrays: {first_line}") from error
+    one = "x" in arrays
+    missing = [key for key in (("x", "y") if one else ("x_train", "y_train", "x_test", "y_test")) if key not in arrays]
+    if missing:
+        raise UserError(f"{path} lacks {' and '.join(missing)}; an npz file of pictures holds {NPZ_KEYS}")
+    pairs = [("x", "y")] if one else [("x_train", "y_train"), ("x_test", "y_test")]
+    for x, y in pairs:
+        _check_pair(path, x, arrays[x], y, arrays[y])
+    if len({arrays[x].shape[1:] for x, _ in pairs}) > 1:
+        raise UserError(f"{path}: x_train and x_test hold pictures of different sizes; give all the same")
+    pixels = np.concatenate([arrays[x] for x, _ in pairs])
+    labels = np.concatenate([arrays[y] for _, y in pairs]).astype(np.int64)
+    count = len(labels)
+    held_out = _column(path, arrays, "test", count) if one else np.arange(count) >= len(arrays["y_train"])
+    splits = ["train"] * count if held_out is None else ["test" if held else "train" for held in held_out.tolist()]
+    clients = _column(path, arrays, "client", count)
+    if clients is None and "domain" in arrays:
+        clients = _column(path, arrays, "domain", count)
+        clients = _look_up(path, arrays, "domains", clients) if "domains" in arrays else clients
+    groups = None
+    if "coarse_of_fine" in arrays:
+        groups, labels = labels, _look_up(path, arrays, "coarse_of_fine", labels).astype(np.int64)
+    classes = tuple(map(str, arrays["classes"].tolist())) if "classes" in arrays else None
+
+    def decode(indices: np.ndarray, size: int | None) -> torch.Tensor:
+        chosen = pixels if len(indices) == len(pixels) else pixels[indices]
+        if size is not None and chosen.shape[1:3] != (size, size):
+            flat = chosen[..., 0] if chosen.shape[3:] == (1,) else chosen
+            return decoded(map(PIL.fromarray, flat), len(flat), size, str(path))
+        found = torch.from_numpy(chosen)
+        return found.unsqueeze(1) if found.ndim == 3 else found.permute(0, 3, 1, 2).contiguous()
+
+    listed = None if clients is None else clients.tolist()
+    return Gallery(str(path), labels, splits, None if groups is None else groups.tolist(), listed, classes, decode)
+
+
+def _check_sizes(path: Path, file: Any) -> None:
+    """Refuse arrays that do not fit into memory, by what the file says, before anything is decoded.
+
+    Raises:
+        UserError: they would take more than the machine has.
+    """
+    decoded, most = sum(member.file_size for member in file.zip.infolist()), memory()
+    if decoded > most:
+        raise UserError(
+            f"{path} says that its arrays take {decoded:,} bytes, and this machine has {most:,}; give a folder of "
+            "image files with task.image_size, or fewer pictures"
+        )
+
+
+def memory() -> int:
+    """Bytes of RAM of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_pair(path: Path, x: str, pixels: np.ndarray, y: str, labels: np.ndarray) -> None:
+    coloured = pixels.ndim == 4 and pixels.shape[-1] in (1, 3)
+    if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or coloured) or 0 in pixels.shape[1:]:
+        raise UserError(
+            f"{path}: {x} is {pixels.dtype} of shape {pixels.shape}; pictures are uint8 of shape (N, H, W) or "
+            "(N, H, W, C) with C = 1 or 3"
+        )
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{path}: {y} is {labels.dtype} of shape {labels.shape}; labels are integers of shape (N,)")
+    if len(labels) and labels.max() >= MOST_CLASSES:
+        raise UserError(
+            f"{path}: {y} holds the label {labels.max()}; a label is the number of a class, at most "
+            f"{MOST_CLASSES - 1:,}"
+        )
+    if len(pixels) != len(labels) or not len(labels):
+        raise UserError(f"{path}: {x} holds {len(pixels)} pictures and {y} {len(labels)} labels; give one label each")
+
+
+def _column(path: Path, arrays: Mapping[str, np.ndarray], key: str, count: int) -> np.ndarray | None:
+    if key in arrays and arrays[key].shape != (count,):
+        raise UserError(f"{path}: {key} is of shape {arrays[key].shape}; with {count} pictures it must be ({count},)")
+    return arrays.get(key)
+
+
+def _look_up(path: Path, arrays: Mapping[str, np.ndarray], key: str, indices: Any) -> np.ndarray:
+    if arrays[key].ndim != 1:
+        raise UserError(f"{path}: {key} is of shape {arrays[key].shape}; it must be a list")
+    if not np.issubdtype(indices.dtype, np.integer) or indices.min() < 0 or indices.max() >= len(arrays[key]):
+        raise UserError(f"{path}: labels or domains do not index the {len(arrays[key])} entries of {key}; correct them")
+    return arrays[key][indices]
+
+
+def read_folder(folder: Path) -> Gallery:
+    """Image files in CLASS/, CLIENT/CLASS/, train/CLASS/ or CLIENT/train/CLASS/, and test/ and validation/ likewise."""
+    from datasets import Dataset
+
+    files = [file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
+    places = [file.relative_to(folder).parts for file in files]
+    places.sort(key=lambda parts: [natural_order(part) for part in parts])
+    split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
+    above = [tuple("split" if part in split_of else "client" for part in parts[:-2]) for parts in places]
+    if len(set(above)) != 1 or above[0] not in LAYOUTS or any(len(parts) < 2 for parts in places):
+        lies = f"e.g. {Path(*places[0])} and {Path(*places[-1])}" if places else f"none ({', '.join(SUFFIXES)})"
+        raise UserError(
+            f"{folder}: pictures found: {lies}; all must lie in CLASS/, CLIENT/CLASS/, train/CLASS/ and test/CLASS/, "
+            "or CLIENT/train/CLASS/ and CLIENT/test/CLASS/"
+        )
+    layout = above[0]
+    classes = sorted({parts[-2] for parts in places})
+    index = {name: i for i, name in enumerate(classes)}
+    paths = [str(folder.joinpath(*parts)) for parts in places]
+    return Gallery(
+        str(folder),
+        np.array([index[parts[-2]] for parts in places], np.int64),
+        [split_of[parts[-3]] if "split" in layout else "train" for parts in places],
+        None,
+        [parts[0] for parts in places] if "client" in layout else None,
+        tuple(classes),
+        _decoder(Dataset.from_dict({"image": paths}), "image", str(folder)),
+    )
+
+
+def read_dataset(parts: Sequence[tuple[str, Dataset]], columns: Mapping[str, str], where: str) -> Gallery:
+    """A data set in parts, each with its split; `columns` names those of image, label, and group or client if any."""
+    from datasets import ClassLabel, concatenate_datasets
+
+    splits = [split for split, part in parts for _ in range(len(part))]
+    try:
+        data = concatenate_datasets([part for _, part in parts])
+    except ValueError as error:
+        raise UserError(f"{where}: its splits have different columns: {str(error)[:200]}") from error
+    for role, column in columns.items():
+        check_column(f"the {role}", column, data.column_names, where)
+    named = data.features[columns["label"]]
+    values = data[columns["label"]][:]
+    try:
+        labels = np.array(values, np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"{where}: the column {columns['label']!r} does not hold a class number in each row") from error
+    if len(labels) and not isinstance(named, ClassLabel) and labels.max() >= MOST_CLASSES:
+        raise UserError(
+            f"{where}: the column {columns['label']!r} holds the label {labels.max()}; a label is the number of a "
+            f"class, at most {MOST_CLASSES - 1:,}"
+        )
+    return Gallery(
+        where,
+        labels,
+        splits,
+        data[columns["group"]][:] if "group" in columns else None,
+        data[columns["client"]][:] if "client" in columns else None,
+        tuple(named.names) if isinstance(named, ClassLabel) else None,
+        _decoder(data, columns["image"], where),
+    )
+
+
+def _decoder(data: Dataset, column: str, where: str) -> Decode:
+    from datasets import Image
+
+    data = data.select_columns(column).cast_column(column, Image())
+
+    def decode(indices: np.ndarray, size: int | None) -> torch.Tensor:
+        try:
+            return decoded((row[column] for row in data.select(indices.tolist())), len(indices), size, where)  # type: ignore[call-overload]
+        except (OSError, PIL.DecompressionBombError) as error:
+            raise UserError(f"{where}: a picture cannot be read: {str(error)[:200]}") from error
+
+    return decode
+
+
+def decoded(images: Iterable[PIL.Image], count: int, size: int | None, where: str) -> torch.Tensor:
+    """`count` pictures as one tensor (count, C, H, W): C = 1 where all are grey, else 3.
+
+    Raises:
+        UserError: the sizes differ and `size` is None, or a picture has more than 8 bits a channel.
+    """
+    pixels, grey = np.empty((0, 0, 0, 3), np.uint8), True
+    for i, image in enumerate(images):
+        if image.mode[0] in "IF":
+            raise UserError(f"{where}: a picture of mode {image.mode} has more than 8 bits a channel; convert it")
+        grey = grey and image.mode in GREY
+        image = image.convert("RGB")
+        if size is not None and image.size != (size, size):
+            image = image.resize((size, size), PIL.Resampling.BILINEAR)
+        picture = np.asarray(image)
+        if i == 0:
+            pixels = np.empty((count, *picture.shape), np.uint8)
+        if picture.shape != pixels.shape[1:]:
+            raise UserError(
+                f"{where}: pictures of {pixels.shape[1]}x{pixels.shape[2]} and of {picture.shape[0]}x"
+                f"{picture.shape[1]} pixels; set task.image_size"
+            )
+        pixels[i] = picture
+    found = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    return (found[:, :1] if grey else found).contiguous()

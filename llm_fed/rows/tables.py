@@ -1,0 +1,180 @@
+"""Rows of tables: CSV with any usual separator, Parquet, Arrow and Excel workbooks."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import IO, Any, NamedTuple
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+
+from llm_fed.basics.errors import UserError, install
+from llm_fed.rows import BadRow, FileRows, Row, formats
+from llm_fed.rows.dialects import dialect_of
+
+_BATCH = 4096  # rows of a Parquet file that are in memory at once
+
+
+def csv_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
+    """A header and a row per record. Blank lines, and lines of nothing but separators, are no rows.
+
+    Raises:
+        UserError: a quotation mark has no end, so that the rows behind it cannot be told apart.
+    """
+    from llm_fed.rows import jsonrows
+
+    text = formats.Text(file.path, encoding)
+    if formats.is_json("".join(text.first_lines()[:1])):
+        file.remark("as JSON")
+        yield from jsonrows.rows(file, encoding)
+        return
+    dialect = dialect_of(text.head(), "\t" if formats.suffix_of(file.path.name) == ".tsv" else ",")
+    file.remark(dialect.remark)
+    lines = islice(text.lines(), dialect.skipped, None)
+    records = _records(file, dialect.reader(lines), dialect.skipped)
+    header = next(records, None)
+    if isinstance(header, BadRow):
+        raise header
+    if header is not None:
+        yield from _with_header(file, [name.strip() for name in header.cells], records, "line")
+    file.remark(text.remark)
+
+
+class _Record(NamedTuple):
+    number: int  # of its first line, or of its row
+    cells: Sequence[Any]
+    lines: int = 1
+
+
+def _records(file: FileRows, reader: Any, before: int) -> Iterator[_Record | BadRow]:
+    while True:
+        start = before + reader.line_num + 1
+        where = f"{file.path}, line {start}"
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "unexpected end of data" in str(error):
+                raise UserError(f"{where}: malformed CSV (a quotation mark that is opened here has no end)") from error
+            yield BadRow(where, f"malformed CSV ({error})", before + reader.line_num + 1 - start)
+            continue
+        lines = before + reader.line_num + 1 - start
+        if any(map(formats.damaged, cells)):
+            yield BadRow(where, "bytes that are not UTF-8; write the line again", lines)
+        elif any(cell and not cell.isspace() for cell in cells):
+            yield _Record(start, cells, lines)
+
+
+def _with_header(
+    file: FileRows, header: Sequence[str], records: Iterable[_Record | BadRow], unit: str
+) -> Iterator[Row | BadRow]:
+    """Each record as a row. Of columns with one name the first counts; `file.twice` knows them all."""
+    places: dict[str, int] = {}
+    file.twice = _twice(header)
+    for place, name in enumerate(header):
+        if name:
+            places.setdefault(name, place)
+    nameless = [place for place, name in enumerate(header) if not name and place]  # the first is an index of pandas
+    width = len(header)
+    for record in records:
+        if isinstance(record, BadRow):
+            yield record
+            continue
+        cells, where = record.cells, f"{file.path}, {unit} {record.number}"
+        if len(cells) < width or any(cell not in (None, "") for cell in cells[width:]):
+            found = "more" if len(cells) > width else "fewer"
+            yield BadRow(where, f"{found} fields than in the header; quote texts that hold commas", record.lines)
+            continue
+        if nameless:
+            file.nameless.update(f"column {place + 1}" for place in nameless if cells[place] not in (None, ""))
+        yield Row(where, {name: cells[place] for name, place in places.items()})
+
+
+def _twice(names: Sequence[str]) -> dict[str, list[int]]:
+    counts = Counter(names)
+    return {
+        name: [place for place, each in enumerate(names, 1) if each == name]
+        for name, count in counts.items()
+        if name and count > 1
+    }
+
+
+def parquet_rows(file: FileRows, encoding: str) -> Iterator[Row]:
+    """The rows of a Parquet file, some batches of which are in memory at once."""
+    with _seekable(file) as source, pyarrow.parquet.ParquetFile(source) as table:
+        yield from _of_arrow(file, table.schema_arrow.names, table.iter_batches(_BATCH))
+
+
+def arrow_rows(file: FileRows, encoding: str) -> Iterator[Row]:
+    """The rows of an Arrow file, also as Feather and as `datasets` saves them."""
+    with _seekable(file) as source:
+        try:
+            reader = pyarrow.ipc.open_file(source)
+        except pyarrow.ArrowInvalid:
+            source.seek(0)
+            stream = pyarrow.ipc.open_stream(source)
+            yield from _of_arrow(file, stream.schema.names, stream)
+            return
+        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+        yield from _of_arrow(file, reader.schema.names, batches)
+
+
+def _of_arrow(file: FileRows, names: Sequence[str], batches: Iterable[Any]) -> Iterator[Row]:
+    file.twice, number = _twice(names), 0
+    for batch in batches:
+        batch.validate(full=True)  # offsets and UTF-8, which damage would make wrong
+        for values in batch.to_pylist():
+            number += 1
+            yield Row(f"{file.path}, row {number}", values)
+
+
+def _seekable(file: FileRows) -> IO[bytes]:
+    """A file that readers can jump about in; in memory where it is compressed."""
+    with open(file.path, "rb") as raw, formats.opened(file.path) as data:
+        if raw.read(formats.HEAD) != data.read(formats.HEAD):
+            with formats.opened(file.path) as whole:
+                return io.BytesIO(whole.read())
+    return open(file.path, "rb")
+
+
+def xlsx_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
+    """The rows of an Excel workbook's first sheet that holds any; formulas as the values that Excel has saved."""
+    try:
+        import openpyxl
+    except ImportError as error:
+        raise UserError(f"{file.path} is an Excel workbook, which needs openpyxl; {install('excel')}") from error
+    with _seekable(file) as source:
+        try:
+            book = openpyxl.load_workbook(source, read_only=True, data_only=True)
+        except (KeyError, ValueError, TypeError) as error:
+            raise UserError(f"{file.path} cannot be read as an Excel workbook: {error}; save it again") from error
+        with_rows = [sheet for sheet in book.worksheets if any(_cells(sheet))]
+        for sheet in with_rows[1:]:
+            file.remark(f"without its sheet {sheet.title!r}")
+        for sheet in with_rows[:1]:
+            records = _cells(sheet)
+            names = ["" if name is None else str(name).strip() for name in next(records).cells]
+            yield from _with_header(file, names, (_padded(each, len(names)) for each in records), "row")
+        book.close()
+
+
+def _cells(sheet: Any) -> Iterator[_Record]:
+    """The rows of a sheet that hold anything."""
+    for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
+        if any(cell is not None and str(cell).strip() for cell in cells):
+            yield _Record(number, cells)
+
+
+def _padded(record: _Record, width: int) -> _Record:
+    return record._replace(cells=(*record.cells, *[None] * (width - len(record.cells))))
+
+
+READERS: dict[str, Callable[[FileRows, str], Iterator[Row | BadRow]]] = {
+    "csv": csv_rows, "parquet": parquet_rows, "arrow": arrow_rows, "xlsx": xlsx_rows,
+}  # fmt: skip

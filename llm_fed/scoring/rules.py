@@ -1,0 +1,174 @@
+"""The best rule that trains nothing, for each client: a score means little until it is above this one.
+
+A rule answers without a model. Which one is best is decided on a client's training examples by the run's own metric:
+what it learns of one half of them is scored on the other. The best one is scored on the test examples. The rules, in
+the order in which ties are broken:
+
+    most frequent answer            of the training examples; among given options the one that was right most often
+    first option                    of those that an example has, or that its prompt lists (`choices.listed`)
+    most frequent position          the option that stands where the right one stood most often
+    all options                     one after another
+    copy of the prompt              of a conversation the last text of the user
+    last paragraph of the prompt    often the text that an instruction is about, such as alpaca's `input`
+    most frequent class             of pictures, the only rule
+
+Where an answer has to name exactly one option (`Metric.one_option`) only the first three apply. Everything is
+deterministic: equal counts go to what comes first in a fixed order of the training examples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llm_fed.scoring.choices import form_of, listed, texts
+from llm_fed.scoring.scores import METRICS, score
+from llm_fed.tasks.common import Example, Picture
+
+NAMES = (
+    "most frequent answer", "first option", "most frequent position", "all options", "copy of the prompt",
+    "last paragraph of the prompt", "most frequent class",
+)  # fmt: skip
+FEW = 12  # clients whose rules are named one by one
+MOST = 50  # training examples of a client on which its rules are scored
+
+Rule = Callable[[Example], str]  # the answer to an example
+
+
+@dataclass(frozen=True)
+class BestRule:
+    """A client's best rule, and its score on the test examples, 0-100."""
+
+    name: str
+    score: float
+
+
+def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRule | None:
+    """The rule that is best on the training examples, scored on the test examples; None where there are none.
+
+    Args:
+        train, test: Examples, or for `accuracy` Pictures.
+        metric: a name in METRICS.
+    """
+    if not train or not test or METRICS[metric].scores == "loss":  # of which a rule has none
+        return None
+    if METRICS[metric].scores == "labels":
+        return _most_frequent_class(train, test, metric)
+    train = _drawn(train)
+    first, second = train[::2], train[1::2] or train
+    by_name = dict.fromkeys(NAMES, 0.0)
+    for fitted, others in ((first, second), (second, first)):
+        seen = others[: MOST // 2]
+        for name, value in _scores(rules_of(fitted, metric), seen, metric).items():
+            by_name[name] += value * len(seen)
+    rules = rules_of(train, metric)
+    best = max(rules, key=lambda name: by_name[name])  # of equal ones the first
+    return BestRule(best, _scores({best: rules[best]}, test, metric)[best])
+
+
+def _drawn(train: Sequence[Example]) -> Sequence[Example]:
+    """The examples in an order that depends on their number alone: files are often sorted by their answers."""
+    given = list(train)  # they may lie on the disk
+    return [given[place] for place in np.random.default_rng(len(given)).permutation(len(given)).tolist()]
+
+
+def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str) -> dict[str, float]:
+    known: dict[tuple[str, ...], float] = {}  # by the answers, as rules often agree on all of them
+    found = {}
+    for name, rule in rules.items():
+        said = tuple(map(rule, examples))
+        if said not in known:
+            known[said] = score(metric, said, [example.answers for example in examples])
+        found[name] = known[said]
+    return found
+
+
+def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
+    """The rules for text that apply to a client's examples, by name, in the order in which ties are broken."""
+    frequent = _most_frequent(example.answers[0] for example in train)
+    rules: dict[str, Rule] = {"most frequent answer": lambda example: frequent}
+    if METRICS[metric].one_option:
+        given = Options(lambda example: example.options, train)
+        return {"most frequent answer": given.most_often_right, **given.rules} if given.known else rules
+    options = Options(_options_of(train), train[:MOST])
+    if options.known:
+        rules |= options.rules | {"all options": lambda example: " ".join(options.of(example))}
+    return rules | {"copy of the prompt": question, "last paragraph of the prompt": _last_paragraph}
+
+
+def question(example: Example) -> str:
+    """The prompt; of a conversation the last text of the user."""
+    if isinstance(example.prompt, str):
+        return example.prompt
+    return next((turn.content for turn in reversed(example.prompt) if turn.role == "user"), "")
+
+
+class Options:
+    """Rules that choose one of an example's options; the answer is empty where it has none.
+
+    Args:
+        of: the options of an example.
+        train: where to count which options are right.
+    """
+
+    def __init__(self, of: Callable[[Example], Sequence[str]], train: Sequence[Example]):
+        self.of = of
+        found = [(of(example), example.answers) for example in train]
+        self.known = any(options for options, _ in found)
+        right = [(place, text) for options, answers in found for place, text in enumerate(options) if text in answers]
+        self._places, self._texts = Counter(place for place, _ in right), Counter(text for _, text in right)
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        return {"first option": self._first, "most frequent position": self._at_place}
+
+    def most_often_right(self, example: Example) -> str:
+        """Of the options the one whose text was right most often; of equal ones the first."""
+        return max(self.of(example), key=lambda text: self._texts[text], default="")
+
+    def _first(self, example: Example) -> str:
+        return next(iter(self.of(example)), "")
+
+    def _at_place(self, example: Example) -> str:
+        options = self.of(example)
+        return options[max(range(len(options)), key=lambda place: self._places[place])] if options else ""
+
+
+def _options_of(train: Sequence[Example]) -> Callable[[Example], Sequence[str]]:
+    """How to find an example's options: its own, else those in its prompt, in the form of the training answers."""
+    sample = [example for example in train[:MOST] if not example.options]
+    form = form_of(map(question, sample), (example.answers[0] for example in sample))
+    return lambda example: example.options or texts(listed(question(example)), form)
+
+
+def _last_paragraph(example: Example) -> str:
+    return re.split(r"\n\s*\n", question(example).strip())[-1]
+
+
+def _most_frequent_class(train: Sequence[Picture], test: Sequence[Picture], metric: str) -> BestRule:
+    frequent = _most_frequent(picture.label for picture in train)
+    labels = [picture.label for picture in test]
+    return BestRule("most frequent class", score(metric, [frequent] * len(labels), labels))
+
+
+def _most_frequent(values: Iterable[Any]) -> Any:
+    return Counter(values).most_common(1)[0][0]  # of equal counts the first that came
+
+
+def in_words(line: Mapping[str, Any]) -> str:
+    """Which rules a line of kind `rule` has: of few clients whose each is, of more how many have it."""
+    by_rule: dict[str, list[str]] = {}
+    for client, name in line["rules"].items():
+        by_rule.setdefault(name, []).append(client)
+    if len(line["rules"]) == 1:
+        return next(iter(by_rule))
+    parts = [
+        f"{name} ({', '.join(clients) if len(line['rules']) <= FEW else f'{len(clients)} of the clients'})"
+        for name, clients in sorted(by_rule.items(), key=lambda item: -len(item[1]))
+    ]
+    return "; ".join(parts)

@@ -1,0 +1,192 @@
+"""Scores, 0-100: one number for a client's predictions, and the summary of a score over the clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from types import ModuleType
+from typing import Any, Literal
+
+from llm_fed.basics.errors import UserError, lookup
+from llm_fed.tasks.common import LIKELIHOOD
+
+# Below a table in which "-" stands for the score of a client that has none.
+NOT_SCORED = "-: the client has no example to be scored on; means and worst halves are those of the others."
+
+
+@dataclass(frozen=True)
+class Metric:
+    module: str  # in metrics/, which computes it; empty: the loss says all
+    # what a model answers: labels are those of images, and of a loss it answers nothing
+    scores: Literal["texts", "options", "labels", "loss"] = "texts"
+    one_option: bool = False  # whether an answer counts only if it names exactly one of the example's options
+
+
+METRICS = {
+    "rouge1": Metric("rouge"),
+    "rouge2": Metric("rouge"),
+    "rougeL": Metric("rouge"),
+    "exact_match": Metric("exact_match"),
+    "option_accuracy": Metric("option_accuracy", "options", one_option=True),
+    "commonsense_accuracy": Metric("commonsense_accuracy", one_option=True),
+    "squad_f1": Metric("squad"),
+    "squad_em": Metric("squad"),
+    "accuracy": Metric("accuracy", "labels"),
+    LIKELIHOOD: Metric("", "loss"),
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One metric over the clients.
+
+    `std` is the population's (divided by n: the clients are all there are), so one client has std 0.
+    `worst_half` is the mean of the ceil(n / 2) lowest clients.
+    """
+
+    metric: str
+    clients: dict[str, float]  # client id -> score, 0-100
+    mean: float  # every client counts once, whatever its number of examples
+    std: float
+    worst_half: float
+    loss: float | None  # mean over the clients of `losses`; None without any, or where one is None
+    # client id -> mean loss per target token, or per picture, on the same examples under the same model; None where it
+    # is not finite. A client without an example that fits into training's length is missing.
+    losses: dict[str, float | None]
+    unscored: tuple[str, ...] = ()  # clients without an example of the split; they are in no other field
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields by name: metric, clients, mean, std, worst_half, loss, losses, and unscored if there are any."""
+        fields = dataclasses.asdict(self)
+        unscored = fields.pop("unscored")
+        return fields | ({"unscored": list(unscored)} if unscored else {})
+
+
+def summarize(
+    metric: str,
+    clients: dict[str, float],
+    losses: Mapping[str, float | None] | None = None,
+    unscored: Iterable[str] = (),
+) -> Summary:
+    """The summary of one score per client, the same bits in any order of clients; UserError without any.
+
+    Args:
+        losses: of these clients, where they are known.
+        unscored: the other clients.
+    """
+    if not clients:
+        raise UserError(f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?")
+    values = sorted(clients.values())
+    mean = fmean(values)
+    std = math.sqrt(fmean((value - mean) ** 2 for value in values))
+    found = {id: loss if loss is not None and math.isfinite(loss) else None for id, loss in (losses or {}).items()}
+    finite = [loss for loss in found.values() if loss is not None]
+    loss = fmean(finite) if finite and len(finite) == len(found) else None
+    worst_half = fmean(values[: (len(values) + 1) // 2])
+    return Summary(metric, dict(clients), mean, std, worst_half, loss, found, tuple(unscored))
+
+
+def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]:
+    """A line of scores as it would be without these clients, where others remain."""
+    if not clients:
+        return dict(line)
+    kept = {id: score for id, score in line["clients"].items() if id not in clients}
+    if not kept or len(kept) == len(line["clients"]):
+        return dict(line)
+    losses = {id: loss for id, loss in line.get("losses", {}).items() if id in kept}
+    return {**line, **summarize(line["metric"], kept, losses, line.get("unscored", ())).as_json()}
+
+
+def likelihood(loss: float) -> float:
+    """The token_likelihood (0-100) of a mean loss per token: the geometric mean of the tokens' probabilities in
+    percent, which is 100 / perplexity."""
+    return 100 * math.exp(-loss)
+
+
+def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
+    """The score of one metric, 0-100: `score_all` for a single metric."""
+    return score_all([metric], predictions, references)[metric]
+
+
+def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+    """Several metrics of the same predictions, 0-100 each; those of one module share one pass over the texts.
+
+    Args:
+        metrics: names in METRICS.
+        predictions: one text per example. option_accuracy takes the log-likelihoods of the example's options,
+            or the text of the chosen option; accuracy the index of a label.
+        references: a tuple of right texts per example; with log-likelihoods, the index of the right option; with
+            labels, the right one's.
+
+    Raises:
+        UserError: unknown metric, no example, or an example without a reference.
+        ValueError: not as many references as predictions.
+    """
+    wanted: dict[str, list[str]] = {}
+    for metric in metrics:
+        wanted.setdefault(_module(metric), []).append(metric)
+    if not predictions:
+        raise UserError("There are no predictions to score: the split holds no example for this client.")
+    if len(references) != len(predictions):
+        raise ValueError(f"{len(predictions)} predictions but {len(references)} references")
+    for number, texts in enumerate(references):
+        if not isinstance(texts, int) and not texts:
+            raise UserError(
+                f"Example {number} has no reference answer, so it cannot be scored. Remove it from the split."
+            )
+    results: dict[str, float] = {}
+    for module, names in wanted.items():
+        settings = {"rouge_types": names} if module == "rouge" else {}
+        computed = _load(module).compute(predictions, references, **settings)
+        results |= {name: computed[name] for name in names}
+    return results
+
+
+def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int]:
+    """The positions of those examples where even an answer that equals a reference scores 0, as when a text has no word
+    that the metric counts.
+
+    Args:
+        references: the right texts of each example.
+
+    Raises:
+        UserError: unknown metric, or a reference that it cannot read.
+    """
+    can_score = _can_score(metric)
+    if can_score is None:
+        return []
+    return [
+        number
+        for number, texts in enumerate(references)
+        if texts and not any(can_score(text, metric) for text in texts)
+    ]
+
+
+def credits_all(metric: str) -> bool:
+    """Whether an answer that equals its reference never scores 0, whatever that is."""
+    return _can_score(metric) is None
+
+
+def form_of(metric: str) -> Callable[[str], Any] | None:
+    """What a metric compares of a text: two texts of one form are the same to it, and one of an empty form is nothing.
+    None for a metric that looks for an answer within the text."""
+    return getattr(_load(_module(metric)), "form", None)
+
+
+def _can_score(metric: str) -> Callable[[str, str], bool] | None:
+    if not _module(metric):
+        return None
+    return getattr(_load(_module(metric)), "can_score", None)
+
+
+def _module(metric: str) -> str:
+    return lookup("metric", metric, METRICS).module
+
+
+def _load(module: str) -> ModuleType:
+    """The module of a metric; here, because ROUGE takes long to import and most commands score nothing."""
+    return importlib.import_module(f"llm_fed.scoring.metrics.{module}")

@@ -1,0 +1,420 @@
+"""The configuration of a run: frozen dataclasses whose fields carry their defaults and ranges (`llm_fed.settings`), and
+the check of what relates two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from llm_fed.basics.errors import UserError, did_you_mean, one_line
+from llm_fed.settings import (
+    Above,
+    AtLeast,
+    AtMost,
+    Below,
+    NonEmpty,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_fields,
+)
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state when it is sent
+
+
+TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`
+
+
+# Image models whose weights are drawn anew: a folder of such a name in the working directory is not meant.
+IMAGE_MODELS = (
+    "cnn", "cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5",
+    "resnet-9", "resnet-18", "resnet-34", "resnet-50", "resnet-101", "resnet-152",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """The pretrained model; it is frozen when adapters are trained."""
+
+    name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder; for images also cnn, cnn-1 ... resnet-9 ...
+    # image models that are assigned to the clients in turn (cnn-1 ... cnn-5, resnet-9 ...); `name` is then the small
+    # shared model of methods that have one
+    clients: tuple[str, ...] | None = None
+    # number format of the base's weights and of autocast in training; `auto` is bfloat16 on a GPU that has it, else
+    # float32, and a continued run keeps its own
+    dtype: Dtype = "auto"
+    quantization: Literal["nf4", "int8"] | None = None  # quantise the base with bitsandbytes
+    # `auto` spreads the layers of a language model over all GPUs of one process (Accelerate)
+    device_map: Literal["auto"] | None = None
+    activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
+    revision: str | None = None  # revision of the base on the Hub
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
+
+    # the rank r; for methods with clients of unequal rank (docs/guide.md) also a list of ranks in the clients' order,
+    # or {client: rank, ...} with all clients
+    rank: Annotated[PositiveInt, AtMost(2**16)] | tuple[int, ...] | dict[str, int] = 8
+    alpha: PositiveFloat = 16  # an adapter's output is scaled by alpha / rank, with the client's own rank
+    rslora: bool = False  # scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
+    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # dropout probability of an adapter's inputs
+    # last parts of module names, one regular expression, or all-linear
+    target_modules: Annotated[tuple[str, ...] | str, NonEmpty("at least one module name")] = (
+        "q_proj", "v_proj",
+    )  # fmt: skip
+    # adapters to start from, instead of fresh ones: a finished run's folder, a folder with one PEFT folder per client,
+    # or one PEFT folder
+    start: str | None = None
+
+
+@dataclass(frozen=True)
+class ColumnsConfig:
+    """Column names of a user's own files; `null` lets the task look for the usual names, which docs/data.md lists."""
+
+    prompt: str | None = None  # usual names: instruction, prompt, question, input; `ticket.question` is a nested one
+    input: str | None = None  # optional context that follows the prompt
+    answer: str | None = None  # usual names: output, response, answer, completion, target, generated
+    options: str | None = None  # a list of texts, for option scoring (usual names: options, choices, endings)
+    client: str | None = None  # the client's name; files are then joined by split, whatever they are called
+    # conversations, instead of prompt and answer (usual names: messages, conversations); see `tasks.conversations`
+    messages: str | None = None
+    system: str | None = None  # a system text before the prompt (usual names: system, system_prompt)
+    history: str | None = None  # earlier questions and answers, a list of pairs (usual name: history)
+    text: str | None = None  # whole texts, instead of prompt and answer (usual name: text)
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    """How examples are divided among clients, if not as in the data."""
+
+    # `natural` (folders, tasks, or columns.client), `split` (k clients per natural one), `iid`, `dirichlet`,
+    # `pathological` (some labels each) or `cluster` (a part of the labels for each cluster of clients)
+    kind: str = "natural"
+    # number of clients; for `split` the number per natural client
+    clients: PositiveInt | None = None
+    alpha: PositiveFloat = 0.5  # concentration of `dirichlet` and `pathological`
+    classes: PositiveInt | None = None  # number of labels per client, for `pathological`
+    # number of clients in each cluster, for `cluster`
+    sizes: Annotated[tuple[PositiveInt, ...], NonEmpty("a number for each cluster")] | None = None
+    label: str | None = None  # column with the label, if text is divided by label
+    # pool train and test before the partition, and make this share of each client's examples its test split
+    test: Annotated[float, Above(0), Below(1)] | None = None
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The server's own examples; by default it has none."""
+
+    # number of examples, drawn from the task's test split, or from the training split of `name`
+    examples: NonNegativeInt | None = 0
+    each: bool = False  # `examples` counts per natural client (task, language, folder) instead of in total
+    name: str | None = None  # another task as the source: out-of-domain data; `examples` may then be null for all
+    path: str | None = None  # local files of that task, as in task.path
+    test: bool = False  # keep the rest of the test split at the server, to test the one model of all clients
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """The data set, and how its examples become text or image inputs."""
+
+    name: str = "flan"  # name of the data set, see docs/tasks.md
+    path: str | None = None  # a folder of files in any form of docs/data.md, one file, or hf://owner/name
+    groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
+    # keep only this many clients, the first after `groups` and `partition`
+    clients: Annotated[PositiveInt | None, "for all"] = None
+    sample_clients: bool = False  # draw these clients at random instead of taking the first
+    max_length: Annotated[int, AtLeast(2), "in tokens"] = 512  # largest length of prompt and response together
+    # `skip` leaves longer examples out and counts them; `cut-end` truncates the response at its end; `cut-start`
+    # truncates the prompt at its start, in evaluation too
+    too_long: Literal["skip", "cut-end", "cut-start"] = "skip"
+    # `alpaca`, `alpaca-short`, `plain`, `chat` (the tokenizer's own), or a text that contains {prompt}; after
+    # `task.template=` on the command line, \n is a line break
+    template: str = "alpaca-short"
+    loss_on: Literal["response", "all"] = "response"  # tokens that count in the loss
+    # share of each client's training examples held out for validation, if the data has no such split
+    validation: Annotated[float, AtLeast(0), Below(1)] = 0.1
+    # how rows are held out: by a `hash` of each row and the seed, so that a row that is added moves no other, or by
+    # their `position` in the data, as before version 0.4; `auto` is hash, and a continued run keeps its own
+    held_out: Literal["auto", "hash", "position"] = "auto"
+    # height and width of images in pixels; null: as in the data, if all are of one size
+    image_size: PositiveInt | None = None
+    # names of all image classes in order, if the data of one machine may lack some; null: those in the data
+    labels: Annotated[tuple[str, ...] | None, NonEmpty("names")] = None
+    # share of the clients' training labels that are replaced by a random class, for images
+    noise: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    # what becomes of a row that cannot be used: `stop` refuses the data, `skip` leaves up to a tenth of the rows out
+    # and lists them
+    bad_rows: Literal["stop", "skip"] = "stop"
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """The training of one client in one round."""
+
+    steps: PositiveInt | None = 20  # optimizer steps; null: see `epochs`
+    epochs: PositiveInt | None = None  # passes over the training examples, instead of steps
+    batch_size: PositiveInt = 4  # examples per optimizer step and client
+    lr: PositiveFloat = 5e-5  # learning rate in the first round
+    lr_end: NonNegativeFloat = 5e-6  # learning rate in the last round
+    schedule: Literal["linear", "cosine"] = "linear"  # shape of the learning rate from `lr` to `lr_end` over the rounds
+    warmup_rounds: NonNegativeInt = 0  # number of first rounds in which the learning rate rises to `lr`
+    # decay of the learning rate within each round, from the round's own to zero
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegativeInt = 0  # number of first steps of a round in which it rises to the round's own
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # optimizer of the clients
+    # keep the moments of each client's optimizer from round to round (for methods that train once in a round); else
+    # they start anew in each round
+    keep_optimizer: bool = False
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # momentum of sgd
+    weight_decay: NonNegativeFloat = 0.0  # decoupled for adamw, added to the gradient for adam and sgd
+    clip: PositiveFloat | None = None  # largest norm of a client's gradient; larger ones are scaled down
+    proximal: NonNegativeFloat = 0.0  # weight lambda of lambda * ||theta - theta_start||^2 in the loss, with any method
+    # regular expression of parameters that no client trains, e.g. '^classifier' for an image model's head
+    freeze: str | None = None
+    # augmentation of images: `crop` shifts them at random by up to an eighth of the sides, `crop-flip` also mirrors
+    augment: Literal["crop", "crop-flip"] | None = None
+
+
+@dataclass(frozen=True)
+class DelayConfig:
+    """Simulated delays of updates, in rounds; by default every update arrives in the round in which it was begun."""
+
+    sigma: NonNegativeFloat = 0.0  # an update is floor(|N(0, sigma)|) rounds late; its client is not asked meanwhile
+    per: Literal["upload", "client"] = "upload"  # a delay is drawn for each upload, or once for each client
+    drop_out: Annotated[float, AtLeast(0), Below(1)] = 0.0  # probability that an update never arrives
+
+
+@dataclass(frozen=True)
+class TransportConfig:
+    """Precision of messages."""
+
+    up: Encoding | None = None  # number format of uploads; null: unchanged
+    down: Encoding | None = None  # number format of messages to clients; they compute from the rounded numbers
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """Differential privacy; off without `clip`. See docs/privacy.md."""
+
+    # what is protected: with `client` all data of a client, and whether it takes part; with `example` each training
+    # example of a client, by noise in every optimizer step (DP-SGD)
+    unit: Literal["client", "example"] = "client"
+    # clipping norm C: the largest Euclidean norm of an upload, or of an example's gradient
+    clip: PositiveFloat | None = None
+    noise: NonNegativeFloat = 0.0  # noise multiplier: Gaussian noise of standard deviation noise * clip on every number
+    # where noise is added, for unit `client`: at the `server` to the sum of the uploads (central; each client is then
+    # sampled independently with probability `participation`, and only the mean is used), or at the `client` (local)
+    where: Literal["server", "client"] = "server"
+    delta: Annotated[float, Above(0), Below(1)] = 1e-5  # delta for which epsilon is reported
+
+
+@dataclass(frozen=True)
+class ServerStepConfig:
+    """How the server averages updates: see docs/robust.md."""
+
+    aggregation: Literal[
+        "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
+    ] = "mean"
+    # largest expected share of malicious uploads, and largest weight of one client; for rules other than `mean`
+    liars: Annotated[float, Above(0), Below(0.5)] = 0.2
+    # distance from the centre beyond which `centered-clipping` clips uploads
+    radius: Annotated[PositiveFloat | None, "for the median norm of the uploads"] = None
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Clients on other machines (`llm-fed flower`)."""
+
+    # the clients' names, in the order in which updates are summed, or only their number (names are then sorted). A
+    # client is expected at the node that is registered under its name, or at another: client@node
+    clients: Annotated[tuple[str, ...], NonEmpty("names")] | PositiveInt = 1
+    # time after which a round or an evaluation ends without the clients that have not answered
+    deadline: Annotated[PositiveFloat, "in seconds"] = 600.0
+    # a round ends after this many answers; null: when all clients that were asked have answered
+    enough: Annotated[PositiveInt | None, "for all"] = None
+    # time after which an answer is given up, and its client may be asked again
+    patience: Annotated[PositiveFloat, "in seconds"] = 3600.0
+    # time in seconds after which a run begins without clients that have not come; those with a name join when they come
+    wait: Annotated[PositiveFloat | None, "to wait for all"] = 3600.0
+    # limit on a client's number of examples in means, as a multiple of the median over all clients
+    weight_bound: Annotated[float | None, AtLeast(1), "for any number"] = 10.0
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """When and how clients are evaluated."""
+
+    every: NonNegativeInt = 10  # rounds between validation scores; the last round is always scored; 0: only the last
+    # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`,
+    # `token_likelihood` (100 / perplexity), or `accuracy` for images;
+    metric: str | None = None  # null: the task's own
+    limit: PositiveInt | None = None  # at most this many examples per client and split
+    batch_size: PositiveInt = 32  # prompts per generation batch, of any clients
+    max_new_tokens: PositiveInt = 128  # largest length of an answer in tokens
+    # round that is tested: the last, or the best by its score during training; if scores are equal, the one with the
+    # lowest loss, and then the last one
+    select: Literal["best", "last"] = "best"
+    during: Literal["validation", "test"] = "validation"  # the split that is scored during training
+    of_last: PositiveInt | None = None  # number of last scores among which `best` chooses; null: all
+    # also score the base without any adapter: `auto` once, on the test split (language models, not over a network);
+    # `true` also as round 0 on the split of `during`
+    base: Literal["auto"] | bool = "auto"
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Which personal models are exported at the end; all clients are scored in any case."""
+
+    # `seen` are the clients of which an update had arrived by the exported round (for merging methods: in a merged run)
+    clients: (
+        Literal["all", "seen", "none"] | Annotated[tuple[str, ...], NonEmpty("names in brackets such as [anna,bert]")]
+    ) = "all"
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Contents of report.html."""
+
+    # sample predictions per client, for the first 50 clients; none with privacy.clip
+    samples: NonNegativeInt = 5
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What a run keeps on disk."""
+
+    every: PositiveInt = 1  # rounds between checkpoints
+    keep: PositiveInt = 2  # number of newest checkpoints that are kept; the best round is kept, too
+    keep_rounds: tuple[PositiveInt, ...] = ()  # rounds that are never deleted
+    # GiB of RAM for the state of single clients; the rest is stored in the run folder
+    memory_limit: NonNegativeFloat = 4.0
+
+
+@dataclass(frozen=True)
+class TrackConfig:
+    """Experiment trackers, through Accelerate."""
+
+    with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`
+    project: str = "llm_fed"  # project name in the tracker
+
+
+@dataclass(frozen=True)
+class SeedsConfig:
+    """Separate seeds for parts of a run; null: `seed`."""
+
+    # the clients and their data: random choices of the task, task.partition, sampled clients, label noise, the
+    # server's examples
+    federation: NonNegativeInt | None = None
+    # initialisation, batches, dropout, client sampling, delays, noise of differential privacy
+    training: NonNegativeInt | None = None
+    # test and validation splits, if the data has none; if set, also the choice of the examples that eval.limit keeps
+    # (null: the first)
+    evaluation: NonNegativeInt | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run. `llm-fed run CONFIG.yaml key=value` resolves to one of these and saves it with the run."""
+
+    seed: NonNegativeInt = 0  # random seed of the run; see `seeds` for its parts
+    seeds: SeedsConfig = field(default_factory=SeedsConfig)
+    rounds: Annotated[PositiveInt, AtMost(1_000_000)] = 50  # communication rounds
+    # share of the clients sampled in each round, among those that are not still training
+    participation: Annotated[float, Above(0), AtMost(1)] = 1.0
+    # number of clients that train in one fused pass; 1: one client after another
+    clients_per_pass: Literal["auto"] | PositiveInt = "auto"
+    # uploads with a part whose norm exceeds this multiple of the round's median norm are refused; null: uploads are not
+    # compared with each other
+    norm_bound: Annotated[float, Above(1)] | None = 10.0
+    device: Device = "auto"  # `auto`: a GPU if there is one
+    base: BaseConfig = field(default_factory=BaseConfig)
+    adapter: AdapterConfig | None = field(default_factory=AdapterConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})  # name and settings of the method
+    local: LocalConfig = field(default_factory=LocalConfig)
+    delay: DelayConfig = field(default_factory=DelayConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    server: ServerStepConfig = field(default_factory=ServerStepConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+
+    @property
+    def federation_seed(self) -> int:
+        return self.seed if self.seeds.federation is None else self.seeds.federation
+
+    @property
+    def training_seed(self) -> int:
+        return self.seed if self.seeds.training is None else self.seeds.training
+
+    @property
+    def evaluation_seed(self) -> int:
+        return self.seed if self.seeds.evaluation is None else self.seeds.evaluation
+
+    @property
+    def seed_name(self) -> str:
+        """For the names of folders: `seed0`, or `seed0-federation3` where that has a seed of its own."""
+        own = (f"-{part}{seed}" for part, seed in vars(self.seeds).items() if seed is not None)
+        return f"seed{self.seed}{''.join(own)}"
+
+
+def check(config: Config) -> None:
+    """Refuse values that are not what their fields say, and those that do not go together, naming the key.
+
+    Raises:
+        UserError: the first bad value, and what it must be.
+    """
+    check_fields(config, "")
+
+    def require(good: bool, key: str, what: str) -> None:
+        if not good:
+            value = config
+            for part in key.split("."):
+                value = getattr(value, part)
+            raise UserError(f"{key} is {value!r}; it must be {what}")
+
+    require(config.task.clients is not None or not config.task.sample_clients, "task.clients",
+            "a number with task.sample_clients")  # fmt: skip
+    test, server = config.task.partition.test, config.task.server
+    require(test is None or not server.test, "task.partition.test", "null with task.server.test: no client is tested")
+    if server.name is None:
+        require(server.examples is not None, "task.server.examples", "a number, unless task.server.name is given")
+        require(server.path is None, "task.server.path", "null, unless task.server.name is given")
+    else:
+        require(server.examples != 0, "task.server.examples", "at least 1 with task.server.name, or null for all")
+        require(not server.each, "task.server.each", "false with task.server.name")
+    template = config.task.template
+    if template not in TEMPLATES and template.count("{prompt}") != 1:
+        raise UserError(
+            f"task.template={one_line(repr(template))} is unknown{did_you_mean(template, TEMPLATES)}; known: "
+            f"{', '.join(TEMPLATES)}, or a text of your own that has {{prompt}} in it once"
+        )
+    require(config.local.warmup_rounds < config.rounds, "local.warmup_rounds", "below rounds")
+    require((config.local.steps is None) != (config.local.epochs is None), "local.steps",
+            "a number while local.epochs is null, or null while local.epochs is a number")  # fmt: skip
+    require(not config.local.momentum or config.local.optimizer == "sgd", "local.momentum",
+            "0 unless local.optimizer is sgd")  # fmt: skip
+    kept = config.local.optimizer != "sgd" or config.local.momentum
+    require(not config.local.keep_optimizer or bool(kept), "local.keep_optimizer", "false with sgd without momentum, "
+            "which has nothing to keep")  # fmt: skip
+    require(config.privacy.clip is not None or not config.privacy.noise, "privacy.clip", "a number with privacy.noise")
+    require(config.privacy.clip is not None or config.privacy.unit == "client", "privacy.clip",
+            "a number with privacy.unit=example")  # fmt: skip
+    require(config.server.radius is None or config.server.aggregation == "centered-clipping", "server.radius",
+            "null unless server.aggregation is centered-clipping")  # fmt: skip
+    network = config.network
+    require(network.deadline <= network.patience, "network.patience",
+            "at least network.deadline and finite, in seconds")  # fmt: skip
+    require("name" in config.method, "method", "a mapping with the method's name")

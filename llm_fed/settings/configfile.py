@@ -1,0 +1,259 @@
+"""Configurations as text: YAML plus `key=value` words in, plain values out. Unknown keys and wrong types are
+refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
+
+from omegaconf import DictConfig, OmegaConf
+
+from llm_fed.basics import spelling
+from llm_fed.basics.errors import UserError, did_you_mean, one_line
+from llm_fed.settings import (
+    coerce,
+    hint_of,
+    hints,
+    is_text,
+    key_of,
+    members_of,
+    paths,
+    plugins,
+    references,
+    section_of,
+    shipped,
+)
+from llm_fed.settings.config import Config, check
+
+Section = TypeVar("Section")
+
+
+def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Config:
+    """The configuration in a YAML file or in nested values, with `key=value` words (dotted keys) laid over it, checked.
+
+    A setting whose type is a text, or a list of texts, is taken as it stands, also where YAML would see a number. A
+    word that names another method than the file replaces the file's whole `method` section. A `compare` section, which
+    `llm-fed compare` reads, is left out.
+
+    Raises:
+        UserError: the file cannot be read, a key is unknown (the closest one is named), or a value is out of range.
+    """
+    if isinstance(path, Mapping):
+        given, path = created(path), "the configuration"
+    else:
+        given = read(path)
+    given.pop("compare", None)  # of `llm-fed compare` alone
+    laid_over = _tree(words, "the configuration file", "local.lr=1e-4")
+    if _another_method(given, laid_over):
+        given.pop("method")  # the settings of one method are not another's
+    tree = _merged(given, laid_over)
+    if missing := sorted(key for key, value in flat(tree).items() if value == "???"):
+        raise UserError(
+            f"{path} does not set {' and '.join(missing)}; give {' '.join(f'{key}=...' for key in missing)}"
+        )
+    try:
+        tree = references.resolved(tree)
+    except UserError as error:
+        raise UserError(f"cannot use {' '.join([str(path), *words])}: {error}") from error
+    return from_dict(tree)
+
+
+def overlay(config: Config, words: Sequence[str], where: str) -> Config:
+    """A configuration with `key=value` words (dotted keys) laid over it, checked.
+
+    Args:
+        where: what the words stand after, for messages.
+
+    Raises:
+        UserError: see `load`.
+    """
+    keys_of(words, where)
+    try:
+        laid_over = references.resolved(_tree(words, where))
+    except UserError as error:
+        raise UserError(f"cannot use {' '.join(words)}: {error}") from error
+    return from_dict(_merged(as_dict(config), laid_over))
+
+
+def keys_of(words: Sequence[str], where: str) -> list[str]:
+    """The dotted keys that `key=value` words set. Their names and values are checked, each for itself, but not
+    those of `method.*`, which need the method.
+
+    Raises:
+        UserError: a word is none, its key is unknown, or its value is of another type or out of range.
+    """
+    tree = _tree(words, where)
+    _build(Config, tree, "")
+    return list(flat(tree))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """A YAML file of settings as it stands, unchecked, see `spelling.read`; one that llm_fed ships may be given by its
+    name alone.
+
+    Raises:
+        UserError: the file cannot be read, or is no mapping.
+    """
+    file = shipped.find(path)
+    try:
+        given = spelling.read(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {one_line(str(error))}") from error
+    except UserError as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    tree = {} if given is None else spelling.mapping_of(given)
+    if tree is None:
+        raise UserError(f"{path} holds a {type(spelling.plain(given)).__name__}, not a mapping of settings")
+    return tree
+
+
+def created(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values as `read` would give them.
+
+    Raises:
+        UserError: a value that no file could hold.
+    """
+    return dict(spelling.created(OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else tree))
+
+
+def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat") -> dict[str, Any]:
+    """Nested values of `key=value` words; of several with one key the last one counts.
+
+    Raises:
+        UserError: a word is none.
+    """
+    tree: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not (key and equals):
+            raise UserError(f"got {word!r} after {where}; settings look like {such_as}")
+        if key == "method" and re.fullmatch(r"[\w+.:-]+", text):
+            key = "method.name"
+        value = _value(key, text)
+        for part in reversed(_parts(key)):
+            value = {part: value}
+        tree = _merged(tree, value)
+    return tree
+
+
+def _value(key: str, text: str) -> Any:
+    """What a word gives: a text that may be looked up as `str`, all else with its spelling."""
+    word = spelling.word(line_breaks(text) if key == "task.template" else text)
+    hint = hint_of(Config, key.split("."))
+    if key in paths.KEYS and word.value is not None:
+        return text
+    if hint is not None and is_text(hint):  # `{prompt}` is no mapping here
+        return word if spelling.mapping_of(word) is None else spelling.Word(word.text, word.text)
+    if isinstance(word.value, str) and references.is_reference(key, word.value):
+        return word.value
+    return word
+
+
+def line_breaks(text: str) -> str:
+    """A prompt template as it is typed in a shell, where `\\n` is a line break, and a backslash more is none."""
+    return re.sub(r"(\\?)\\n", lambda found: r"\n" if found[1] else "\n", text)
+
+
+def _parts(key: str) -> list[str]:
+    """The names in a dotted key. The last may have dots itself where it is no field, but a client's name."""
+    parts = key.split(".")
+    for length in range(1, len(parts)):
+        hint = hint_of(Config, parts[:length])
+        if any(get_origin(kind) is dict for kind, _ in members_of(hint)):
+            return [*parts[:length], ".".join(parts[length:])]
+    return parts
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """Nested values with others laid over them."""
+    below, above = spelling.mapping_of(one), spelling.mapping_of(other)
+    if below is None or above is None:
+        return other
+    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+
+
+def _another_method(given: dict[str, Any], laid_over: dict[str, Any]) -> bool:
+    before, now = spelling.mapping_of(given.get("method")) or {}, spelling.mapping_of(laid_over.get("method")) or {}
+    return bool(before) and "name" in now and str(now["name"]) != str(before.get("name"))
+
+
+def from_dict(tree: dict[str, Any]) -> Config:
+    """A checked configuration from nested values.
+
+    Raises:
+        UserError: see `load`.
+    """
+    if method := spelling.mapping_of(tree.get("method")):
+        tree = {**tree, "method": _settings_of_method(method)}
+    config = _build(Config, tree, "")
+    check(config)
+    return config
+
+
+def _settings_of_method(section: dict[str, Any]) -> dict[str, Any]:
+    """A method's name and settings as plain values. Which ones are texts, its class says; no built-in one has any that
+    YAML could take for something else, so only a class from outside is asked."""
+    name = str(section.get("name"))
+    section = {**section, "name": name} if "name" in section else section
+    unclear = [key for key, value in section.items() if isinstance(value, spelling.Spelled)]
+    fields: Mapping[str, Any] = {}
+    if unclear and (":" in name or name in plugins.by_name(plugins.METHODS)):
+        with suppress(UserError):  # which is said where the method is built
+            kind = plugins.find("method.name", name, plugins.METHODS, ())
+            fields = hints(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}
+    texts = {key: coerce(section[key], fields[key], f"method.{key}") for key in unclear if is_text(fields.get(key))}
+    return spelling.plain(section) | {key: list(v) if isinstance(v, tuple) else v for key, v in texts.items()}
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The configuration as nested plain values, as YAML and JSON want them."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {key_of(f.name): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+    return plain(config)
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    items: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = spelling.mapping_of(value)
+        items |= {f"{prefix}{key}": value} if inner is None else flat(inner, f"{prefix}{key}.")
+    return items
+
+
+def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
+    """Refuse keys that are not `known`, naming the closest one."""
+    for key in given:
+        if key not in known:
+            raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known) or 'none'}")
+
+
+def _build(kind: type[Section], tree: Any, where: str) -> Section:
+    values: dict[str, Any] = {}
+    given = spelling.mapping_of(tree)
+    if given is None:
+        raise UserError(f"{where.rstrip('.')} is {tree!r}; it takes a mapping of settings")
+    fields = {key_of(name): (name, hint) for name, hint in hints(kind).items()}
+    check_keys(given, list(fields), where)
+    for key, value in given.items():
+        name, hint = fields[key]
+        section = section_of(hint)
+        absent = NoneType in get_args(hint) and spelling.plain(value) is None
+        if section is not None and not absent:
+            values[name] = _build(section, value, f"{where}{key}.")
+        elif get_origin(hint) is dict and spelling.mapping_of(value) is None:
+            raise UserError(f"{where}{key} is {value!r}; it takes a mapping of settings")
+        else:
+            values[name] = coerce(value, hint, f"{where}{key}")
+    return kind(**values)

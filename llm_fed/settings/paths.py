@@ -1,0 +1,86 @@
+"""Paths of this machine in a configuration: whole where a run reads them again, cut where others read them."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+from llm_fed.settings.config import IMAGE_MODELS, Config
+
+# What may be a path; the first may also be a name.
+KEYS = ("base.name", "task.path", "task.server.path", "adapter.start")
+HUB = "hf://"  # what begins so is no path
+# A path of this machine in a text: in quotation marks, where it may hold spaces, or up to the next space.
+# A folder of the Hub's cache: which model it holds, and at which commit.
+_CACHED = re.compile(r"/models--([^/]+)/snapshots/([^/]+)/")
+_LINKS = 40  # as many symbolic links are followed at most, as Linux does
+_IN_TEXT = re.compile(r"""(?<=')~?/[^'\n]+(?=')|(?<![\w.:/'])~?/[^\s'",;:)]+""")
+
+
+def absolute(config: Config) -> Config:
+    """The configuration with every path of a file or folder that exists as an absolute one, so that it means the same
+    in any working directory. Names of models and data sets stay as they are."""
+    base, task = config.base, config.task
+    server = replace(task.server, path=_whole(task.server.path))
+    is_folder = base.name not in IMAGE_MODELS and os.path.isdir(os.path.expanduser(base.name))
+    name = _whole(base.name) if is_folder else base.name
+    adapter = config.adapter and replace(config.adapter, start=_whole(config.adapter.start))
+    task = replace(task, path=_whole(task.path), server=server)
+    return replace(config, base=replace(base, name=name), adapter=adapter, task=task)
+
+
+def same(key: str, one: Any, other: Any) -> bool:
+    """Whether two values of a configuration's key mean the same, also where one is a relative path from here."""
+    if key in KEYS and isinstance(one, str) and isinstance(other, str):
+        return _real(one) == _real(other)
+    return one == other
+
+
+def public(value: Any) -> Any:
+    """The value, in dictionaries and lists too, where every path of this machine is cut to its last name, and that of a
+    model in the Hub's cache to its Hub id."""
+    if isinstance(value, dict):
+        return {key: public(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [public(item) for item in value]
+    if isinstance(value, str) and is_local(value):
+        known = hub_place(value)
+        return known[0] if known else os.path.basename(os.path.abspath(os.path.expanduser(value)))
+    return value
+
+
+def public_text(text: str) -> str:
+    """A sentence, a message or a `key=value` word, where every absolute path is cut to its last name."""
+    return _IN_TEXT.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)
+
+
+def hub_place(folder: str) -> tuple[str, str] | None:
+    """The Hub id and the commit of a folder in the Hub's cache, or of one that leads there by links: its own, or that
+    of its config.json. None of any other folder."""
+    place = os.path.join(os.path.abspath(os.path.expanduser(folder)), "config.json")
+    for _ in range(_LINKS):
+        resolved = os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
+        for name in (place, resolved):
+            if found := _CACHED.search(name.replace(os.sep, "/")):
+                return found[1].replace("--", "/"), found[2]
+        if not os.path.islink(resolved):
+            return None
+        place = os.path.join(os.path.dirname(resolved), os.readlink(resolved))
+    return None
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is a path, rather than a Hub id or any other word."""
+    path = os.path.expanduser(name)
+    return os.path.isabs(path) or name.startswith(("./", "../")) or os.path.exists(path)
+
+
+def _whole(path: str | None) -> Any:
+    exists = path is not None and not path.startswith(HUB) and os.path.exists(os.path.expanduser(path))
+    return os.path.abspath(os.path.expanduser(str(path))) if exists else path
+
+
+def _real(path: str) -> str:
+    return path if path.startswith(HUB) else os.path.realpath(os.path.expanduser(path))

@@ -1,0 +1,265 @@
+"""Methods and tasks from outside llm_fed, by name: `package.module:Name`, or an entry point of an installed package.
+
+To name one is to run the code of its module. A process that another party tells what to do says by `only` which names
+it may look up; nothing else is imported then. A run folder may be another party's as well: `check_folder` refuses what
+it names, unless the user has said by `allowing` that this code may run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from llm_fed.basics.errors import UserError, did_you_mean
+
+METHODS, TASKS = "llm_fed.methods", "llm_fed.tasks"  # groups of entry points
+
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+# Where a configuration names something from outside.
+_KEYS = {("method", "name"): METHODS, ("task", "name"): TASKS, ("task", "server", "name"): TASKS}
+_allowed: ContextVar[Collection[str] | None] = ContextVar("_allowed", default=None)  # None: every name
+_trusted: ContextVar[frozenset[str]] = ContextVar("_trusted", default=frozenset())  # also where a folder names them
+
+
+class NotAllowed(UserError):
+    """The name of something from outside that another party may not name here."""
+
+
+def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
+    """What a name that is not built in stands for.
+
+    Modules are looked for where Python looks, and last in the working directory.
+
+    Args:
+        key: the setting that holds the name, for messages.
+        group: METHODS or TASKS.
+        builtin: the names that llm_fed itself knows, for messages.
+
+    Raises:
+        NotAllowed: see `only`.
+        UserError: nothing has this name, or its module cannot be imported.
+    """
+    path = _path_of(name, group)
+    if path is None:
+        known = [*builtin, *by_name(group)]
+        module, _, last = name.replace(":", ".").rpartition(".")
+        if module and not did_you_mean(name, known):
+            likely = re.sub(r"[^.\w]+", "_", module) + ":" + re.sub(r"\W+", "_", last)
+            raise UserError(
+                f"{key}={name!r} is not a name that llm_fed knows; write one of your own as package.module:Name, e.g. "
+                f"{likely}"
+            )
+        raise UserError(
+            f"{key}={name!r} is unknown{did_you_mean(name, known)}; known: {', '.join(known)}, and your own as "
+            "package.module:Name"
+        )
+    allowed = _allowed.get()
+    if allowed is not None and path not in {_path_of(each, group) for each in allowed}:
+        raise NotAllowed(
+            f"{key}={name!r} is not built into llm_fed, and to name it runs its code, which this machine's operator "
+            f"has not allowed (allowed: {', '.join(allowed) or 'nothing'}); on a node of Flower, install it and add "
+            f"""allow="{name}" to --node-config"""
+        )
+    return _load(f"{key}={name!r}" if path == name else f"{key}={name!r} ({path})", path)
+
+
+@contextmanager
+def only(allowed: Collection[str]) -> Iterator[None]:
+    """Within it, what happens on behalf of another party: of names from outside only these are looked up."""
+    token = _allowed.set(tuple(allowed))
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+@contextmanager
+def allowing(names: Collection[str]) -> Iterator[None]:
+    """Within it, run folders may name these as well, as `module:Name`: the user knows whose code that is."""
+    token = _trusted.set(_trusted.get() | frozenset(names))
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
+    """By key what a configuration, as nested plain values, names as `module:Name`."""
+    found = {}
+    for key in _KEYS:
+        value: Any = tree
+        for part in key:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, str) and _PATH.fullmatch(value):
+            found[".".join(key)] = value
+    return found
+
+
+def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
+    """Refuse the configuration of a folder that names code which neither an installed package publishes as an entry
+    point nor the user allows. Nothing is imported.
+
+    Args:
+        file: where it stands, for messages.
+
+    Raises:
+        NotAllowed: it names such code; how to allow it.
+    """
+    known = {f"{point.module}:{point.attr}" for group in (METHODS, TASKS) for point in _installed(group)}
+    refused = {key: name for key, name in named_in(tree).items() if name not in known | _trusted.get()}
+    if not refused:
+        return
+    names = list(dict.fromkeys(refused.values()))
+    raise NotAllowed(
+        f"{file} names {' and '.join(f'{key}={name!r}' for key, name in refused.items())}, which is not part of "
+        "llm_fed, and looking at a run does not run code that its folder names; if you trust that code, add "
+        f"{' '.join(f'--allow {name}' for name in names)} (from Python: allow={names})"
+    )
+
+
+def _installed(group: str) -> Iterator[EntryPoint]:
+    """The entry points of a group, but for those of packages that lie in the working directory, where anybody's files
+    may be."""
+    here = os.path.realpath(os.getcwd())
+    for point in entry_points(group=group):
+        if point.dist is None or os.path.realpath(str(point.dist.locate_file(""))) != here:
+            yield point
+
+
+def by_name(group: str) -> dict[str, list[EntryPoint]]:
+    """The entry points of a group, of all installed packages, by name. Nothing is imported.
+
+    Two packages may use the same name.
+    """
+    found: dict[str, list[EntryPoint]] = {}
+    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+def describe(group: str, builtin: Collection[str], row: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A row for each entry point of a group, for lists of what can be named.
+
+    Args:
+        builtin: names that stand for something of llm_fed, whatever an installed package says.
+        row: what to show of a name; a UserError of its own is what is wrong with it.
+    """
+    for name, points in by_name(group).items():
+        for point in points:
+            path, package = f"{point.module}:{point.attr}", _package_of(point)
+            try:
+                if name in builtin:
+                    raise UserError(f"{name} is built into llm_fed, so this one is found as {path} alone")
+                yield {**row(name), "package": package}
+            except UserError as error:
+                yield {"name": name, "package": package, "wrong": str(error)}
+
+
+def path_of(thing: type) -> str:
+    """`module:Class`, which does not depend on the name by which a class was found."""
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def short(name: str) -> str:
+    """A name for files and folders: of `package.module:Name` the Name."""
+    return name.rpartition(":")[2]
+
+
+def place_of(error: BaseException, module: str) -> str:
+    """Where an error left the code of a module's package, as `file, line n (its text)`; the module where it did not."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno} ({(error.text or '').strip()})"
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    own = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if any(place and frame.filename.startswith(place) for place in own)
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno} ({frames[-1].line})" if frames else module
+
+
+def _path_of(name: str, group: str) -> str | None:
+    """`module:Name`; None where nothing has this name.
+
+    Raises:
+        UserError: two packages use it.
+    """
+    if _PATH.fullmatch(name):
+        return name
+    paths = {f"{point.module}:{point.attr}": _package_of(point) for point in by_name(group).get(name, [])}
+    if len(paths) > 1:
+        each = " or ".join(f"{path} (of {package})" for path, package in paths.items())
+        raise UserError(f"{name!r} is a name in several installed packages; give the one that you mean: {each}")
+    return next(iter(paths), None)
+
+
+def _package_of(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
+
+
+def _load(where: str, path: str) -> Any:
+    """The attribute of the module.
+
+    Raises:
+        UserError: there is no such module or attribute, or the module fails while it is imported.
+    """
+    name, _, attribute = path.partition(":")
+    try:
+        with _looking_here(for_a_moment=path in _trusted.get()):
+            found: Any = importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            near = did_you_mean(str(error.name), _modules_here())
+            raise UserError(
+                f"{where}: python finds no module {error.name}{near}, neither in {os.getcwd()} nor among what is "
+                f"installed for {sys.executable}; start from the folder in which it lies, or install its package"
+            ) from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{where}: {place_of(error, name)} fails when {name} is imported: {reason}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = [each for each in vars(found) if not each.startswith("_")]
+            raise UserError(f"{where}: {_file_of(found)} has no {part!r}{did_you_mean(part, names)}")
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _looking_here(for_a_moment: bool) -> Iterator[None]:
+    """Within it, and else from then on, modules are looked for in the working directory, too; last, to shadow nothing.
+
+    A program that is started by its name does not look there by itself. Where the user has allowed one name of a
+    folder, no other module must be found there.
+    """
+    here = os.getcwd()
+    if here in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        if for_a_moment:
+            sys.path.remove(here)
+
+
+def _modules_here() -> list[str]:
+    return [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
+
+
+def _file_of(thing: Any) -> str:
+    if isinstance(thing, ModuleType):
+        return getattr(thing, "__file__", None) or f"the namespace package {thing.__name__}"
+    return path_of(thing) if isinstance(thing, type) else repr(thing)

@@ -1,0 +1,303 @@
+"""Roles: which values each part of an upload may have, beside its shape and dtype. A method declares them in `sends`.
+
+A state is a row of weights without being declared. Every other part of an upload needs a role, by its place in it:
+
+    sends = {"prototypes": Statistic(rows="counts"), "counts": Counts()}
+
+What a role bounds is checked when an upload arrives, before the method sees it. Some bounds depend on what the client
+was sent (`Given`), others on what the other clients of the round send (`llm_fed.federation.bounds`).
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm_fed.basics.errors import UserError
+from llm_fed.state import State
+
+_TOLERANCE = 1e-6  # of a variance: what rounding leaves of the difference and the sum of two
+_MOST = 2**53  # of a counter among the buffers of a model: a whole number that every float holds
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known of an upload before it comes.
+
+    Args:
+        sent: of `Method.upload_like`, its whole numbers, its texts, and the buffers of its states; None: nothing is
+            known.
+        examples: how many training examples the client has, as it said when it joined; None: it is not known.
+    """
+
+    sent: Any = None
+    examples: int | None = None
+
+    @classmethod
+    def of(cls, like: Any, examples: int | None) -> Given:
+        """Args: like: what `Method.upload_like` makes of the message that the client is sent."""
+        return cls(_kept(like), examples)
+
+    def message(self) -> Any:
+        """As a checkpoint holds it."""
+        return {"sent": self.sent, "examples": self.examples}
+
+    def at(self, path: str) -> Any:
+        """What is known of one place of the upload."""
+        node = self.sent
+        for key in path.split(".") if path else ():
+            node = node[int(key)] if isinstance(node, list) else (node or {}).get(key)
+        return node
+
+
+def _kept(like: Any) -> Any:
+    if isinstance(like, State):
+        return dict(like.extras)
+    if isinstance(like, dict):
+        return {key: _kept(value) for key, value in like.items()}
+    if isinstance(like, list | tuple):
+        return [_kept(value) for value in like]
+    return like if type(like) in (int, str) else None
+
+
+class Role:
+    """What one part of an upload is. `flaw` says what is wrong with it whatever the other clients send."""
+
+    fits: str = ""  # what it can be the role of, in words
+
+    def suits(self, value: Any) -> bool:
+        """Whether a value of this kind can have the role."""
+        raise NotImplementedError
+
+    def flaw(self, value: Any, path: str, upload: Any, given: Given) -> str:
+        """What is wrong with the value at this place of an upload, in words that follow its name; empty where nothing
+        is."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Weights(Role):
+    """A state: a row of weights, whose norm is compared with the other clients', and the buffers beside it: running
+    statistics, whose variances are 0 or more, and counters.
+
+    Args:
+        changes: whether running statistics are sent as their change in the client's training, or as they are then.
+        known: whether `Method.upload_like` has those that the client was sent; if not, changes are compared alone.
+    """
+
+    changes: bool = True
+    known: bool = True
+    fits = "a state"
+
+    def suits(self, value: Any) -> bool:
+        return isinstance(value, State)
+
+    def flaw(self, value: State, path: str, upload: Any, given: Given) -> str:
+        sent = given.at(path) if self.known else None
+        for name, tensor in value.extras.items():
+            if not tensor.is_floating_point():
+                low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)
+                if low < 0 or high > _MOST:
+                    return f".extras.{name} holds {low if low < 0 else high}, and a counter is 0 to 2**53"
+            elif is_variance(name) and not (self.changes and sent is None):
+                found = tensor + sent[name] if self.changes and sent is not None else tensor
+                if not bool((found >= 0).all()) and not self._rounded(found, sent, name):
+                    return f".extras.{name} holds a variance of {float(found.min()):.3g}, and a variance is 0 or more"
+        return ""
+
+    def _rounded(self, found: Tensor, sent: Mapping[str, Tensor] | None, name: str) -> bool:
+        """Whether variances are below 0 by no more than what rounding leaves of a difference and a sum."""
+        return self.changes and sent is not None and bool((found >= -_TOLERANCE * sent[name].abs()).all())
+
+
+def is_variance(name: str) -> bool:
+    """Whether a buffer of this name holds variances (torch's name)."""
+    return name.rpartition(".")[2] == "running_var"
+
+
+@dataclass(frozen=True)
+class Statistic(Role):
+    """Numbers that a client computes of its examples, as a float or a tensor.
+
+    Args:
+        least, most: the range of each number; a probability has 0 and 1.
+        rows: the entry beside it that says which of its rows the client has examples of, as counts or flags. The other
+            rows are 0.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    rows: str = ""
+    fits = "a float, or a tensor of floats"
+
+    def suits(self, value: Any) -> bool:
+        return type(value) is float or isinstance(value, Tensor) and value.is_floating_point()
+
+    def flaw(self, value: Any, path: str, upload: Any, given: Given) -> str:
+        value = torch.as_tensor(value)
+        if value.numel():
+            low, high = (float(end) for end in value.aminmax())
+            if low < self.least or high > self.most:
+                said = low if low < self.least else high
+                return f" holds {said:.3g}, and it is {self.least:g} to {self.most:g}"
+        if self.rows and bool((value[~self.present(path, upload)] != 0).any()):
+            return f" has numbers in rows of which it has no examples ({self.rows})"
+        return ""
+
+    def present(self, path: str, upload: Any) -> Tensor:
+        """(C,), bool: the rows of which the client has examples."""
+        return at(upload, ".".join([*path.split(".")[:-1], self.rows])) > 0
+
+
+@dataclass(frozen=True)
+class Counts(Role):
+    """How many of the client's training examples belong to each class: 0 or more, in all as many as it has."""
+
+    fits = "a tensor of whole numbers"
+
+    def suits(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
+
+    def flaw(self, value: Tensor, path: str, upload: Any, given: Given) -> str:
+        values = value.flatten().tolist()  # Python's own numbers, whose sum has no limit
+        if min(values, default=0) < 0:
+            return f" holds {min(values)}, and a count is 0 or more"
+        if given.examples is not None and sum(values) != given.examples:
+            return f" adds up to {sum(values)}, and the client has {given.examples} training examples"
+        return ""
+
+
+@dataclass(frozen=True)
+class Index(Role):
+    """A whole number from `least` to the one that `Method.upload_like` has in its place."""
+
+    least: int = 0
+    fits = "a whole number"
+
+    def suits(self, value: Any) -> bool:
+        return type(value) is int
+
+    def flaw(self, value: int, path: str, upload: Any, given: Given) -> str:
+        most = given.at(path)
+        if value >= self.least and (most is None or value <= most):
+            return ""
+        return f" is {value}, and it is {self.least} to {most}" if most is not None else f" is {value}, below 0"
+
+
+@dataclass(frozen=True)
+class Echo(Role):
+    """The whole number or text that `Method.upload_like` has in its place, such as the version that the client was
+    sent."""
+
+    fits = "a whole number, or a text"
+
+    def suits(self, value: Any) -> bool:
+        return type(value) in (int, str)
+
+    def flaw(self, value: Any, path: str, upload: Any, given: Given) -> str:
+        sent = given.at(path)
+        return "" if sent is None or value == sent else f" is {reprlib.repr(value)}, and the client was sent {sent!r}"
+
+
+@dataclass(frozen=True)
+class Flags(Role):
+    """True or False, as one or as a tensor.
+
+    Args:
+        some: whether at least one of them is True: which classes a client has examples of.
+    """
+
+    some: bool = False
+    fits = "a bool, or a tensor of bools"
+
+    def suits(self, value: Any) -> bool:
+        return isinstance(value, bool) or isinstance(value, Tensor) and value.dtype == torch.bool
+
+    def flaw(self, value: Any, path: str, upload: Any, given: Given) -> str:
+        return " has no flag that is set" if self.some and not bool(torch.as_tensor(value).any()) else ""
+
+
+Roles = Mapping[str, Role]  # by place: the keys that lead to it, with dots in between
+
+
+def leaves(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every part of a message that is no dict or list, with its place."""
+    if isinstance(message, dict):
+        items: Any = message.items()
+    elif isinstance(message, list | tuple):
+        items = enumerate(message)
+    else:
+        yield path, message
+        return
+    for key, value in items:
+        yield from leaves(value, f"{path}.{key}" if path else str(key))
+
+
+def at(message: Any, path: str) -> Any:
+    """The part of a message at a place that it has."""
+    for key in path.split(".") if path else ():
+        message = message[int(key)] if isinstance(message, list | tuple) else message[key]
+    return message
+
+
+def role_of(sends: Roles, path: str, value: Any) -> Role | None:
+    """The role of a part of an upload; None where it has none."""
+    return sends.get(path, Weights() if isinstance(value, State) else None)
+
+
+def check(name: str, sends: Roles, like: Any) -> None:
+    """Refuse a method that sends something without a role.
+
+    Args:
+        name: of the method.
+        like: what its `upload_like` gives.
+
+    Raises:
+        UserError: what has no role, has one that does not suit it, or has one and is not sent.
+    """
+    parts = dict(leaves(like))
+    if odd := [path for path, role in sends.items() if not isinstance(role, Role)]:
+        raise UserError(f"the method {name} has {sends[odd[0]]!r} as the role of {odd[0]!r}, which is none")
+    for path, value in parts.items():
+        if value is None:
+            continue  # of its skeleton there is no other
+        role, what = role_of(sends, path, value), f"{path or 'its upload'} ({_kind(value)})"
+        if role is None:
+            raise UserError(
+                f"the method {name} sends {what} without saying what it is, so the server could not check it; name its "
+                "role in the class attribute `sends` (llm_fed/state/roles.py)"
+            )
+        if not role.suits(value):
+            raise UserError(f"the method {name} sends {what} as {type(role).__name__}, which is a role of {role.fits}")
+        if isinstance(role, Statistic) and role.rows:
+            beside = ".".join([*path.split(".")[:-1], role.rows])
+            if beside not in parts:
+                raise UserError(f"the method {name} sends {what} with rows={role.rows!r}, which is not sent beside it")
+    if left := [path for path in sends if path not in parts]:
+        raise UserError(
+            f"the method {name} names a role of {left[0]!r}, which it does not send; it sends {', '.join(parts)}"
+        )
+
+
+def _kind(value: Any) -> str:
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def own_flaw(upload: Any, sends: Roles, given: Given) -> str:
+    """What is wrong with an upload whatever the other clients send: the part, its value and the bound; empty where
+    nothing is.
+
+    Args:
+        upload: of the skeleton that it must have.
+    """
+    for path, value in leaves(upload):
+        role = role_of(sends, path, value)
+        if role is not None and (said := role.flaw(value, path, upload, given)):
+            return f"upload{'.' * bool(path)}{path}{said}"
+    return ""

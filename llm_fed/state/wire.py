@@ -1,0 +1,147 @@
+"""The wire format: a message is one safetensors byte string whose header carries its structure as JSON. No pickle.
+
+A message is a tree of None, bool, int, float, str, lists, dicts with string keys, tensors and `State`s. Everything that
+crosses between server and clients, and everything that a checkpoint holds, passes through `pack` and `unpack`, so
+nothing is shared by reference and `len(pack(message))` is the exact number of bytes that travels.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, float32
+
+from llm_fed.basics.errors import one_line
+from llm_fed.state import Layout, State
+from llm_fed.state.compression import decode, encode
+from llm_fed.state.lowrank import LowRank
+from llm_fed.state.outline import Skeleton, difference, outline
+
+Message = Any  # a tree as described above
+
+# Decoded bytes by bytes that came, where nobody says what is expected: as much as rank-1 factors of a matrix with 1,024
+# rows and more columns make of themselves.
+EXPANSION = 1024
+_HEADER = "llm_fed"
+
+
+class WireError(ValueError):
+    """Bytes that are no message of this format: cut short, damaged, or made by something else."""
+
+
+def pack(message: Any, encoding: str | None = None) -> bytes:
+    """The bytes of a message.
+
+    Args:
+        encoding: float16 | bfloat16 | int8, in which the float32 row of every `State` is written; `unpack` makes it
+            float32 again by itself. Nothing else is: other tensors, extras (BatchNorm statistics), rows of another
+            dtype, and the whole of a `LowRank` stay as they are. None: nothing is.
+
+    Raises:
+        TypeError: it holds something that cannot travel (an object, a function, a non-string key).
+    """
+    tensors: dict[str, Tensor] = {}
+    tree = _flatten(message, tensors, encoding)
+    header = json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
+    return save(tensors, metadata={_HEADER: header})
+
+
+def unpack(data: bytes, expected: Skeleton | None = None) -> Any:
+    """The message that `pack` made these bytes from, in fresh memory.
+
+    Args:
+        expected: the `skeleton` that it must have; nothing is decoded if it has another. None: any, of which at most
+            EXPANSION times as many bytes are decoded as came.
+
+    Raises:
+        WireError: the bytes are damaged, are no message, or are another one than expected; in one line.
+    """
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])["__metadata__"][_HEADER]
+        tree, tensors = json.loads(header), load(data)
+        found, size = outline(tree, tensors)
+        flaw = "" if expected is None else difference(found, expected, "upload")
+        if expected is None and size > EXPANSION * len(data):
+            raise ValueError(f"it would take {size:,} bytes, over {EXPANSION:,} times what came")
+        if not flaw:
+            return _restore(tree, tensors)
+    except Exception as error:  # of any kind: another party may have made these bytes
+        raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {one_line(_said(error))}") from error
+    raise WireError(one_line(flaw))
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError | SafetensorError) else f"{type(error).__name__}: {error}"
+
+
+def entries(message: Message) -> int:
+    """The number of parameters in a message: those of its states; other tensors (logits, statistics) are none."""
+    if isinstance(message, State):
+        return message.layout.size
+    children: Any = message.values() if isinstance(message, dict) else message if isinstance(message, list) else ()
+    return sum(entries(child) for child in children)
+
+
+def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None) -> Any:
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    if isinstance(node, Tensor):
+        key = str(len(tensors))
+        tensors[key] = node.detach().cpu().contiguous()
+        return {"t": key}
+    if isinstance(node, LowRank):
+        return {
+            "l": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]],
+            "factors": [[name, _flatten(pair, tensors)] for name, pair in node.factors.items()],
+            "rest": _flatten(node.rest, tensors),
+        }
+    if isinstance(node, State):
+        tree: dict[str, Any] = {"s": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]]}
+        if encoding is None or node.row.dtype != float32:
+            tree["row"] = _flatten(node.row, tensors)
+        else:
+            row, scales = encode(node.layout, node.row.detach().cpu(), encoding)
+            tree |= {"row": _flatten(row, tensors), "scales": _flatten(scales, tensors), "dtype": "float32"}
+        return tree | {"extras": [[name, _flatten(value, tensors)] for name, value in node.extras.items()]}
+    if isinstance(node, list | tuple):
+        return [_flatten(item, tensors, encoding) for item in node]
+    if isinstance(node, dict):
+        if not all(isinstance(key, str) for key in node):
+            raise TypeError(f"only string keys can travel, got {sorted(map(repr, node))[:3]}")
+        return {"d": [[key, _flatten(value, tensors, encoding)] for key, value in node.items()]}
+    raise TypeError(
+        f"{type(node).__name__} cannot travel: a message is made of numbers, strings, lists, dicts, tensors, states"
+    )
+
+
+def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """The message of a tree that `outline` has checked."""
+    if isinstance(node, list):
+        return [_restore(item, tensors) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "t" in node:
+        return tensors[node["t"]]
+    if "s" in node:
+        layout = _layout(*node["s"])
+        row = tensors[node["row"]["t"]]
+        if "dtype" in node:  # float32, the only one that is encoded
+            row = decode(layout, row, _restore(node["scales"], tensors))
+        return State(layout, row, {name: _restore(value, tensors) for name, value in node["extras"]})
+    if "l" in node:
+        layout = _layout(*node["l"])
+        factors = {name: tuple(_restore(pair, tensors)) for name, pair in node["factors"]}
+        return LowRank(layout, factors, _restore(node["rest"], tensors))
+    return {key: _restore(value, tensors) for key, value in node["d"]}
+
+
+def _layout(names: list[str], shapes: list[list[int]]) -> Layout:
+    return _shared_layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+
+
+_shared_layout = lru_cache(maxsize=64)(Layout)  # thousands of clients' states have the same one

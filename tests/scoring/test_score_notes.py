@@ -1,0 +1,127 @@
+"""Scores that are capped, or mean something else than one would think, say so; the others say nothing."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llm_fed.method.requests import Query
+from llm_fed.method.site import Data
+from llm_fed.runs.records import read_records
+from llm_fed.scoring.notes import notes_on_length, notes_on_scores
+from llm_fed.scoring.scores import score
+from llm_fed.tasks.common import Example
+
+
+def sites(*answers: str, options: tuple[str, ...] = (), split: str = "test") -> list[Any]:
+    queries: list[Any] = [Example(f"prompt {n}", (text,), options) for n, text in enumerate(answers)]
+    return [SimpleNamespace(id="north", data=Data(queries={split: queries}))]
+
+
+def test_a_run_says_that_references_are_cut(small, llm_fed, tmp_path):
+    """Every reference has two tokens. The plan, the run, its records, `eval` and `compare` say it, with how many."""
+    config = small.config(tmp_path / "c.yaml", rounds=1, eval={"max_new_tokens": 1})
+    note = (
+        "9 of 9 test references are longer than eval.max_new_tokens=1 tokens (the longest has 2), so that even a "
+        "perfect answer is cut and scores less; set eval.max_new_tokens=2"
+    )
+    planned = llm_fed("run", config, "--dry-run", "--out", tmp_path / "run", "--json")
+    assert note in json.loads(planned.out)["notes"] and f"warning: {note}" in planned.err
+    said = llm_fed("run", config, "--out", tmp_path / "run")
+    assert said.code == 0 and said.err.count(f"warning: {note}\n") == 1
+    assert "warning: 6 of 6 validation references are longer" in said.err
+    assert "; references that are too long: 6 validation and 9 test" in said.err
+    events = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "event"]
+    assert [line["event"] for line in events] == ["answers cut"] * 2 and note in [line["reason"] for line in events]
+    assert note in json.loads((tmp_path / "run/summary.json").read_text())["notes"]
+    assert note in llm_fed("eval", tmp_path / "run", "--json").err
+    fits = llm_fed("eval", tmp_path / "run", "eval.max_new_tokens=2", "--json")
+    assert fits.code == 0 and "references" not in fits.err
+    compared = llm_fed("compare", config, "--methods", "local", "--out", tmp_path / "table", "--json")
+    assert note in compared.err
+    assert "answers cut" in (tmp_path / "table/table.md").read_text()
+
+
+def test_where_all_fit_nothing_is_said(small, llm_fed, tmp_path):
+    """Exactly as long as they may be: the token that ends an answer needs no room."""
+    config = small.config(tmp_path / "c.yaml", rounds=1, eval={"max_new_tokens": 2})
+    said = llm_fed("run", config, "--out", tmp_path / "run")
+    assert said.code == 0 and "references" not in said.err and "cut" not in said.err
+    assert not [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "event"]
+    assert "notes" not in json.loads((tmp_path / "run/summary.json").read_text())
+    planned = llm_fed("run", config, "--dry-run", "--fresh", "--out", tmp_path / "run", "--json")
+    assert json.loads(planned.out)["notes"] == []
+
+
+def test_a_small_context_is_said_as_such():
+    site = SimpleNamespace(id="a", data=Data(queries={"test": [Query([1], ("x",))] * 4}, cut={"test": [7, 9]}))
+    (note,) = notes_on_length([site], 16).values()
+    assert note.startswith("2 of 4 test references do not fit into the base's context") and "task.max_length" in note
+
+
+@pytest.mark.parametrize(
+    "metric, answers, said",
+    [
+        ("squad_f1", ["the", "cat"], "1 of 2 test examples score 0 under squad_f1 whatever is answered"),
+        ("rouge1", ["\U0001f44d", "\U0001f44e"], "2 of 2 test examples score 0 under rouge1 whatever is answered"),
+        ("rouge2", ["yes", "no"], "2 of 2 test examples score 0 under rouge2"),
+        ("squad_em", ["A", "B", "C"], "1 of 3 test examples are right under squad_em without any answer"),
+        ("exact_match", ["", "b"], "1 of 2 test examples are right under exact_match without any answer"),
+        ("squad_em", ["1.5", "15"], "squad_em takes '1.5' and '15' for the same answer"),
+        ("squad_f1", ["it is -5 degrees", "it is 5 degrees"], "for the same answer, and both are test references"),
+        ("rouge1", ["3.0", "3 0"], "for the same answer"),
+        ("exact_match", ["US", "us", "US", "us"], "exact_match takes 'US' and 'us' for the same answer"),
+        ("squad_em", ["C", "C++", "C#", "C", "C++", "C#"], "for the same answer"),
+    ],
+)
+def test_what_a_metric_does_to_references(metric, answers, said):
+    notes = notes_on_scores(sites(*answers), metric)
+    assert len(notes) == 1 and said in notes[0], notes
+    assert notes_on_scores([], metric) == []
+
+
+@pytest.mark.parametrize(
+    "metric, answers",
+    [
+        ("squad_f1", ["the cat", "a cat", "cat", "The Cat"]),  # names with and without articles are its very purpose
+        ("squad_em", ["B", "C", "D"] * 4),
+        ("squad_em", ["1,000 people", "1000 people"]),
+        ("exact_match", ["The Beatles", "the Beatles", "Queen"]),
+        ("exact_match", ["yes", "no"] * 9),
+        ("exact_match", ["1.5", "15", "-5", "5", "C", "C++"]),
+        ("rouge1", ["It rains.", "it rained", "5 cats", "6 cats"]),
+        ("rougeL", ["\u5317\u4eac", "yes"]),
+        ("commonsense_accuracy", ["the answer is true", "the answer is false"] * 3),
+    ],
+)
+def test_clean_references_are_silent(metric, answers):
+    assert notes_on_scores(sites(*answers), metric) == []
+
+
+def test_one_option_twice_counts_as_one():
+    """Two copies of the right option share its probability, and would have got half of the credit."""
+    notes = notes_on_scores(sites("yes", options=("yes", "yes", "no")), "option_accuracy")
+    assert len(notes) == 1 and "1 of 1 test examples have an option twice, which counts as one" in notes[0]
+    assert notes_on_scores(sites("yes", options=("yes", "no")), "option_accuracy") == []
+
+
+def test_of_several_right_options_each_is_right():
+    """Of three options 0 and 2 are right: the best is 2; 1; 0 and 1 alike, of which half is right."""
+    predictions = [[-3.0, -2.0, -1.0], [-3.0, -1.0, -2.0], [-1.0, -1.0, -2.0]]
+    assert score("option_accuracy", predictions, [(0, 2)] * 3) == pytest.approx(100 * 1.5 / 3)
+
+
+def test_options_through_a_run(small, llm_fed, tmp_path):
+    rows = [{"instruction": f"w{20 + i}", "output": "w4", "options": ["w4", "w4", "w5"]} for i in range(8)]
+    (tmp_path / "d").mkdir()
+    for client in ("ada", "bob"):
+        (tmp_path / f"d/{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"task": {"path": str(tmp_path / "d"), "columns": {"options": "options"}}}
+    config = small.config(tmp_path / "c.yaml", rounds=1, **changes)
+    said = llm_fed("run", config, "eval.metric=option_accuracy", "local.steps=20", "--out", tmp_path / "run")
+    assert said.code == 0 and "test examples have an option twice" in said.err
+    scores = json.loads((tmp_path / "run/summary.json").read_text())["scores"]["clients"]
+    assert set(scores.values()) == {100.0}  # half of it with two copies
