@@ -21,11 +21,11 @@ Page = tuple[str, str, str]  # title, place in the site, text
 DOCS = site_links.ROOT / "docs"
 MODULES = {  # what a method, a task or a program of one's own imports, beside `llm_fed` itself
     "method": "Method: the steps of a method and its declarations",
-    "site": "Site: one client, or the server, as a method sees it",
+    "method.site": "Site: one client, or the server, as a method sees it",
     "state": "State: numbers by entry, and arithmetic on them",
     "settings": "Settings: types and ranges of a method's fields",
-    "errors": "Errors",
-    "merge": "Merge: pure functions that merge states",
+    "basics.errors": "Errors",
+    "merge.*": "Merge: pure functions that merge states",
     "tasks.common": "Tasks: examples and clients",
 }
 _LINE = re.compile(r"^\| `([\w+-]+)`(?:, `[\w+-]+`)* \| ", re.MULTILINE)
@@ -51,10 +51,12 @@ def interface() -> list[Page]:
     first = "# llm_fed\n\nWhat `import llm_fed` offers; its use is in the [guide](../guide.md#from-python).\n\n"
     pages = [("llm_fed", "api/index.md", f"{first}{names}\n")]
     for module, title in MODULES.items():
-        package = site_links.ROOT / "llm_fed" / module
-        parts = [f"{module}.{path.stem}" for path in sorted(package.glob("[!_]*.py"))] or [module]
+        package, whole = module.removesuffix(".*"), module.endswith(".*")
+        files = sorted((site_links.ROOT / "llm_fed" / package).glob("[!_]*.py"))
+        parts = [f"{package}.{path.stem}" for path in files] if whole else [module]
         shown = "\n\n".join(_documented(part) for part in parts)
-        pages.append((title.partition(":")[0], f"api/{module.partition('.')[0]}.md", f"# {title}\n\n{shown}\n"))
+        name = title.partition(":")[0]
+        pages.append((name, f"api/{name.lower()}.md", f"# {title}\n\n{shown}\n"))
     return pages
 
 

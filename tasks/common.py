@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from llm_fed.tasks.record import Record
 
 Item = TypeVar("Item")
-LIKELIHOOD = "token_likelihood"  # the metric of texts without prompts
 
 TEMPLATES: dict[str, str | None] = {
     "alpaca": (

@@ -23,9 +23,9 @@ from llm_fed.basics.errors import UserError
 from llm_fed.rows import FileRows, HubRows, Listed, Row, formats, hub_data, layout
 from llm_fed.rows.layout import Layout, Part, split_of
 from llm_fed.settings import datapath
-from llm_fed.settings.config import ColumnsConfig, TaskConfig
+from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL, Collected
-from llm_fed.tasks.common import LIKELIHOOD, ClientData, Example, TaskData
+from llm_fed.tasks.common import ClientData, Example, TaskData
 
 METRIC = "rouge1"
 log = logging.getLogger(__name__)

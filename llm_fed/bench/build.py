@@ -40,11 +40,11 @@ from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.scoring.evaluation import Personal, check_options, evaluate
 from llm_fed.scoring.notes import notes_on_length, notes_on_scores
 from llm_fed.scoring.scores import METRICS, Summary
-from llm_fed.settings.config import Config
+from llm_fed.settings.config import LIKELIHOOD, Config
 from llm_fed.state import State
 from llm_fed.state.wire import Message
 from llm_fed.tasks import content
-from llm_fed.tasks.common import LIKELIHOOD, ClientData, TaskData, select
+from llm_fed.tasks.common import ClientData, TaskData, select
 from llm_fed.tasks.record import Record
 
 

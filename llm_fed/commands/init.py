@@ -25,8 +25,8 @@ from llm_fed.commands.lengths import Lengths, Limits, quantile
 from llm_fed.models import speed
 from llm_fed.rows.reading import Reading
 from llm_fed.settings import datapath
-from llm_fed.settings.config import ColumnsConfig, TaskConfig
-from llm_fed.tasks.common import LIKELIHOOD, Example, TaskData, text_of
+from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
+from llm_fed.tasks.common import Example, TaskData, text_of
 
 BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed, why in one line, and how much it trains. docs/init.md has the measurements.

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from llm_fed.basics.errors import UserError, lookup
-from llm_fed.tasks.common import LIKELIHOOD
+from llm_fed.settings.config import LIKELIHOOD
 
 # Below a table in which "-" stands for the score of a client that has none.
 NOT_SCORED = "-: the client has no example to be scored on; means and worst halves are those of the others."

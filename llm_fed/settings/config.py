@@ -28,6 +28,7 @@ Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state w
 TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`
 
 
+LIKELIHOOD = "token_likelihood"  # the metric of texts without prompts
 # Image models whose weights are drawn anew: a folder of such a name in the working directory is not meant.
 IMAGE_MODELS = (
     "cnn", "cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5",

@@ -308,9 +308,7 @@ def _tried(settings: Mapping[str, Any], setup: Setup, slack: Slack, say: Callabl
 
     with TemporaryDirectory() as folder:
         found: list[Outcome] = []
-        yield passes(
-            "it runs", "llm_fed/method/__init__.py", lambda: found.append(go(settings, setup, Path(folder, "whole")))
-        )
+        yield passes("it runs", "llm_fed/method/", lambda: found.append(go(settings, setup, Path(folder, "whole"))))
         for number, (says, each) in enumerate(CHECKS.items() if found else ()):
             if setup.fused or not each.fused_only:
                 where = Path(folder, str(number))

@@ -5,8 +5,8 @@
       --to docs/results/rows/flan_methods.jsonl
 
 It prints a row `base` (the model without training) and a row `rule` (each client's best rule that trains nothing, see
-llm_fed/scoring/rules.py), and which rules these are. `--to` also writes both rows into a file that `kept.py` reads. The base is
-scored once for equal test examples.
+llm_fed/scoring/rules.py), and which rules these are. `--to` also writes both rows into a file that `kept.py` reads. The
+base is scored once for equal test examples.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def test_clients_train_as_a_method_asks_for(here, monkeypatch):
     """)  # fmt: skip
     lines: list[str] = []
     assert not examine({"name": "own:Own"}, say=lines.append)
-    assert "  FAIL  it runs: set local.optimizer=sgd; see llm_fed/method/__init__.py" in lines
+    assert "  FAIL  it runs: set local.optimizer=sgd; see llm_fed/method/" in lines
     assert examine({"name": "own:Own"}, ["local.optimizer=sgd"], say=lines.append)
 
 
