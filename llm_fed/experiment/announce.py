@@ -181,13 +181,13 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         names: the clients, where their data are on other machines.
     """
     config, base, method, server = built.config, built.base, built.method, built.server
-    sites = list(built.clients.values())
+    sites = [*built.clients.values()]
     layouts = {structure: base.layout(structure) for structure in {s.structure for s in [*sites, server]}}
     frozen = config.local.freeze
     trained = [
         sum(math.prod(layout.shape_of[name]) for name in {*layout.matching(method.trained)}
             - {*(() if frozen is None else layout.matching(frozen, "local.freeze"))})
-        for layout in (layouts[s.structure] for s in sites or [server])
+        for layout in (layouts[structure] for structure in [s.structure for s in sites] or [server.structure])
     ]  # fmt: skip
     sent = None
     if not reached:

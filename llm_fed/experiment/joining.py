@@ -17,7 +17,7 @@ from llm_fed.basics.errors import ClientError
 from llm_fed.basics.figures import rounded
 from llm_fed.experiment.pool import Pool
 from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method.client import Client
 from llm_fed.models.lora import Lora
 from llm_fed.state import State, combine
 
@@ -43,7 +43,7 @@ class Weighed:
     equal: float
 
 
-async def weigh(site: Site, pool: Sequence[State], examples: Sequence[Any]) -> Weighed:
+async def weigh(site: Client, pool: Sequence[State], examples: Sequence[Any]) -> Weighed:
     """Weights by which the merge of the pool has a low loss on the examples, found by forward passes alone.
 
     The weights are a softmax of the negative losses that the adapters have alone. Of all TEMPERATURES the one is taken
@@ -69,7 +69,7 @@ def softmax(losses: Tensor, temperature: float) -> Tensor:
     return (-losses / temperature).softmax(0)
 
 
-async def _losses(site: Site, states: Sequence[State], examples: Sequence[Any]) -> Tensor:
+async def _losses(site: Client, states: Sequence[State], examples: Sequence[Any]) -> Tensor:
     """(len(states),), float64, of each state alone."""
     found: list[float] = []
     for first in range(0, len(states), AT_ONCE):
@@ -80,7 +80,7 @@ async def _losses(site: Site, states: Sequence[State], examples: Sequence[Any]) 
     return losses
 
 
-async def merged_from_pool(site: Site, pool: Pool, count: int, steps: int | None) -> Personal:
+async def merged_from_pool(site: Client, pool: Pool, count: int, steps: int | None) -> Personal:
     """The merge of a pool with the weights that `weigh` finds on at most `count` examples, trained so many steps."""
     names, states, chosen = list(pool.members), list(pool.members.values()), site.sample(count)
     found = await weigh(site, states, chosen)
@@ -96,7 +96,7 @@ async def merged_from_pool(site: Site, pool: Pool, count: int, steps: int | None
     return await site.fit(state, steps=steps), pool.structure, recipe | {"steps": steps}
 
 
-async def merged_with_local(site: Site, pool: Pool, method: Method, steps: int) -> Personal:
+async def merged_with_local(site: Client, pool: Pool, method: Method, steps: int) -> Personal:
     """What a method that needs a federated and a local adapter makes of the pool's one and of that which the site
     trains in so many steps."""
     (federated,) = pool.members.values()

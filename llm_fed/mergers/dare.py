@@ -14,6 +14,7 @@ from llm_fed.basics.rng import generator
 from llm_fed.merge.products import factored
 from llm_fed.mergers.parents import doubled, parent
 from llm_fed.method import Method, Needed
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 from llm_fed.models.structure import Structure
 from llm_fed.settings import AtLeast, Below, PositiveFloat, PositiveInt
@@ -43,10 +44,10 @@ class Dare(Method):
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return doubled(structure)
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         def rule(layer: str, products: Tensor) -> Tensor:
             draws = generator(client.seed, "drop", client.id, layer)
             kept = torch.rand(products.shape, generator=draws).to(products.device) >= self.drop

@@ -11,7 +11,9 @@ from llm_fed.merge.fisher import fisher_merge
 from llm_fed.merge.mean import mean
 from llm_fed.mergers.parents import WITHOUT_HELD_OUT, examples_of, parent
 from llm_fed.method import Method, Needed
+from llm_fed.method.client import Client
 from llm_fed.method.heads import refuse_without_head
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models.lora import HEAD, factor_of
 from llm_fed.settings import NonNegativeFloat, PositiveInt
@@ -48,11 +50,11 @@ class FisherMerging(Method):
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         refuse_without_head(self, server, "head")
         return super().init(server)
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
         examples, said = examples_of(client, self.samples, self.fisher_data)
         found = await client.gradient_moments(fed, local, examples, sampled=self.fisher == "sampled")

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from llm_fed.merge.grid import best
 from llm_fed.mergers.parents import Space, curve, doubled, mixed, parent
 from llm_fed.method import Method, Needed
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 from llm_fed.models.structure import Structure
 from llm_fed.settings import AtLeast, AtMost, PositiveInt
@@ -34,10 +35,10 @@ class Mean(Method):
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
         client.memory["merged"] = mixed(fed, local, self.weight, self.space)
         client.memory["recipe"] = {"lambda_fed": self.weight}
@@ -67,10 +68,10 @@ class Grid(Method):
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
         scores = await curve(client, fed, local, self.space)
         chosen = best({float(weight): score for weight, score in scores.items()}) if scores else 0.5

@@ -11,7 +11,7 @@ from llm_fed.basics.figures import rounded
 from llm_fed.merge.grid import WEIGHTS
 from llm_fed.merge.mean import mix_factors, mix_products
 from llm_fed.method import Needed
-from llm_fed.method.site import Site
+from llm_fed.method.client import Client
 from llm_fed.models.lora import HEAD, Lora, factor_of
 from llm_fed.models.structure import Structure
 from llm_fed.scoring.evaluation import score_split
@@ -29,7 +29,7 @@ def parent(name: str, fed_round: int | None, local_round: int | None, private_he
     return Needed(local_round)
 
 
-def examples_of(client: Site, count: int, source: Literal["train", "held-out"]) -> tuple[list[Any], dict[str, Any]]:
+def examples_of(client: Client, count: int, source: Literal["train", "held-out"]) -> tuple[list[Any], dict[str, Any]]:
     """Up to `count` examples, training ones where a client has no held-out one; and what they are, for the recipe."""
     held_out = source == "held-out" and bool(client.data.held_out)
     examples = client.sample(count, held_out=held_out)
@@ -61,7 +61,7 @@ def doubled(structure: Structure) -> Lora:
     return replace(structure, rank=2 * structure.rank, alpha=2 * structure.alpha)
 
 
-async def curve(client: Site, fed: State, local: State, space: Space, *, own_head: bool = False) -> dict[str, float]:
+async def curve(client: Client, fed: State, local: State, space: Space, *, own_head: bool = False) -> dict[str, float]:
     """Validation scores (0-100) by lambda_fed; empty for a client without validation examples."""
     if not client.data.queries.get("validation"):
         return {}

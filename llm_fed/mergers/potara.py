@@ -17,7 +17,9 @@ from llm_fed.merge.moments import Evidence
 from llm_fed.merge.potara import sweep, traces
 from llm_fed.mergers.parents import WITHOUT_HELD_OUT, Space, curve, doubled, examples_of, mixed, parent
 from llm_fed.method import Method, Needed
+from llm_fed.method.client import Client
 from llm_fed.method.heads import refuse_without_head
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
 from llm_fed.models.structure import Structure
@@ -71,14 +73,14 @@ class Potara(Method):
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return doubled(structure) if self.space == "delta" else structure
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         refuse_without_head(self, server, "head")
         return super().init(server)
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
         examples, said = examples_of(client, self.samples, self.fisher_data)
         plain = client.structure

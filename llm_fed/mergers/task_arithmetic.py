@@ -9,6 +9,7 @@ from typing import ClassVar
 from llm_fed.merge.products import combined
 from llm_fed.mergers.parents import doubled, parent
 from llm_fed.method import Method, Needed
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 from llm_fed.models.structure import Structure
 from llm_fed.settings import PositiveFloat, PositiveInt
@@ -32,10 +33,10 @@ class TaskArithmetic(Method):
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return doubled(structure)
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
         client.memory["merged"] = combined(fed, local, lambda one, other: (self.scaling, self.scaling))
         client.memory["recipe"] = {"scaling": self.scaling}

@@ -13,6 +13,7 @@ from llm_fed.basics.figures import rounded
 from llm_fed.merge.products import factored
 from llm_fed.mergers.parents import doubled, parent
 from llm_fed.method import Method, Needed
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 from llm_fed.models.structure import Structure
 from llm_fed.settings import Above, AtMost, PositiveFloat, PositiveInt
@@ -44,10 +45,10 @@ class Ties(Method):
     def needed(self, name: str) -> Needed:
         return parent(name, self.fed_round, self.local_round, self.private_head)
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return doubled(structure)
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         fed, local = (client.given[name] for name in self.needs)
         merged, lost = factored(fed, local, lambda layer, products: self.scaling * ties(products, self.density))
         client.memory["merged"] = merged
