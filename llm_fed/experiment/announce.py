@@ -25,6 +25,7 @@ from llm_fed.models.structure import Full, Structure
 from llm_fed.runtime.launch import processes
 from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state import State
+from llm_fed.state.trees import leaves
 from llm_fed.state.wire import Message, entries, pack, unpack
 
 if TYPE_CHECKING:
@@ -351,9 +352,7 @@ def _longest(site: Site) -> int:
 
 def _fixed(message: Message) -> bool:
     """Whether the size of messages like this one does not depend on what they hold."""
-    if isinstance(message, dict | list):
-        return all(_fixed(child) for child in (message.values() if isinstance(message, dict) else message))
-    return message is None or isinstance(message, Tensor | State)
+    return all(leaf is None or isinstance(leaf, Tensor | State) for _, leaf in leaves(message))
 
 
 def _cache(base: Any) -> int | None:

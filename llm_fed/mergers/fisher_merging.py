@@ -15,8 +15,8 @@ from llm_fed.method.client import Client
 from llm_fed.method.heads import refuse_without_head
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
-from llm_fed.models.lora import HEAD, factor_of
 from llm_fed.settings import NonNegativeFloat, PositiveInt
+from llm_fed.state.entries import HEAD, factor_of
 from llm_fed.state.wire import Message
 
 

@@ -12,10 +12,11 @@ from llm_fed.merge.grid import WEIGHTS
 from llm_fed.merge.mean import mix_factors, mix_products
 from llm_fed.method import Needed
 from llm_fed.method.client import Client
-from llm_fed.models.lora import HEAD, Lora, factor_of
+from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.scoring.evaluation import score_split
 from llm_fed.state import State
+from llm_fed.state.entries import HEAD, factor_of
 
 # factors: A and B are mixed; delta: B A is, as one adapter of twice the rank
 Space = Literal["factors", "delta"]

@@ -21,10 +21,11 @@ from llm_fed.method.client import Client
 from llm_fed.method.heads import refuse_without_head
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
-from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
+from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.state import Layout
+from llm_fed.state.entries import FACTORS, HEAD, factor_of
 from llm_fed.state.wire import Message
 
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
