@@ -6,10 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.method.server import Server
+from llm_fed.method import Message, Method, Server, Upload, by_arrival
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,8 @@ from typing import Any, ClassVar
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge.robust import lacking
-from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.method.server import Server
+from llm_fed.method import Message, Method, Server, State, Upload, by_arrival
 from llm_fed.settings import NonNegativeFloat, PositiveFloat, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,12 @@ from typing import Annotated, ClassVar
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.method.losses import divergence
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Structure
 from llm_fed.settings import Above, AtMost
-from llm_fed.state import State
 from llm_fed.state.lowrank import truncated
 from llm_fed.state.roles import Echo, Roles, Weights
-from llm_fed.state.wire import Message
 
 Energy = Annotated[float, Above(0), AtMost(1), "1 for all"]
 LEAST_LOSS = 0.01  # the sum of both cross-entropies by which the distillation is divided counts as at least this

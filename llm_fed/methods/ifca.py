@@ -9,16 +9,10 @@ import torch
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Structure
 from llm_fed.settings import NonNegativeInt, PositiveInt
-from llm_fed.state import State
 from llm_fed.state.roles import Index, Roles
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

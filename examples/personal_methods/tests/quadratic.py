@@ -8,13 +8,10 @@ from typing import Any
 
 import torch
 
-from llm_fed.method import Upload
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Server, State, Upload
 from llm_fed.method.requests import Fit, Fitted, Gradient
-from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.settings.config import LocalConfig
-from llm_fed.state import State
 
 
 def state(**entries: float) -> State:
