@@ -88,7 +88,6 @@ class Site:
     cohort: int = 0  # at the server: the most clients that are asked in one round
     structures: Mapping[str, Structure] = field(default_factory=dict)  # at the server: of clients, where ranks differ
     start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
-    given: Mapping[str, State] = field(default_factory=dict)  # by name of a needed method, its result for this client
     memory: MutableMapping[str, Message] = field(default_factory=dict)
     round: int = 0
     lr: float = 0.0  # of this round

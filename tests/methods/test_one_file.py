@@ -1,4 +1,5 @@
-"""One paper, one file: a method derives from Method alone, and what two of them share is a module of functions."""
+"""One paper, one file: a method derives from Method alone, a merger is a function, and what two of them share is a
+module of functions."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from llm_fed import method, methods
 from llm_fed.method import Method
+from llm_fed.method.merge import Merge
 
 MODULES = [importlib.import_module(f"llm_fed.methods.{found.name}") for found in pkgutil.iter_modules(methods.__path__)]
 OF_METHODS = {kind.__module__ for kind in methods.METHODS.values()}
@@ -24,6 +26,7 @@ def test_what_a_method_has_is_said_at_its_beginning():
 
 def test_a_method_has_no_base_but_method():
     assert {kind.__bases__ for kind in methods.METHODS.values()} == {(Method,)}
+    assert {kind.__bases__ for kind in methods.MERGERS.values()} == {(Merge,)}
 
 
 def test_no_method_imports_another():
