@@ -11,6 +11,7 @@ from typing import Any
 from llm_fed.engine.drive import drive
 from llm_fed.method import Method, Upload
 from llm_fed.method.requests import Fit, FitHead, Fitted, Gradient, Request
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.runs.reading import finished
 from llm_fed.runs.records import read_records
@@ -50,7 +51,7 @@ class Traffic:
 
 def count_parameters(
     method: Method,
-    server: Site,
+    server: Server,
     clients: Mapping[str, Site],
     layout: Callable[[Any], Layout],
     parents: Sequence[Parameters] = (),
@@ -75,7 +76,7 @@ def count_parameters(
     return Parameters(entries(state), max(entries(messages[first]), entries(later)), entries(answer), held)
 
 
-def after_a_step(method: Method, server: Site, state: Message, messages: Mapping[str, Message]) -> Message:
+def after_a_step(method: Method, server: Server, state: Message, messages: Mapping[str, Message]) -> Message:
     """The server's state after one step on answers of the right shape to these messages. Nothing is trained."""
     answers = [Upload(client, 1, 0, method.upload_like(message)) for client, message in messages.items()]
     server.begin(1, 0.0)

@@ -14,7 +14,7 @@ from llm_fed.export import models
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
 from llm_fed.method import Method, Parent
-from llm_fed.method.site import Site
+from llm_fed.method.client import Client
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
@@ -73,7 +73,7 @@ def states_of_run(
     round: int | None,
     config: Config,
     base: Base | ImageBase,
-    clients: Mapping[str, Site],
+    clients: Mapping[str, Client],
     runtime: LocalRuntime,
 ) -> dict[str, State]:
     """The personal model of each of `clients` in a run.

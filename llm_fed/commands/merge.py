@@ -26,7 +26,7 @@ from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.peft_settings import CONFIG
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
-from llm_fed.models.lora import FACTORS, Lora, factor_of, targets
+from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, as_said, prompt_of, read_prompt
 from llm_fed.models.structure import structure_of
@@ -36,6 +36,7 @@ from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.config import AdapterConfig, BaseConfig, Config, TaskConfig
 from llm_fed.settings.configfile import as_dict, from_dict, keys_of
 from llm_fed.state import State
+from llm_fed.state.entries import FACTORS, factor_of
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record, together
 from llm_fed.tasks.splits import ByContent

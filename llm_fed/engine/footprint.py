@@ -20,8 +20,8 @@ from llm_fed.engine.examples import Kind
 from llm_fed.engine.fit import token_losses
 from llm_fed.engine.inference import autocast
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
+from llm_fed.method.client import Client
 from llm_fed.method.optimizer import MOMENTS
-from llm_fed.method.site import Site
 from llm_fed.models.images import ImageBase
 from llm_fed.models.joined import full, respond
 from llm_fed.models.loading import Base
@@ -84,7 +84,7 @@ def training_copies(structure: Lora | Full, local: LocalConfig, per_pass: int) -
 
 
 def activations(
-    base: Base | ImageBase, site: Site, kind: Callable[[Lora], Kind], local: LocalConfig, per_pass: int
+    base: Base | ImageBase, site: Client, kind: Callable[[Lora], Kind], local: LocalConfig, per_pass: int
 ) -> Activations:
     """What a backward pass keeps at the most.
 

@@ -25,6 +25,7 @@ from llm_fed.models.structure import Full, Structure
 from llm_fed.runtime.launch import processes
 from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state import State
+from llm_fed.state.trees import leaves
 from llm_fed.state.wire import Message, entries, pack, unpack
 
 if TYPE_CHECKING:
@@ -181,13 +182,13 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         names: the clients, where their data are on other machines.
     """
     config, base, method, server = built.config, built.base, built.method, built.server
-    sites = list(built.clients.values())
+    sites = [*built.clients.values()]
     layouts = {structure: base.layout(structure) for structure in {s.structure for s in [*sites, server]}}
     frozen = config.local.freeze
     trained = [
         sum(math.prod(layout.shape_of[name]) for name in {*layout.matching(method.trained)}
             - {*(() if frozen is None else layout.matching(frozen, "local.freeze"))})
-        for layout in (layouts[s.structure] for s in sites or [server])
+        for layout in (layouts[structure] for structure in [s.structure for s in sites] or [server.structure])
     ]  # fmt: skip
     sent, asked = None, method.asked(server.clients or names)
     if not reached:
@@ -349,9 +350,7 @@ def _longest(site: Site) -> int:
 
 def _fixed(message: Message) -> bool:
     """Whether the size of messages like this one does not depend on what they hold."""
-    if isinstance(message, dict | list):
-        return all(_fixed(child) for child in (message.values() if isinstance(message, dict) else message))
-    return message is None or isinstance(message, Tensor | State)
+    return all(leaf is None or isinstance(leaf, Tensor | State) for _, leaf in leaves(message))
 
 
 def _cache(base: Any) -> int | None:

@@ -19,7 +19,8 @@ from llm_fed.federation import privacy
 from llm_fed.federation.clients import finish, messages_for
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
-from llm_fed.method.site import NOISY_STEPS, OPTIMIZER, Site
+from llm_fed.method.client import NOISY_STEPS
+from llm_fed.method.site import OPTIMIZER, Site
 from llm_fed.models.prompt import prompt_of
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter

@@ -18,8 +18,8 @@ from llm_fed.basics.errors import ClientError
 from llm_fed.basics.figures import rounded
 from llm_fed.experiment.merging import Personal, WithLocal
 from llm_fed.experiment.pool import Pool
+from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
-from llm_fed.method.site import Site
 from llm_fed.settings.config import Config
 from llm_fed.state import State, combine
 
@@ -44,7 +44,7 @@ class Weighed:
     equal: float
 
 
-async def weigh(site: Site, pool: Sequence[State], examples: Sequence[Any]) -> Weighed:
+async def weigh(site: Client, pool: Sequence[State], examples: Sequence[Any]) -> Weighed:
     """Weights by which the merge of the pool has a low loss on the examples, found by forward passes alone.
 
     The weights are a softmax of the negative losses that the adapters have alone. Of all TEMPERATURES the one is taken
@@ -70,7 +70,7 @@ def softmax(losses: Tensor, temperature: float) -> Tensor:
     return (-losses / temperature).softmax(0)
 
 
-async def _losses(site: Site, states: Sequence[State], examples: Sequence[Any]) -> Tensor:
+async def _losses(site: Client, states: Sequence[State], examples: Sequence[Any]) -> Tensor:
     """(len(states),), float64, of each state alone."""
     found: list[float] = []
     for first in range(0, len(states), AT_ONCE):
@@ -100,7 +100,7 @@ class ByWeights:
         """What the newcomer of this name should know."""
         return ""
 
-    async def personal(self, site: Site) -> Personal:
+    async def personal(self, site: Client) -> Personal:
         """Its adapter."""
         names, states, chosen = list(self.pool.members), list(self.pool.members.values()), site.sample(self.count)
         found = await weigh(site, states, chosen)

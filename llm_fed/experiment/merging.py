@@ -18,8 +18,8 @@ from llm_fed.experiment.pool import Pool
 from llm_fed.experiment.splits import log_reading
 from llm_fed.export import models
 from llm_fed.method import Method, Parent
+from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
-from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.records import read_records, time_of_day
@@ -131,7 +131,7 @@ class WithLocal:
             f"without it {name} gets the federated one"
         )
 
-    async def personal(self, site: Site) -> Personal:
+    async def personal(self, site: Client) -> Personal:
         """Its adapter."""
         ((name, federated),) = self.pool.members.items()
         if self.steps is None:

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError, printable
-from llm_fed.bench.build import with_examples
 from llm_fed.bench.encoding import Encoder
+from llm_fed.bench.sites import with_examples
 from llm_fed.experiment.announce import SPLITS
 from llm_fed.experiment.costs import Counts
 from llm_fed.method.requests import Query

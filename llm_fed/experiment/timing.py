@@ -27,6 +27,7 @@ from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.samples import Samples
 from llm_fed.federation.clients import broadcast
 from llm_fed.method import Method
+from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
 from llm_fed.models.loading import Base
@@ -128,7 +129,7 @@ def with_forecast(experiment: Experiment, plan: Ahead, reached: int = 0) -> Ahea
     return replace(plan, forecast=forecast(experiment, plan, plan.rounds - reached))
 
 
-def _asked(experiment: Experiment) -> list[Site]:
+def _asked(experiment: Experiment) -> list[Client]:
     """Who trains in the first round."""
     asked = [ask.client for ask in experiment.schedule.asks(1) if ask.delay is not None]
     return [site for id in asked if (site := experiment.clients.get(id)) is not None and site.train]
@@ -141,7 +142,7 @@ class _Timed:
         self._built = experiment
         self._state = experiment.method.init(experiment.server)
 
-    def round(self, sites: Sequence[Site], rounds: int) -> Span:
+    def round(self, sites: Sequence[Client], rounds: int) -> Span:
         """Seconds of a round in which these clients train."""
         one, taken = self._seconds(sites[:1], 1)
         # What is timed is one step of each fit, or all that a method does whatever `local.steps` says.
@@ -159,7 +160,7 @@ class _Timed:
         seconds = (first + further * (steps - 1)) / count * len(sites)
         return Span(seconds, seconds)
 
-    def _seconds(self, sites: Sequence[Site], steps: int) -> tuple[float, int]:
+    def _seconds(self, sites: Sequence[Client], steps: int) -> tuple[float, int]:
         """How long so many steps of these clients take in one pass, and how many steps the first one took."""
         built = self._built
         ids = [site.id for site in sites]
@@ -175,7 +176,7 @@ class _Timed:
         return _least(train), taken
 
 
-def _copied(site: Site, steps: int) -> Site:
+def _copied(site: Client, steps: int) -> Client:
     found = copy(site)
     found.memory, found.local = {}, replace(site.local, steps=steps, epochs=None)
     found.begin(1, site.local.lr)

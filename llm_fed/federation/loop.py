@@ -15,6 +15,7 @@ from llm_fed.federation.progress import Progress, memories, prune, resume, save,
 from llm_fed.federation.uploads import arrivals
 from llm_fed.method import Method
 from llm_fed.method.requests import Runtime
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, log_event
@@ -32,7 +33,7 @@ class Federation:
 
     method: Method
     clients: Clients
-    server: Site
+    server: Server
     runtime: Runtime  # executes what the server awaits
     # Of the server's noise; None: the run's seed. Clients on other machines must not know it.
     noise_seed: int | None = None

@@ -32,7 +32,8 @@ import torch
 from llm_fed.basics.errors import UserError, install
 from llm_fed.basics.rng import generator
 from llm_fed.method import Method, Upload
-from llm_fed.method.site import NOISY_STEPS, Private, Site
+from llm_fed.method.client import NOISY_STEPS, Private
+from llm_fed.method.site import Site
 from llm_fed.settings.config import Config, PrivacyConfig
 from llm_fed.state import State
 from llm_fed.state.wire import Message

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from llm_fed.models.lora import FACTORS, HEAD, factor_of
 from llm_fed.state import State, combine
+from llm_fed.state.entries import FACTORS, HEAD, factor_of
 
 
 def mean(states: Sequence[State], weights: Sequence[float] | None = None) -> State:

@@ -11,15 +11,15 @@ from torch import Tensor
 from llm_fed.basics.figures import rounded
 from llm_fed.basics.rng import generator
 from llm_fed.merge.products import factored
+from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
-from llm_fed.method.site import Site
 from llm_fed.settings import AtLeast, Below, PositiveFloat
 from llm_fed.state import State
 
 
 @Merger(paper="DARE (Yu et al. 2024)", data_free=True, doubles=True)
 def dare(
-    client: Site,
+    client: Client,
     fed: State,
     local: State,
     *,

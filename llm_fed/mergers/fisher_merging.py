@@ -9,16 +9,16 @@ from llm_fed.basics.figures import rounded
 from llm_fed.merge.fisher import fisher_merge
 from llm_fed.merge.mean import mean
 from llm_fed.mergers.mixing import by_training_examples, examples_of
+from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
-from llm_fed.method.site import Site
-from llm_fed.models.lora import HEAD, factor_of
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.state import State
+from llm_fed.state.entries import HEAD, factor_of
 
 
 @Merger(paper="Fisher merging (Matena and Raffel 2022)", without_held_out=by_training_examples, of_head=("head",))
 async def fisher_merging(
-    client: Site,
+    client: Client,
     fed: State,
     local: State,
     *,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from llm_fed.merge.grid import best
 from llm_fed.mergers.mixing import FedShare, Space, curve, in_delta, mixed
+from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
-from llm_fed.method.site import Site
 from llm_fed.state import State
 
 
@@ -13,7 +13,7 @@ from llm_fed.state import State
     paper="Weighted mean of a federated and a local adapter (Wortsman et al. 2022)", data_free=True, doubles=in_delta
 )
 def mean(
-    client: Site,
+    client: Client,
     fed: State,
     local: State,
     *,
@@ -29,7 +29,7 @@ def mean(
     paper="Grid search over mixing weights (Zou et al. 2026, App. E)", doubles=in_delta,
     without_held_out="their two adapters weigh the same",
 )  # fmt: skip
-async def grid(client: Site, fed: State, local: State, *, space: Space = "factors") -> Merged:
+async def grid(client: Client, fed: State, local: State, *, space: Space = "factors") -> Merged:
     """Like `mean`, with the weight out of 0, 0.1, ..., 1 that scores best on the client's validation examples, or 0.5
     without any.
 

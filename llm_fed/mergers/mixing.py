@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from llm_fed.basics.figures import rounded
 from llm_fed.merge.grid import WEIGHTS
 from llm_fed.merge.mean import mix_factors, mix_products
-from llm_fed.method.site import Site
-from llm_fed.models.lora import HEAD, factor_of
+from llm_fed.method.client import Client
 from llm_fed.scoring.evaluation import score_split
 from llm_fed.settings import AtLeast, AtMost
 from llm_fed.state import State
+from llm_fed.state.entries import HEAD, factor_of
 
 # factors: A and B are mixed; delta: B A is, as one adapter of twice the rank
 Space = Literal["factors", "delta"]
@@ -29,7 +29,7 @@ def by_training_examples(settings: Any) -> str:
     return "their training examples give the Fisher information" if settings.fisher_data == "held-out" else ""
 
 
-def examples_of(client: Site, count: int, source: Literal["train", "held-out"]) -> tuple[list[Any], dict[str, Any]]:
+def examples_of(client: Client, count: int, source: Literal["train", "held-out"]) -> tuple[list[Any], dict[str, Any]]:
     """Up to `count` examples, training ones where a client has no held-out one; and what they are, for the recipe."""
     held_out = source == "held-out" and bool(client.data.held_out)
     examples = client.sample(count, held_out=held_out)
@@ -54,7 +54,7 @@ def mixed(
     return merged.updated(local.pick(head)) if own_head and head else merged
 
 
-async def curve(client: Site, fed: State, local: State, space: Space, *, own_head: bool = False) -> dict[str, float]:
+async def curve(client: Client, fed: State, local: State, space: Space, *, own_head: bool = False) -> dict[str, float]:
     """Validation scores (0-100) by lambda_fed; empty for a client without validation examples."""
     if not client.data.queries.get("validation"):
         return {}

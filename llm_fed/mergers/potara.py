@@ -16,11 +16,12 @@ from llm_fed.basics.figures import rounded
 from llm_fed.merge.moments import Evidence
 from llm_fed.merge.potara import sweep, traces
 from llm_fed.mergers.mixing import Space, by_training_examples, curve, examples_of, in_delta, mixed
+from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
-from llm_fed.method.site import Site
-from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
+from llm_fed.models.lora import Lora
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.state import Layout, State
+from llm_fed.state.entries import FACTORS, HEAD, factor_of
 
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
 
@@ -36,7 +37,7 @@ def one_weight_in_delta(settings: Any) -> None:
     refuse=one_weight_in_delta,
 )  # fmt: skip
 async def potara(
-    client: Site,
+    client: Client,
     fed: State,
     local: State,
     *,

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from llm_fed.merge.products import combined
 from llm_fed.mergers.mixing import FedShare
+from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
-from llm_fed.method.site import Site
 from llm_fed.state import State
 
 
 @Merger(paper="SLERP (Shoemake 1985)", data_free=True, doubles=True)
 def slerp(
-    client: Site,
+    client: Client,
     fed: State,
     local: State,
     *,

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from llm_fed.merge.products import combined
+from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
-from llm_fed.method.site import Site
 from llm_fed.settings import PositiveFloat
 from llm_fed.state import State
 
 
 @Merger(paper="Task arithmetic (Ilharco et al. 2023)", data_free=True, doubles=True)
 def task_arithmetic(
-    client: Site,
+    client: Client,
     fed: State,
     local: State,
     *,

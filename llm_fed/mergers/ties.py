@@ -10,15 +10,15 @@ from torch import Tensor
 
 from llm_fed.basics.figures import rounded
 from llm_fed.merge.products import factored
+from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
-from llm_fed.method.site import Site
 from llm_fed.settings import Above, AtMost, PositiveFloat
 from llm_fed.state import State
 
 
 @Merger(paper="TIES-Merging (Yadav et al. 2023)", data_free=True, doubles=True)
 def ties(
-    client: Site,
+    client: Client,
     fed: State,
     local: State,
     *,

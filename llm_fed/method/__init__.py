@@ -29,6 +29,8 @@ from llm_fed.state.roles import Roles
 from llm_fed.state.wire import Message
 
 if TYPE_CHECKING:
+    from llm_fed.method.client import Client
+    from llm_fed.method.server import Server
     from llm_fed.method.site import Site
     from llm_fed.models.structure import Structure
     from llm_fed.state import State
@@ -111,12 +113,12 @@ class Method:
 
     # Steps before the first round.
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         """The parameters of this client's model (None: the server's), given the run's structure. Clients with equal
         structures train fused."""
         return structure
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         """The server's state before round 1: anything that can be serialised."""
         return server.initial().select(self.shared)
 
@@ -126,19 +128,19 @@ class Method:
         """The message that this client receives in a round."""
         return state
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         """One client's work in one round. The returned message is uploaded."""
         theta = await client.fit(client.assemble(message), train=self.trained)
         client.keep(theta, self.trained, message)
         return theta.select(self.shared) - message
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         """The server's step on the uploads that arrived in this round (perhaps none), sorted by (arrival, client)."""
         return averaged(server, state, uploads)
 
     # Steps after the last round; clients are also scored, by `personalize`, in rounds before it.
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         """Runs once at every client, after the last round. It keeps its results in `client.memory`."""
 
     async def personalize(self, client: Site, message: Message) -> Message:
@@ -181,14 +183,14 @@ class Method:
         return client.memory.get("recipe", {})
 
 
-def averaged(server: Site, state: State, uploads: list[Upload]) -> State:
+def averaged(server: Server, state: State, uploads: list[Upload]) -> State:
     """FedAvg's step: the state plus the mean of the updates, weighted by numbers of examples. No updates: the state."""
     if not uploads:
         return state
     return state + server.average([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
 
 
-def by_arrival(server: Site, uploads: list[Upload]) -> list[Upload]:
+def by_arrival(server: Server, uploads: list[Upload]) -> list[Upload]:
     """The uploads of one round in the order of their arrival, for methods that depend on it.
 
     Virtual time is counted in rounds, so the order within a round is random: it depends only on (seed, round, client).

@@ -1,7 +1,7 @@
 """Merger: what a paper on merging contributes, a function of one client's federated and local model.
 
     @Merger(paper="Model soups (Wortsman et al. 2022)", data_free=True)
-    def soup(client: Site, fed: State, local: State, *, weight: float = 0.5) -> Merged:
+    def soup(client: Client, fed: State, local: State, *, weight: float = 0.5) -> Merged:
         return weight * fed + (1 - weight) * local, {"lambda_fed": weight}
 
 Its keyword arguments are its settings, with types, ranges and defaults as a method's fields have them. It returns the
@@ -20,7 +20,9 @@ from typing import Any, ClassVar
 
 from llm_fed.basics.errors import UserError
 from llm_fed.method import Method, Parent, Upload
+from llm_fed.method.client import Client
 from llm_fed.method.heads import refuse_without_head
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
@@ -104,18 +106,18 @@ class Merge(Method):
     def in_words(self, rounds: int) -> str:
         return f"; trains {' and '.join(parent.name for parent in self.parents)} first and merges their results"
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         doubles = self.merger.doubles
         return doubled(structure) if (doubles(self) if callable(doubles) else doubles) else structure
 
-    def init(self, server: Site) -> None:
+    def init(self, server: Server) -> None:
         if self.merger.of_head:
             refuse_without_head(self, server, *self.merger.of_head)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return state  # there are no rounds, so `server.aggregation` has nothing to average
 
-    async def finish(self, client: Site, message: Mapping[str, State]) -> None:
+    async def finish(self, client: Client, message: Mapping[str, State]) -> None:
         fed, local = (message[parent.name] for parent in self.parents)
         merged = self.function(client, fed, local, **{name: getattr(self, name) for name in self.own})
         client.memory["merged"], client.memory["recipe"] = await merged if inspect.isawaitable(merged) else merged

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.state.wire import Message
 
@@ -27,14 +27,14 @@ class CA2FL(Method):
     buffer: PositiveInt = 10  # M: updates per server step
     server_lr: PositiveFloat = 1.0  # eta_g
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         return {"model": model, "mean": 0.0 * model, "sum": 0.0 * model, "waiting": [], "buffered": 0}
 
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         model, mean, total, buffered = state["model"], state["mean"], state["sum"], state["buffered"]
         memory, waiting = server.memory, list(state["waiting"])  # who is in the buffer
         for upload in by_arrival(server, uploads):

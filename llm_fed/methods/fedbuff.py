@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from llm_fed.basics.errors import UserError
 from llm_fed.merge.robust import lacking
 from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 from llm_fed.state import State
 from llm_fed.state.wire import Message
@@ -33,7 +33,7 @@ class FedBuff(Method):
     # a: an update counts (1 + staleness)^-a; the FedBuff paper's 0.5 is an option
     staleness_exponent: NonNegativeFloat = 0.0
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         if server.step.aggregation == "mean":
             return {"model": model, "sum": 0.0 * model, "buffered": 0}
@@ -44,7 +44,7 @@ class FedBuff(Method):
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if "updates" in state:
             return self._robust(server, state, uploads)
         model, total, buffered = state["model"], state["sum"], state["buffered"]
@@ -56,7 +56,7 @@ class FedBuff(Method):
                 total, buffered = 0.0 * total, 0
         return {"model": model, "sum": total, "buffered": buffered}
 
-    def _robust(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    def _robust(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         model, updates = state["model"], list(state["updates"])
         for upload in by_arrival(server, uploads):
             updates.append(self._discounted(upload))

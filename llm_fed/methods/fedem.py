@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method.client import Client
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Full, Structure
 from llm_fed.settings import PositiveInt
@@ -38,13 +38,13 @@ class FedEM(Method):
 
     num_models: PositiveInt = 4  # d; the FedMerge paper tries 2 to 12
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         names = [f"expert{j}" for j in range(self.num_models)]
         if isinstance(structure, Full):
             return structure.several(*names, answer="probabilities")
         return structure.with_experts(*names, gate="router")
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         if not isinstance(client.structure, Full):
             return await super().client_update(client, message)
         state = client.assemble(message)

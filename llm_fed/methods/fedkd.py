@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.method import Method, Upload
+from llm_fed.method.client import Client
 from llm_fed.method.losses import divergence
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
@@ -54,10 +56,10 @@ class FedKD(Method):
     def by_rounds(self) -> bool:  # type: ignore[override]
         return self.energy != self.energy_end
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.beside("own", "small", "first")
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         # `step` leads from version - 1 to version; `holds`: the version that a client had when it last answered
         return {"model": server.initial().select(self.shared), "version": 0, "step": None, "holds": {}}
 
@@ -65,7 +67,7 @@ class FedKD(Method):
         whole = state["step"] is None or state["holds"].get(client) != state["version"] - 1
         return {"version": state["version"], "whole": whole, "model": state["model" if whole else "step"]}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         small = _received(client, message)
         theta = await client.fit(client.assemble(small), loss=self.loss)
         client.keep(theta, self.trained, small)
@@ -87,7 +89,7 @@ class FedKD(Method):
         taught = _distance(own, small) + _distance(small, own)
         return known + taught / known.detach().clamp(min=LEAST_LOSS)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         updates = [upload.content["update"] for upload in uploads]

@@ -22,6 +22,8 @@ from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.grid import WEIGHTS
 from llm_fed.method import Method, Upload, averaged
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.settings import AtLeast, AtMost, NonNegativeInt, PositiveFloat
 from llm_fed.state import State, stack
@@ -49,7 +51,7 @@ class FedPool(Method):
     personal_steps: NonNegativeInt = 20  # optimizer steps of each client after the last round
     personal_lr: PositiveFloat | None = None  # their learning rate; null: a third of `local.lr`
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         none = torch.zeros(0, 0, dtype=torch.float64)
         return {
             "mean": server.initial(),  # the model of who never answered
@@ -67,7 +69,7 @@ class FedPool(Method):
         of_all: State = state["mean"]
         return of_all.like(dict(_by_client(state)).get(client, of_all.row))
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         sizes = state["sizes"] | {upload.client: upload.num_examples for upload in uploads}
@@ -126,7 +128,7 @@ class FedPool(Method):
         of_all = models[0].clone() if len(models) == 1 else moved(list(sizes), 0.0)[0]
         return {"mean": like.like(of_all), "groups": groups, "models": models, "ahead": ahead}
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         if not self.personal_steps:
             return
         lr = client.local.lr / 3 if self.personal_lr is None else self.personal_lr
@@ -138,7 +140,7 @@ class FedPool(Method):
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory.get("personal", message)
 
-    async def _own_share(self, client: Site, pooled: State, own: State) -> float:
+    async def _own_share(self, client: Client, pooled: State, own: State) -> float:
         """The share of the client's own model whose mixture has the lowest loss on the held-out examples; a half where
         there are none, or where noise hides what is learned of examples."""
         held_out = client.data.held_out

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llm_fed.merge.products import layers
 from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method.client import Client
 from llm_fed.settings import AtLeast, AtMost
 from llm_fed.state import State
 from llm_fed.state.wire import Message
@@ -34,7 +34,7 @@ class FedRotLoRA(Method):
     # lambda: how far to turn; 1: to the best rotation, 0: not at all
     rotation: Annotated[float, AtLeast(0), AtMost(1)] = 1.0
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = await client.fit(message)
         if client.round > 1:
             theta = turned(theta, message, by_a=client.round % 2 == 0, share=self.rotation)

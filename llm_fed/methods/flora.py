@@ -10,11 +10,14 @@ from llm_fed.basics.rng import generator
 from llm_fed.merge import delta
 from llm_fed.merge.factors import heads, stacked
 from llm_fed.method import Method, Upload
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.methods import folded, served
-from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
+from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.state import Layout, State
+from llm_fed.state.entries import FACTORS, HEAD, factor_of
 from llm_fed.state.roles import Echo, Roles
 from llm_fed.state.wire import Message
 
@@ -34,10 +37,10 @@ class FLoRA(Method):
     one_model: ClassVar[bool] = True
     sends: ClassVar[Roles] = {"version": Echo()}
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return replace(structure, delta=True) if isinstance(structure, Lora) else structure
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         assert isinstance(server.structure, Lora)
         model = server.initial()
         before = delta.nothing(model)
@@ -53,7 +56,7 @@ class FLoRA(Method):
         like = {name: _at_rank(name, shape, rank) for name, shape in state["like"].items()}
         return {"head": state["head"], "like": like, **folded.sent(state, client)}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         whole = folded.received(client, message)
         fresh = client.draw(generator(client.seed, "fresh", client.round, client.id)).updated(message["head"])
         theta = await client.fit(delta.beneath(fresh, whole))
@@ -64,7 +67,7 @@ class FLoRA(Method):
         layout = Layout(tuple(message["like"]), tuple(tuple(shape) for shape in message["like"].values()))
         return folded.answer(message, State(layout, message["head"].row.new_zeros(layout.size)))
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         assert isinstance(server.structure, Lora)

@@ -13,7 +13,9 @@ from torch import Tensor
 from llm_fed.merge.factors import heads, product_norms, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
 from llm_fed.method import Method, Upload
+from llm_fed.method.client import Client
 from llm_fed.method.optimizer import Tail
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.methods import served
 from llm_fed.models.lora import Lora
@@ -55,13 +57,13 @@ class HetLoRA(Method):
     pruning: NonNegativeFloat = 0.001  # lambda; 0: ranks stay
     decay: Annotated[float, Above(0), AtMost(1)] = 0.99  # gamma: the share of its rank that is kept
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return {"model": server.initial(), "clients": served.clients_of(server)}
 
     def broadcast(self, state: Message, client: str) -> Message:
         return served.part(state["model"], state["clients"], client)
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         rank, optimizer = rank_of(message), client.optimizer
         kept = max(1, math.floor(self.decay * rank + 1e-9)) if self.pruning else rank
         if kept < rank:
@@ -74,7 +76,7 @@ class HetLoRA(Method):
     def upload_like(self, message: Message) -> Message:
         return {"adapter": message, "rank": rank_of(message)}
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         model, clients = state["model"], dict(state["clients"])
@@ -107,7 +109,7 @@ class HetLoRA(Method):
         return rebuilt(padded[0], entries)
 
 
-def _of_rank(client: Site, rank: int) -> Lora:
+def _of_rank(client: Client, rank: int) -> Lora:
     """The client's structure at a rank to which it has pruned itself, with the scaling that it had."""
     structure = client.structure
     assert isinstance(structure, Lora)

@@ -10,6 +10,8 @@ import torch
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.method import Method, Upload
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
@@ -45,7 +47,7 @@ class IFCA(Method):
     def without_held_out(self) -> str:  # type: ignore[override]
         return "they choose a model by their training examples" if self.choice_data == "held-out" else ""
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         if self.warmup_rounds < 1 < self.num_models and isinstance(structure, Lora):
             raise UserError(
                 f"method.warmup_rounds is {self.warmup_rounds}; with adapters it must be at least 1, because fresh "
@@ -53,7 +55,7 @@ class IFCA(Method):
             )
         return structure
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         models = [server.initial(), *(server.initial("model", j) for j in range(1, self.num_models))]
         order = torch.randperm(len(server.clients), generator=generator(server.seed, "warm-up")).tolist()
         assigned = {server.clients[client]: place % self.num_models for place, client in enumerate(order)}
@@ -63,7 +65,7 @@ class IFCA(Method):
         warm_up = state["round"] < self.warmup_rounds
         return {"models": state["models"], "assigned": state["assigned"][client] if warm_up else None}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         chosen = await self._choice(client, message)
         start = message["models"][chosen]
         theta = await client.fit(start)
@@ -72,7 +74,7 @@ class IFCA(Method):
     def upload_like(self, message: Message) -> Message:
         return {"model": len(message["models"]) - 1, "delta": message["models"][0]}
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         models = list(state["models"])
         for j, model in enumerate(models):
             joined = [upload for upload in uploads if upload.content["model"] == j]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method.client import Client
 from llm_fed.models.structure import Full, Structure
 
 
@@ -25,7 +25,7 @@ class PFedMoE(Method):
     mean_only: ClassVar[bool] = True
     shared: ClassVar[str] = r"(^|\.)global\."
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         if isinstance(structure, Full):
             return structure.beside("local", "global", "gate")
         return structure.with_experts("global", "local", gate="router")

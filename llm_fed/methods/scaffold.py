@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
 from llm_fed.method import Method, Upload
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.settings import PositiveFloat
 from llm_fed.state.wire import Message
@@ -23,7 +25,7 @@ class Scaffold(Method):
 
     server_lr: PositiveFloat = 1.0  # eta_g, as in the paper's experiments
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model, local = server.initial(), server.local
         if local.optimizer != "sgd" or local.momentum or not local.lr_end:
             raise UserError("scaffold computes mean gradients from the distance that plain SGD moves; set "
@@ -33,7 +35,7 @@ class Scaffold(Method):
                             "local.decay=constant and local.warmup_steps=0")  # fmt: skip
         return {"model": model, "control": 0 * model.pick(tuple(model))}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         x, c = message["model"], message["control"]
         before = client.memory.get("control", 0 * c)
         y = await client.fit(x, optimizer=replace(client.optimizer, correction=c - before))  # line 10
@@ -41,7 +43,7 @@ class Scaffold(Method):
         client.memory["control"] = after
         return {"model": y - x, "control": after - before}
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         rates = {"model": self.server_lr / max(1, len(uploads)), "control": 1 / len(server.clients)}  # lines 16, 17
         return {key: sum((rates[key] * upload.content[key] for upload in uploads), state[key]) for key in rates}
 

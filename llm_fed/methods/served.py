@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_fed.merge.factors import rank_of, resized
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.models.lora import Lora
 from llm_fed.state import State
 
 Clients = Mapping[str, Any]  # by name {"rank": r, "factor": the server's scaling over the client's}
 
 
-def clients_of(server: Site) -> Clients:
+def clients_of(server: Server) -> Clients:
     """Of the clients whose adapters differ from the server's."""
     own = server.structure
     assert isinstance(own, Lora)  # these methods are of adapters alone

@@ -33,6 +33,7 @@ from llm_fed.experiment.baselines import rule_of
 from llm_fed.export import models
 from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.federation.privacy import check_elsewhere
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
 from llm_fed.network.node_folders import personal_folder, plain
@@ -165,7 +166,7 @@ class Node:
         built, sites, messages = self._there(work)
         merged = self._parents(work, messages)
 
-        def begin(client: str, site: Site) -> Site:
+        def begin(client: str, site: Client) -> Client:
             for state in merged[client].values():
                 if isinstance(state, Exception):
                     raise state
@@ -210,7 +211,7 @@ class Node:
                 given[client][need] = state
         return given
 
-    def _export(self, built: Experiment, work: _Work, site: Site, state: State, score: Mapping[str, Any]) -> None:
+    def _export(self, built: Experiment, work: _Work, site: Client, state: State, score: Mapping[str, Any]) -> None:
         """Write a client's personal model to this machine's disk, where the configuration says so."""
         order = work.orders[site.id]
         answered = any(run["after"] for run in (order, *order["given"].values()))
@@ -243,7 +244,7 @@ class Node:
         built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
         messages: dict[str, Message] = {}
 
-        def opened(client: str, site: Site) -> Site:
+        def opened(client: str, site: Client) -> Client:
             messages[client] = unpack(content_of(work.orders[client], work.content))
             return site
 
@@ -252,7 +253,7 @@ class Node:
     def _sites(self, built: Experiment, work: _Work) -> dict[str, Any]:
         """By client its site with the memory that its order says, or why it has none."""
 
-        def remembering(client: str, order: Mapping[str, Any]) -> Site:
+        def remembering(client: str, order: Mapping[str, Any]) -> Client:
             if client not in built.clients:
                 raise UserError(f"this machine has no data of client {client} now")
             site, store, after = built.clients[client], self._store(work, client), order["after"]
@@ -364,7 +365,7 @@ def _personal(built: Experiment, sent: Mapping[str, Message]) -> Personal:
     return lambda site: built.method.personalize(site, sent[site.id])
 
 
-def _rule(built: Experiment, site: Site) -> dict[str, Any]:
+def _rule(built: Experiment, site: Client) -> dict[str, Any]:
     """Of the client's best rule that trains nothing its name and its score; with privacy on nothing."""
     rule = None if built.config.privacy.clip is not None else rule_of(site, built.metric, built.config.eval.limit)
     return {"rule": rule.name, "rule_score": rule.score} if rule else {}

@@ -12,7 +12,8 @@ from llm_fed import tasks
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.bench import bases, taking_part
-from llm_fed.bench.build import Experiment, prepare, structures
+from llm_fed.bench.build import Experiment, prepare
+from llm_fed.bench.sites import structures
 from llm_fed.eval import merges
 from llm_fed.experiment import announce, merging, splits, timing, unused
 from llm_fed.experiment.baselines import line_of
@@ -108,8 +109,8 @@ def train(
             reporter.note_once(taking_part.line(taking_part.UNSCORED, unscored, len(clients.names)))
         told = {"clients": list(clients.names), "nodes": clients.roster.owners, "examples": clients.roster.examples}
         run.remember("network.json", known | told)
-        built.server.clients, built.server.cohort = clients.names, clients.cohort_size
-        built.server.structures = structures(config, built.method, built.base, clients.names)
+        ranks_of = structures(config, built.method, built.base, clients.names)
+        built.server = replace(built.server, clients=clients.names, cohort=clients.cohort_size, structures=ranks_of)
         aggregation.check_cohort(config, clients.cohort_size)
         reporter.announce(announce.run_plan(built, reached=run.reached, names=clients.names).rows())
         if isinstance(built.method, Merge):

@@ -123,7 +123,7 @@ def test_every_method_starts_there_or_says_why_not(small, origins):
                     if not made.server.structure.delta:
                         assert found.equal(start), name
                     else:  # it may lie beneath a fresh adapter
-                        torch.testing.assert_close(joined(found, made.server.structure)[0].row, start.row)
+                        torch.testing.assert_close(joined(found, made.server.structure.scaling).row, start.row)
     several = {name for (name, origin), reason in refused.items() if "several models that differ" in reason}
     assert several == {"fedmerge", "fedmerge-fixed", "ifca"}
     experts = {name for (name, origin), reason in refused.items() if origin == "fedit" and "one adapter, but" in reason}

@@ -13,6 +13,7 @@ from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.federation.aggregation import averages, check, check_cohort
 from llm_fed.method import Method, Upload
+from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
@@ -53,7 +54,7 @@ def draw(generator: torch.Generator) -> State:
 def server_of(rule: str) -> Site:
     local = toy.server().local
     step = ServerStepConfig(rule, 0.2)  # type: ignore[arg-type]
-    return Site("server", "toy", local, 0, draw, Data([0, 0]), clients=NAMES, cohort=7, step=step)  # type: ignore[arg-type]
+    return Server("server", "toy", local, 0, draw, Data([0, 0]), clients=NAMES, cohort=7, step=step)  # type: ignore[arg-type]
 
 
 def answer(message: Any, generator: torch.Generator, scale: float) -> Any:

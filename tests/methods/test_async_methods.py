@@ -15,6 +15,7 @@ from battery import FEDERATED, SETTINGS, go
 from llm_fed.basics.errors import UserError
 from llm_fed.federation.schedule import Delayed
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.fedasync import FedAsync
@@ -45,7 +46,7 @@ def start(method: Method, *names: str) -> tuple[Site, Any]:
     return server, method.init(server)
 
 
-def serve(method: Method, server: Site, state: Any, *uploads: Upload, round: int = 1) -> Any:
+def serve(method: Method, server: Server, state: Any, *uploads: Upload, round: int = 1) -> Any:
     server.begin(round, 0.1)
     return asyncio.run(method.server_update(server, state, list(uploads)))
 

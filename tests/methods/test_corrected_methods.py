@@ -21,6 +21,8 @@ from llm_fed.engine.drive import drive
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
 from llm_fed.method import Method, Upload
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.methods.ditto import Ditto
 from llm_fed.methods.feddyn import FedDyn
@@ -45,7 +47,7 @@ class Federation:
     """Three clients, a server and the engine that trains them."""
 
     clients: dict[str, Site]
-    server: Site
+    server: Server
     engine: Any
 
     def run(self, method: Method, rounds: int, asked: Callable[[int], list[str]] = lambda round: list(SIZES)) -> Any:
@@ -88,8 +90,9 @@ class Federation:
 def of_text() -> Federation:
     base, structure = battery.language_base(), battery.STRUCTURE
 
-    def site(id: str, train: Any, local: LocalConfig = LOCAL) -> Site:
-        return Site(id, structure, local, 0, lambda g: draw(base.model, structure, g, dtype=torch.float64), Data(train))
+    def site(id: str, train: Any, local: LocalConfig = LOCAL) -> Client:
+        fresh = partial(draw, base.model, structure, dtype=torch.float64)
+        return Client(id, structure, local, 0, fresh, Data(train))
 
     clients = {id: site(id, tiny.answers(k, size)) for k, (id, size) in enumerate(SIZES.items())}
     return Federation(clients, site("server", ()), LanguageEngine(base, EvalConfig()))

@@ -32,7 +32,8 @@ from llm_fed.federation.uploads import flaws
 from llm_fed.method import Upload
 from llm_fed.state import State
 from llm_fed.state.outline import infinite, skeleton
-from llm_fed.state.roles import Given, at, leaves
+from llm_fed.state.roles import Given
+from llm_fed.state.trees import at, leaves
 from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import Picture
 from llm_fed.testing import federation, tiny

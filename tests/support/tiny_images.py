@@ -17,6 +17,7 @@ from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, 
 
 from llm_fed.engine.drive import drive
 from llm_fed.engine.images import VisionEngine
+from llm_fed.method.client import Client
 from llm_fed.method.site import Data, Site
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import ImageBase
@@ -87,7 +88,7 @@ def party(
 ) -> Site:
     """A site in round 1."""
     structure = structure or Full()
-    site = Site(id, structure, local, 0, partial(base.draw, structure), Data(train, num_labels=CLASSES))
+    site = Client(id, structure, local, 0, partial(base.draw, structure), Data(train, num_labels=CLASSES))
     site.begin(1, lr)
     return site
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from llm_fed.engine.images import VisionEngine
 from llm_fed.method import Method, Upload
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 from llm_fed.models.images import ImageBase
 from llm_fed.models.structure import Full
@@ -57,12 +58,12 @@ def federate(base: ImageBase, method: Method, clients: dict[str, Site], rounds: 
     return state
 
 
-def personal(base: ImageBase, method: Method, client: Site, state: Any) -> State:
+def personal(base: ImageBase, method: Method, client: Client, state: Any) -> State:
     message = method.broadcast(state, client.id)
     return answer(VisionEngine(base), method.personalize(client, message))
 
 
-def batches(base: ImageBase, client: Site) -> list[tuple[Tensor, Tensor, list[int]]]:
+def batches(base: ImageBase, client: Client) -> list[tuple[Tensor, Tensor, list[int]]]:
     """What each step of this round sees: inputs, labels, and places among the client's pictures."""
     places = {id(picture): place for place, picture in enumerate(client.train)}
     return [
