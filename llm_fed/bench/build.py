@@ -11,8 +11,7 @@ from llm_fed import methods, tasks
 from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.rng import generator
-from llm_fed.bench import bases, start, taking_part
-from llm_fed.bench.needed import check_rounds
+from llm_fed.bench import bases, parents, start, taking_part
 from llm_fed.bench.sites import build, scored
 from llm_fed.engine.images import VisionEngine
 from llm_fed.engine.language import LanguageEngine
@@ -166,7 +165,7 @@ def prepare(
         UserError: anything that the configuration names is not there or does not fit.
     """
     method = methods.build(config.method)
-    check_rounds(method, config)
+    parents.check(config, method)
     check_trackers(config.track)
     privacy.check(config, method)
     aggregation.check(config, method)

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from llm_fed import methods
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.figures import rounded
+from llm_fed.experiment.merging import Personal, WithLocal
 from llm_fed.experiment.pool import Pool
-from llm_fed.method import Method
 from llm_fed.method.client import Client
-from llm_fed.models.lora import Lora
+from llm_fed.method.merge import Merge
+from llm_fed.settings.config import Config
 from llm_fed.state import State, combine
 
 # Nats per target token by which the losses of two adapters differ where their weights differ e-fold. Without a limit
 # all weigh the same, at 0 the best alone has all.
 TEMPERATURES = (math.inf, 1.0, 0.3, 0.1, 0.03, 0.0)
-Personal = tuple[State, Lora, dict[str, Any]]  # an adapter, its structure, and how it was made
 AT_ONCE = 32  # adapters whose losses are found together
 
 
@@ -80,29 +81,44 @@ async def _losses(site: Client, states: Sequence[State], examples: Sequence[Any]
     return losses
 
 
-async def merged_from_pool(site: Client, pool: Pool, count: int, steps: int | None) -> Personal:
-    """The merge of a pool with the weights that `weigh` finds on at most `count` examples, trained so many steps."""
-    names, states, chosen = list(pool.members), list(pool.members.values()), site.sample(count)
-    found = await weigh(site, states, chosen)
-    recipe = {
-        "weights": dict(zip(names, rounded(found.weights.tolist()), strict=True)),
-        "examples": len(chosen),
-        "loss": rounded(found.loss),
-        "loss_of_equal_weights": rounded(found.equal),
-    }
-    state = combine(states, found.weights)
-    if steps is None:
-        return state, pool.structure, recipe
-    return await site.fit(state, steps=steps), pool.structure, recipe | {"steps": steps}
+@dataclass(frozen=True)
+class ByWeights:
+    """A newcomer's adapter is the merge of a pool with the weights that `weigh` finds on some of its examples.
+
+    Attributes:
+        count: of these examples, at most.
+        steps: of training afterwards; None: none.
+    """
+
+    pool: Pool
+    count: int
+    steps: int | None
+    validation: ClassVar[float] = 0.0  # the share of its examples that is held out
+    start: ClassVar[str | None] = None  # as `adapter.start` says it
+
+    def note(self, name: str) -> str:
+        """What the newcomer of this name should know."""
+        return ""
+
+    async def personal(self, site: Client) -> Personal:
+        """Its adapter."""
+        names, states, chosen = list(self.pool.members), list(self.pool.members.values()), site.sample(self.count)
+        found = await weigh(site, states, chosen)
+        recipe = {
+            "weights": dict(zip(names, rounded(found.weights.tolist()), strict=True)),
+            "examples": len(chosen),
+            "loss": rounded(found.loss),
+            "loss_of_equal_weights": rounded(found.equal),
+        }
+        state = combine(states, found.weights)
+        if self.steps is None:
+            return state, self.pool.structure, recipe
+        return await site.fit(state, steps=self.steps), self.pool.structure, recipe | {"steps": self.steps}
 
 
-async def merged_with_local(site: Client, pool: Pool, method: Method, steps: int) -> Personal:
-    """What a method that needs a federated and a local adapter makes of the pool's one and of that which the site
-    trains in so many steps."""
-    (federated,) = pool.members.values()
-    local = await site.fit(site.initial(), steps=steps)
-    structure = method.wrap(site.structure, site)
-    assert isinstance(structure, Lora)  # such methods are of adapters
-    own = replace(site, structure=structure, given=dict(zip(method.needs, (federated, local), strict=True)))
-    await method.finish(own, None)
-    return await method.personalize(own, None), structure, {"steps": steps, **method.recipe(own)}
+def way(config: Config, pool: Pool, count: int, steps: int | None) -> ByWeights | WithLocal:
+    """How a newcomer joins the run of this configuration."""
+    method = methods.build(config.method)
+    if isinstance(method, Merge):
+        return WithLocal(config, method, pool, steps)
+    return ByWeights(pool, count, steps)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,34 +13,32 @@ from typing import Any
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from llm_fed import methods
 from llm_fed.basics import launchers, signs, turns, waits
-from llm_fed.basics.errors import ClientError, RunError, UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.bench import start, taking_part
 from llm_fed.bench.bases import Bases
-from llm_fed.bench.build import Experiment, prepare
-from llm_fed.bench.needed import needed_config, states_of_run
-from llm_fed.experiment import announce, splits, timing, unused
+from llm_fed.bench.build import prepare
+from llm_fed.bench.parents import config_of
+from llm_fed.experiment import announce, merging, splits, timing, unused
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.environment import same_environment
-from llm_fed.experiment.finish import deliver, finish_and_deliver
+from llm_fed.experiment.finish import finish_and_deliver
 from llm_fed.export import models
 from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
+from llm_fed.method.merge import Merge
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
-from llm_fed.runs.folder import BAD_ROWS, Run, holds_results, log_event, look
-from llm_fed.runs.records import read_records, time_of_day
+from llm_fed.runs.folder import Run, holds_results, look
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import other_ranks
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.contents import Contents
-from llm_fed.state.wire import Message
 from llm_fed.tasks.record import Record
 
 
@@ -51,7 +48,7 @@ def train(
     *,
     fresh: bool = False,
     reporter: Reporter | None = None,
-    needed: Mapping[str, Path] | None = None,
+    parents: Mapping[str, Path] | None = None,
     base: Base | ImageBase | None = None,
     known: Record | None = None,
     contents: Contents | None = None,
@@ -60,8 +57,8 @@ def train(
     """Run a federation, or continue it, to its end: adapters, test scores and report lie in `folder` afterwards.
 
     Args:
-        needed: by name of a method that this one needs, the folder of that run, which is begun or continued as
-            necessary (default: `folder/needs/<name>`).
+        parents: of a merge, by the name of a parent its folder; that run is begun or continued as necessary (default:
+            `folder/needs/<name>`).
         base: the configured base, where it is loaded already.
         known: rows that keep the split which they have in a run for which this one is trained.
         contents: of the files that the configuration names, where they may have been read already.
@@ -101,7 +98,7 @@ def train(
         begins = fresh or not holds_results(folder)  # what was begun before these were checked goes on as it is
         if begins:
             unused.check(run.config)
-        rows = splits.known(folder, run.config, begins=begins, needed=needed, given=known)
+        rows = splits.known(folder, run.config, begins=begins, parents=parents, given=known)
         experiment = prepare(run.config, reporter, base=base, known=rows.all)
         check_cohort(config, experiment.schedule.cohort_size)
         run.config = config = experiment.config
@@ -135,8 +132,12 @@ def train(
             reporter.note(f"{folder} is complete; export.clients has changed, so its end is done again")
             run.forget("summary.json")
         same_environment(run, experiment, reporter)
-        if experiment.method.needs:
-            return _merge(experiment, run, needed or {}, reporter, baselines)
+        if isinstance(experiment.method, Merge):
+            first = partial(
+                train, reporter=reporter, base=experiment.base, known=experiment.record, contents=run.contents,
+                baselines=baselines,
+            )  # fmt: skip
+            return merging.merge_runs(experiment, run, first, reporter, baselines, parents or {})
         plan = timing.ahead(experiment, baselines)
         if reporter.heard:
             plan = timing.with_forecast(experiment, plan, run.reached)
@@ -147,8 +148,9 @@ def train(
             base_scores = experiment.score_base if config.eval.base is True else None
             scoring = Scoring(experiment.scored, experiment.evaluate, base_scores)
             progress = federate(
-                federation, run, scoring, on_resume=reporter.resumed, on_begin=partial(log_reading, run, experiment)
-            )
+                federation, run, scoring, on_resume=reporter.resumed,
+                on_begin=partial(splits.log_reading, run, experiment),
+            )  # fmt: skip
             return finish_and_deliver(experiment, run, progress, reporter, baselines)
 
 
@@ -178,17 +180,18 @@ def dry_run(
         check_cohort(config, built.schedule.cohort_size)
         for note in taking_part.notes(built):
             reporter.note_once(note)
-        parents = [
+        first = [
             dry_run(
-                needed_config(config, need), folder / "needs" / need, fresh=fresh, reporter=reporter, base=built.base
+                config_of(parent, config), folder / "needs" / parent.name, fresh=fresh, reporter=reporter,
+                base=built.base,
             )
-            for need in built.method.needs
-        ]
+            for parent in built.method.parents
+        ]  # fmt: skip
         plan = announce.run_plan(built, reached=reached, complete=complete)
-        if not complete and not parents:
+        if not complete and plan.asked:
             plan = replace(plan, time=timing.with_forecast(built, timing.ahead(built), reached).in_words(reached))
         with signs.part("measuring the memory of a training step"):
-            return announce.with_costs(plan, built, folder, parents)
+            return announce.with_costs(plan, built, folder, first)
 
 
 def _check_place(config: Config, folder: Path) -> None:
@@ -200,68 +203,6 @@ def _check_place(config: Config, folder: Path) -> None:
     origin = start.place(config)
     if origin and folder.resolve() in (Path(origin).resolve(), *Path(origin).resolve().parents):
         raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
-
-
-def _merge(
-    experiment: Experiment, run: Run, needed: Mapping[str, Path], reporter: Reporter, baselines: Baselines
-) -> dict[str, Any]:
-    """The whole run of a method that starts from the results of others."""
-    config, method, name = experiment.config, experiment.method, experiment.config.method["name"]
-    rounds, given, seen = {}, {}, set()
-    for need in method.needs:
-        folder, its_config = needed.get(need, run.folder / "needs" / need), needed_config(config, need)
-        reporter.note(f"{name} starts from {need}: {folder}")
-        summary = train(
-            its_config, folder, reporter=reporter, needed=needed, base=experiment.base, known=experiment.record,
-            contents=run.contents, baselines=baselines,
-        )  # fmt: skip
-        chosen = method.needed(need).round
-        rounds[need] = summary["round"] if chosen is None else chosen
-        given[need] = states_of_run(folder, chosen, its_config, experiment.base, experiment.clients, experiment.runtime)
-        seen |= models.seen(read_records(folder / "metrics.jsonl"), rounds[need])
-    run.rewind()
-    run.lap()  # the runs that it needs have folders of their own
-    log_reading(run, experiment)
-    for words in run.changes:
-        log_event(run, config.rounds, "", "data changed", words)
-    began = time.perf_counter()
-    with signs.part("merging at the clients"):
-        merge(experiment, given, config.rounds + 1, config.local.lr)
-    seconds = round(time.perf_counter() - began, 4)
-    run.log_timing({"round": config.rounds, "seconds": seconds, "parts": {"merge": seconds}, "ended": time_of_day()})
-    run.lap()
-    for id, site in experiment.clients.items():
-        recipe = method.recipe(site)
-        run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
-        if "note" in recipe:
-            reporter.note(f"{id}: {recipe['note']}")
-    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, needs=rounds)
-
-
-def log_reading(run: Run, experiment: Experiment) -> None:
-    """Lines of metrics.jsonl for what became of the user's files, and a file with every row that was left out."""
-    reading = experiment.reading
-    for event in reading.events() if reading else ():
-        run.log({"kind": "event", "round": 0, "client": experiment.server.id, **event})
-    if reading and reading.skipped:
-        run.write_lines(BAD_ROWS, reading.skipped_lines())
-
-
-def merge(experiment: Experiment, given: Mapping[str, Mapping[str, Message]], round: int, lr: float) -> None:
-    """`Method.finish` at every client with what it is `given` (by needed method and client).
-
-    Raises:
-        UserError, RunError: a client cannot be merged.
-    """
-    for id, site in experiment.clients.items():
-        site.given = {need: states[id] for need, states in given.items()}
-        site.begin(round, lr)
-    work = {id: experiment.method.finish(site, None) for id, site in experiment.clients.items()}
-    for outcome in experiment.runtime.run(work).values():
-        if isinstance(outcome, ClientError):
-            raise RunError(str(outcome)) from outcome
-        if isinstance(outcome, Exception):
-            raise outcome
 
 
 def lacks_exports(run: Run) -> bool:
@@ -278,8 +219,8 @@ def lacks_exports(run: Run) -> bool:
         lacks = asked == "all" or (asked == "seen" and before != {"clients": "all"})
     else:
         lacks = not all((run.folder / "adapters" / id).is_dir() for id in asked)
-    needs = methods.build(run.config.method).needs  # what they keep, this run does not
-    if lacks and not needs and not any((run.folder / "checkpoints").glob("round-*")):
+    done = run.summary() or {}  # of a merge it names the parents, which keep the checkpoints
+    if lacks and "needs" not in done and not any((run.folder / "checkpoints").glob("round-*")):
         raise UserError(
             f"{run.folder} has no checkpoints any more, so the other personal models that export.clients asks for "
             "cannot be exported; leave it out, or give --fresh to train again"

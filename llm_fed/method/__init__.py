@@ -5,8 +5,8 @@ A method is a frozen dataclass whose fields are its hyper-parameters. Beside the
 - steps, whose defaults are federated averaging: `wrap` and `init` before the first round; `broadcast`, `client_update`
   and `server_update` in each round; `finish` after the last; `personalize` wherever a client's model is scored or
   exported;
-- declarations, which the rest of llm_fed reads in advance: class attributes, and `pool`, `upload_like` and `needed`,
-  which depend on the server's state, a message or hyper-parameters;
+- declarations, which the rest of llm_fed reads in advance: class attributes, and `pool`, `upload_like`, `asked` and
+  `in_words`, which depend on what they are given;
 - reports, `report` and `recipe`: what goes into the metrics.
 
 Each step takes a state and returns a state; nothing is kept on `self`. What survives a round is in the server's state
@@ -47,9 +47,10 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Needed:
-    """A run that a merging method starts from, beside the name of its method."""
+class Parent:
+    """A run whose models are merged (`method.merge`)."""
 
+    name: str  # of its method
     round: int | None = None  # whose models are merged; None: of the one that the run selected
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its method, those that are not its defaults
 
@@ -60,11 +61,8 @@ class Method:
 
     # Declarations. What it is:
     paper: ClassVar[str] = ""  # for model cards and `llm-fed methods`
-    # Names of methods whose results this one starts from: it has no rounds of its own, only `finish` (with None as the
-    # message) and `personalize`, and finds each client's results in `client.given`.
-    needs: ClassVar[tuple[str, ...]] = ()
-    # Merges what it `needs` without looking at any example.
-    data_free: ClassVar[bool] = False
+    # What an audit cannot do again, in words. Empty: it trains rounds again.
+    unaudited: ClassVar[str] = ""
 
     # What is trained and what travels, as regular expressions of entries; what does not travel is the client's own.
     trained: ClassVar[str] = r".*"
@@ -161,9 +159,18 @@ class Method:
         number also its largest value (`Index`), or its only one (`Echo`)."""
         return message
 
-    def needed(self, name: str) -> Needed:
-        """The run of the method `name` (one of `needs`) that this method starts from."""
-        return Needed()
+    @property
+    def parents(self) -> tuple[Parent, ...]:
+        """The runs that are trained before this one, which merges their models. A federation has none."""
+        return ()
+
+    def asked(self, clients: Sequence[str]) -> Sequence[str]:
+        """Those of the clients that its rounds may ask."""
+        return clients
+
+    def in_words(self, rounds: int) -> str:
+        """What a run of so many rounds does, as the end of a sentence that begins with the method's name."""
+        return f", {rounds:,} round{'' if rounds == 1 else 's'}"
 
     # Reports.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -29,7 +28,6 @@ class Private:
 class Client(Site):
     """One client, as a method's client code sees it."""
 
-    given: Mapping[str, State] = field(default_factory=dict)  # by name of a needed method, its result for this client
     private: Private | None = None  # how its examples are hidden, see `federation/privacy.py`
 
     def expect(self, drawn: State) -> None:

@@ -13,10 +13,9 @@ from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.bench import bases, taking_part
 from llm_fed.bench.build import Experiment, prepare
-from llm_fed.bench.needed import needed_config
 from llm_fed.bench.sites import structures
 from llm_fed.eval import merges
-from llm_fed.experiment import announce, splits, timing, unused
+from llm_fed.experiment import announce, merging, splits, timing, unused
 from llm_fed.experiment.baselines import line_of
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round, spent_in, write_summary
@@ -25,6 +24,7 @@ from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.progress import Progress, restore
+from llm_fed.method.merge import Merge
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import check_names
@@ -113,7 +113,7 @@ def train(
         built.server = replace(built.server, clients=clients.names, cohort=clients.cohort_size, structures=ranks_of)
         aggregation.check_cohort(config, clients.cohort_size)
         reporter.announce(announce.run_plan(built, reached=run.reached, names=clients.names).rows())
-        if built.method.needs:
+        if isinstance(built.method, Merge):
             return _merge(built, run, clients, link, reporter, name)
         federation = Federation(built.method, clients, built.server, built.runtime, noise_seed=secret)
         here = Scoring(built.scored, built.evaluate)  # where the server holds the test examples
@@ -134,28 +134,27 @@ def train(
 def _merge(
     built: Experiment, run: Run, clients: RemoteClients, link: Link, reporter: Reporter, name: str
 ) -> dict[str, Any]:
-    """The whole run of a method that starts from the results of others."""
-    config, method = built.config, built.method
+    """The whole run of a merge."""
+    config = built.config
     rounds: dict[str, int] = {}
     given: dict[str, dict[str, dict[str, Any]]] = {client: {} for client in clients.names}
     sent: dict[str, dict[str, Any]] = {client: {"message": None, "given": {}} for client in clients.names}
-    for need in method.needs:
-        folder, its_config = run.folder / "needs" / need, needed_config(config, need)
-        reporter.note(f"{config.method['name']} starts from {need}: {folder}")
-        summary = train(
-            its_config, folder, _Marked(link, need=need), reporter=reporter, base=built.base,
-            name=f"{name}-{short(need)}",
-        )  # fmt: skip
-        round = method.needed(need).round
-        rounds[need] = summary["round"] if round is None else round
+
+    def first(its_config: Config, folder: Path) -> dict[str, Any]:
+        parent = its_config.method["name"]
+        marked = _Marked(link, need=parent)
+        return train(its_config, folder, marked, reporter=reporter, base=built.base, name=f"{name}-{short(parent)}")
+
+    for parent, its_config, folder, chosen in merging.trained(config, built.method, run, first, reporter, {}):
+        need, rounds[parent.name] = parent.name, chosen
         with Run(folder, its_config) as its_run:
             its_run.begin()
             data = _own_data(its_config, splits.known(folder, its_config).all)
             its_built = prepare(its_config, reporter, base=built.base, task=data, everybody=False)
             try:
-                progress = restore(its_run.checkpoints.load(rounds[need]), {}, its_built.server)
+                progress = restore(its_run.checkpoints.load(chosen), {}, its_built.server)
             except WireError as error:
-                raise RunError(f"the checkpoint of round {rounds[need]} of {need} cannot be read: {error}") from error
+                raise RunError(f"the checkpoint of round {chosen} of {need} cannot be read: {error}") from error
             token = (its_run.recall("network.json") or {})["token"]
         answered = (progress.elsewhere or {"answered": {}})["answered"]
         down = config.transport.down
@@ -165,7 +164,7 @@ def _merge(
     run.rewind()
     progress = Progress(None)
     clients.take(progress)
-    return _finish(built, run, clients, progress, sent, given, name, round=config.rounds, needs=rounds)
+    return _finish(built, run, clients, progress, sent, given, name, rounds)
 
 
 def _finish(
@@ -176,11 +175,16 @@ def _finish(
     sent: Mapping[str, Message],
     given: Mapping[str, Mapping[str, Any]],
     name: str,
-    round: int | None = None,
-    **facts: Any,
+    merged: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """What is done once at the end: at every client, and here."""
-    round = round or progress.round
+    """What is done once at the end: at every client, and here.
+
+    Args:
+        merged: of a merge, by parent the round whose models are merged.
+    """
+    round, facts = progress.round, {}
+    if merged:
+        round, facts = built.config.rounds, {"needs": merged}
     record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
     with signs.part(signs.FINISHING):
         summary, replies = clients.finish(sent, given, name, spent_in(run))
@@ -194,7 +198,7 @@ def _finish(
             log_event(run, round, client, "not finished", f"{reply.error}; {again}")
         elif reply.failed:
             log_event(run, round, client, "client failed", reply.failed)
-        elif built.method.needs:
+        elif merged:
             try:
                 recipe = reply.recipe
                 merges.tabulate({client: recipe})
@@ -202,7 +206,7 @@ def _finish(
             except Exception as error:  # of any kind: whatever one client answers ends that answer alone
                 log_event(run, round, client, "refused recipe", one_line(f"{type(error).__name__}: {error}"))
             else:
-                run.log({**recipe, "kind": "merge", "client": client, "rounds": facts["needs"]})
+                run.log({**recipe, "kind": "merge", "client": client, "rounds": merged})
     if len(unfinished) == len(replies):
         raise RunError("no client finished; give the same command again to retry")
     if summary:

@@ -276,12 +276,7 @@ def examine(
     Raises:
         UserError: no such method or setting, or the method has no rounds or trains no models that the battery has.
     """
-    method = methods.build(dict(settings))
-    if method.needs:
-        raise UserError(
-            f"{settings['name']} merges runs of {' and '.join(method.needs)} and has no rounds of its own, so the "
-            "battery cannot test it"
-        )
+    method = methods.federated(dict(settings))
     results = []
     for setup in (ADAPTERS.training(local), MODELS.training(local)):
         if refused := setup.refusal(method, settings):

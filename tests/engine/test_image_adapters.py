@@ -21,7 +21,8 @@ from llm_fed.engine.drive import drive
 from llm_fed.engine.examples import Pictures
 from llm_fed.engine.gradients import per_example_gradients
 from llm_fed.engine.images import VisionEngine
-from llm_fed.mergers.parents import doubled, mixed
+from llm_fed.mergers.mixing import mixed
+from llm_fed.method.merge import doubled
 from llm_fed.method.requests import Distillation
 from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, targets

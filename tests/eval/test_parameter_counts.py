@@ -106,10 +106,10 @@ def test_what_methods_hold_and_send(llama, method, expected):
     assert 0 <= len(pack(message)) - 4 * expected.up < 50_000  # float32, and the names of the entries
 
 
-def test_needed_runs_count_as_the_methods_own(llama):
+def test_parents_count_as_the_merges_own(llama):
     """POTARA holds and sends what FedIT does; local training sends nothing (POTARA paper, Section 3.5)."""
-    needs = [Parameters(A + B, A + B, A + B, A + B), Parameters(0, 0, 0, A + B)]
+    parents = [Parameters(A + B, A + B, A + B, A + B), Parameters(0, 0, 0, A + B)]
     merged = structure(QKV)
     site = Client("ada", merged, LocalConfig(), 0, partial(draw, llama, merged))
-    found = count_parameters(methods.build({"name": "potara"}), site, {"ada": site}, partial(layout, llama), needs)
+    found = count_parameters(methods.build({"name": "potara"}), site, {"ada": site}, partial(layout, llama), parents)
     assert found == Parameters(A + B, A + B, A + B, A + B)

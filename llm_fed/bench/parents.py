@@ -1,4 +1,4 @@
-"""Runs that a merging method starts from: their configurations, and each client's model in them."""
+"""The runs whose models a merge starts from: their configurations, and each client's model in them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from llm_fed import methods
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError, lookup
 from llm_fed.bench import start
 from llm_fed.export import models
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
-from llm_fed.method import Method
+from llm_fed.method import Method, Parent
 from llm_fed.method.client import Client
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
@@ -26,14 +26,19 @@ from llm_fed.state import State
 from llm_fed.state.wire import WireError
 
 
-def check_rounds(method: Method, config: Config) -> None:
-    """Refuse a round of which a needed run, made with this configuration, would keep no checkpoint.
+def check(config: Config, method: Method) -> None:
+    """Refuse a configuration with which a parent would not be what is asked for.
 
     Raises:
-        UserError: the round, and what to set.
+        UserError: privacy, which merging does not keep, or a round of which no checkpoint is kept; what to set.
     """
-    for name in method.needs:
-        round = method.needed(name).round
+    for parent in method.parents:
+        if config.privacy.clip is not None:
+            raise UserError(
+                f"privacy.clip is for methods with rounds, but {config.method['name']} merges finished runs; set it to "
+                "null"
+            )
+        name, round = parent.name, parent.round
         if round is None or round == config.rounds or round in config.checkpoint.keep_rounds:
             if round is None or 1 <= round <= config.rounds:
                 continue
@@ -45,14 +50,22 @@ def check_rounds(method: Method, config: Config) -> None:
         )
 
 
-def needed_config(config: Config, name: str) -> Config:
-    """The configuration of the needed run: the same, with the other method, as the one that needs it says.
+def config_of(parent: Parent, config: Config) -> Config:
+    """The configuration of a parent of the run with this one: the same, with its own method.
 
     It exports every client's model where that is what is merged, rather than a checkpoint's.
     """
-    needed = methods.build(config.method).needed(name)
-    exported = ExportConfig() if needed.round is None else config.export
-    return replace(config, method={"name": name, **needed.settings}, export=exported)
+    exported = ExportConfig() if parent.round is None else config.export
+    return replace(config, method={"name": parent.name, **parent.settings}, export=exported)
+
+
+def config_of_name(name: str, config: Config) -> Config:
+    """The same of the parent of this name.
+
+    Raises:
+        UserError: there is none.
+    """
+    return config_of(lookup("parent", name, {each.name: each for each in methods.build(config.method).parents}), config)
 
 
 def states_of_run(

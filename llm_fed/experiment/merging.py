@@ -1,0 +1,144 @@
+"""Runs merges: trains or finds the two parents, and gives each client its two models to merge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llm_fed.basics import signs
+from llm_fed.basics.errors import ClientError, RunError
+from llm_fed.bench.build import Experiment
+from llm_fed.bench.parents import config_of, states_of_run
+from llm_fed.experiment.baselines import Baselines
+from llm_fed.experiment.finish import deliver
+from llm_fed.experiment.pool import Pool
+from llm_fed.experiment.splits import log_reading
+from llm_fed.export import models
+from llm_fed.method import Method, Parent
+from llm_fed.method.client import Client
+from llm_fed.method.merge import Merge
+from llm_fed.models.lora import Lora
+from llm_fed.runs.folder import Run, log_event
+from llm_fed.runs.records import read_records, time_of_day
+from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import Config
+from llm_fed.state import State
+
+Personal = tuple[State, Lora, dict[str, Any]]  # an adapter, its structure, and how it was made
+Train = Callable[[Config, Path], dict[str, Any]]  # the run in a folder, to its end; its summary
+
+
+def trained(
+    config: Config, method: Method, run: Run, train: Train, reporter: Reporter, places: Mapping[str, Path]
+) -> Iterator[tuple[Parent, Config, Path, int]]:
+    """Each parent of a merge after its end: with its configuration, its folder and the round whose models are merged.
+
+    Args:
+        places: by the name of a parent its folder, where that is not `needs/<name>` in the run's own.
+    """
+    for parent in method.parents:
+        folder, its_config = places.get(parent.name, run.folder / "needs" / parent.name), config_of(parent, config)
+        reporter.note(f"{config.method['name']} starts from {parent.name}: {folder}")
+        summary = train(its_config, folder)
+        yield parent, its_config, folder, summary["round"] if parent.round is None else parent.round
+
+
+def merge_runs(
+    experiment: Experiment,
+    run: Run,
+    train: Train,
+    reporter: Reporter,
+    baselines: Baselines,
+    places: Mapping[str, Path],
+) -> dict[str, Any]:
+    """The whole run of a merge; the content of its summary. See `trained`."""
+    config, method = experiment.config, experiment.method
+    rounds, given, seen = {}, {}, set()
+    for parent, its_config, folder, chosen in trained(config, method, run, train, reporter, places):
+        rounds[parent.name] = chosen
+        given[parent.name] = states_of_run(
+            folder, parent.round, its_config, experiment.base, experiment.clients, experiment.runtime
+        )
+        seen |= models.seen(read_records(folder / "metrics.jsonl"), chosen)
+    run.rewind()
+    run.lap()  # the parents have folders of their own
+    log_reading(run, experiment)
+    for words in run.changes:
+        log_event(run, config.rounds, "", "data changed", words)
+    began = time.perf_counter()
+    with signs.part("merging at the clients"):
+        merge(experiment, given)
+    seconds = round(time.perf_counter() - began, 4)
+    run.log_timing({"round": config.rounds, "seconds": seconds, "parts": {"merge": seconds}, "ended": time_of_day()})
+    run.lap()
+    for id, site in experiment.clients.items():
+        recipe = method.recipe(site)
+        run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
+        if "note" in recipe:
+            reporter.note(f"{id}: {recipe['note']}")
+    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, needs=rounds)
+
+
+def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]]) -> None:
+    """Merge at every client what it is `given` (by parent and client).
+
+    Raises:
+        UserError, RunError: a client cannot be merged.
+    """
+    work = {}
+    for id, site in experiment.clients.items():
+        site.begin(experiment.config.rounds + 1, experiment.config.local.lr)
+        work[id] = experiment.method.finish(site, {parent: states[id] for parent, states in given.items()})
+    for outcome in experiment.runtime.run(work).values():
+        if isinstance(outcome, ClientError):
+            raise RunError(str(outcome)) from outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+@dataclass(frozen=True)
+class WithLocal:
+    """A newcomer's adapter is the merge of the federated adapter, which is the pool, with one that it trains itself.
+
+    Attributes:
+        steps: of its training; None: it gets the federated adapter.
+    """
+
+    config: Config
+    method: Merge
+    pool: Pool
+    steps: int | None
+
+    @property
+    def validation(self) -> float:
+        """The share of its examples that is held out."""
+        return self.config.task.validation
+
+    @property
+    def start(self) -> str | None:
+        """Where its training starts, as `adapter.start` says it."""
+        return self.config.adapter.start if self.config.adapter else None
+
+    def note(self, name: str) -> str:
+        """What the newcomer of this name should know."""
+        if self.steps is not None:
+            return ""
+        return (
+            f"{self.config.method['name']} merges the federated adapter with a local one, which --steps K would train; "
+            f"without it {name} gets the federated one"
+        )
+
+    async def personal(self, site: Client) -> Personal:
+        """Its adapter."""
+        ((name, federated),) = self.pool.members.items()
+        if self.steps is None:
+            return federated, self.pool.structure, {"weights": {name: 1.0}}
+        states = federated, await site.fit(site.initial(), steps=self.steps)
+        structure = self.method.wrap(site.structure, site)
+        assert isinstance(structure, Lora)  # only adapters are offered
+        own, parents = replace(site, structure=structure), (parent.name for parent in self.method.parents)
+        await self.method.finish(own, dict(zip(parents, states, strict=True)))
+        return await self.method.personalize(own, None), structure, {"steps": self.steps, **self.method.recipe(own)}
