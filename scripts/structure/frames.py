@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -39,7 +40,7 @@ def frames(folder: Path) -> list[traceback.FrameSummary]:
         "local": {"steps": 1, "batch_size": 2}, "eval": {"every": 0, "limit": 1, "max_new_tokens": 2},
     }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    seen: list[traceback.StackSummary] = []
+    seen: list[list[traceback.FrameSummary]] = []
     step = torch.optim.AdamW.step
 
     def first(self: Any, *given: Any, **settings: Any) -> Any:
@@ -47,11 +48,12 @@ def frames(folder: Path) -> list[traceback.FrameSummary]:
             seen.append(traceback.extract_stack()[:-1])
         return step(self, *given, **settings)
 
-    with mock.patch.object(torch.optim.AdamW, "step", first), mock.patch.object(Reporter, "heard", False):
-        try:
-            command(["run", str(folder / "config.yaml"), "--out", str(folder / "run")])
-        except SystemExit:
-            pass
+    with (
+        mock.patch.object(torch.optim.AdamW, "step", first),
+        mock.patch.object(Reporter, "heard", False),
+        suppress(SystemExit),
+    ):
+        command(["run", str(folder / "config.yaml"), "--out", str(folder / "run")])
     return [frame for frame in seen[0] if any(Path(frame.filename).is_relative_to(root) for root in ROOTS)]
 
 
