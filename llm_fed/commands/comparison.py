@@ -23,6 +23,7 @@ from llm_fed.eval.tables import Result
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
+from llm_fed.experiment.simulation import Simulation, lacks_exports
 from llm_fed.method import Method
 from llm_fed.models import speed
 from llm_fed.models.images import ImageBase
@@ -58,7 +59,7 @@ class Job:
         if self.folder.exists():
             with Run(self.folder, self.config, contents=self.contents) as run:
                 done = run.summary()
-                self.outcome = "" if done is None or experiment.lacks_exports(run) else done
+                self.outcome = "" if done is None or lacks_exports(run) else done
 
     def train(self, reporter: Reporter, base: Base | ImageBase, baselines: Baselines) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
@@ -69,8 +70,8 @@ class Job:
         folders = {name: parent.folder for name, parent in self.parents.items()}
         try:
             self.outcome = experiment.train(
-                self.config, self.folder, reporter=reporter, parents=folders, base=base, contents=self.contents,
-                baselines=baselines,
+                self.config, self.folder, reporter=reporter, base=base, contents=self.contents,
+                mode=Simulation(folders, baselines=baselines),
             )  # fmt: skip
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())
