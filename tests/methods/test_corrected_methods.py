@@ -90,9 +90,10 @@ class Federation:
 def of_text() -> Federation:
     base, structure = battery.language_base(), battery.STRUCTURE
 
-    def site(id: str, train: Any, local: LocalConfig = LOCAL) -> Client:
+    def site(id: str, train: Any, local: LocalConfig = LOCAL) -> Any:
         fresh = partial(draw, base.model, structure, dtype=torch.float64)
-        return Client(id, structure, local, 0, fresh, Data(train))
+        kind = Server if id == "server" else Client
+        return kind(id, structure, local, 0, fresh, Data(train))
 
     clients = {id: site(id, tiny.answers(k, size)) for k, (id, size) in enumerate(SIZES.items())}
     return Federation(clients, site("server", ()), LanguageEngine(base, EvalConfig()))
