@@ -17,7 +17,7 @@ from llm_fed.experiment.finish import deliver
 from llm_fed.experiment.pool import Personal, Pool, Way
 from llm_fed.experiment.splits import log_reading
 from llm_fed.export import models
-from llm_fed.method import Method, Parent
+from llm_fed.method import Parent
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
 from llm_fed.models.lora import Lora
@@ -31,14 +31,15 @@ Train = Callable[[Config, Path], dict[str, Any]]  # the run in a folder, to its 
 
 
 def trained(
-    config: Config, method: Method, run: Run, train: Train, reporter: Reporter, places: Mapping[str, Path]
+    experiment: Experiment, run: Run, train: Train, reporter: Reporter, places: Mapping[str, Path]
 ) -> Iterator[tuple[Parent, Config, Path, int]]:
     """Each parent of a merge after its end: with its configuration, its folder and the round whose models are merged.
 
     Args:
         places: by the name of a parent its folder, where that is not `needs/<name>` in the run's own.
     """
-    for parent in method.parents:
+    config = experiment.config
+    for parent in experiment.method.parents:
         folder, its_config = places.get(parent.name, run.folder / "needs" / parent.name), config_of(parent.name, config)
         reporter.note(f"{config.method['name']} starts from {parent.name}: {folder}")
         summary = train(its_config, folder)
@@ -56,7 +57,7 @@ def merge_runs(
     """The whole run of a merge; the content of its summary. See `trained`."""
     config, method = experiment.config, experiment.method
     rounds, given, seen = {}, {}, set()
-    for parent, its_config, folder, chosen in trained(config, method, run, train, reporter, places):
+    for parent, its_config, folder, chosen in trained(experiment, run, train, reporter, places):
         rounds[parent.name] = chosen
         given[parent.name] = states_of_run(
             folder, parent.round, its_config, experiment.base, experiment.clients, experiment.runtime

@@ -145,7 +145,7 @@ def _merge(
         marked = _Marked(link, need=parent)
         return train(its_config, folder, marked, reporter=reporter, base=built.base, name=f"{name}-{short(parent)}")
 
-    for parent, its_config, folder, chosen in merging.trained(config, built.method, run, first, reporter, {}):
+    for parent, its_config, folder, chosen in merging.trained(built, run, first, reporter, {}):
         need, rounds[parent.name] = parent.name, chosen
         with Run(folder, its_config) as its_run:
             its_run.begin()
