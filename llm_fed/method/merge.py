@@ -104,7 +104,7 @@ class Merge(Method):
         return ()
 
     def in_words(self, rounds: int) -> str:
-        return f"; trains {' and '.join(parent.name for parent in self.parents)} first and merges their results"
+        return f"trains {' and '.join(parent.name for parent in self.parents)} first and merges their results"
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
         doubles = self.merger.doubles
