@@ -47,12 +47,7 @@ def trained(
 
 
 def merge_runs(
-    experiment: Experiment,
-    run: Run,
-    train: Train,
-    reporter: Reporter,
-    baselines: Baselines,
-    places: Mapping[str, Path],
+    experiment: Experiment, run: Run, train: Train, reporter: Reporter, baselines: Baselines, places: Mapping[str, Path]
 ) -> dict[str, Any]:
     """The whole run of a merge; the content of its summary. See `trained`."""
     config, method = experiment.config, experiment.method
