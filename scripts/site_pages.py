@@ -22,6 +22,7 @@ Page = tuple[str, str, str]  # title, place in the site, text
 DOCS = site_links.ROOT / "docs"
 MODULES = {  # what a method, a task or a program of one's own imports, beside `llm_fed` itself
     "method": "Method: the steps of a method and its declarations",
+    "method.merge": "Merger: a function that merges two models, and its declarations",
     "method.site": "Site: one client, or the server, as a method sees it",
     "state": "State: numbers by entry, and arithmetic on them",
     "settings": "Settings: types and ranges of a method's fields",

@@ -13,7 +13,7 @@ from llm_fed.bench import start
 from llm_fed.export import models
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
-from llm_fed.method import Method, Parent
+from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.models.images import ImageBase
 from llm_fed.models.loading import Base
@@ -50,22 +50,17 @@ def check(config: Config, method: Method) -> None:
         )
 
 
-def config_of(parent: Parent, config: Config) -> Config:
-    """The configuration of a parent of the run with this one: the same, with its own method.
+def config_of(name: str, config: Config) -> Config:
+    """The configuration of the parent of this name: that of the merge, with the parent's own method.
 
     It exports every client's model where that is what is merged, rather than a checkpoint's.
-    """
-    exported = ExportConfig() if parent.round is None else config.export
-    return replace(config, method={"name": parent.name, **parent.settings}, export=exported)
-
-
-def config_of_name(name: str, config: Config) -> Config:
-    """The same of the parent of this name.
 
     Raises:
-        UserError: there is none.
+        UserError: the run has no such parent.
     """
-    return config_of(lookup("parent", name, {each.name: each for each in methods.build(config.method).parents}), config)
+    parent = lookup("parent", name, {each.name: each for each in methods.build(config.method).parents})
+    exported = ExportConfig() if parent.round is None else config.export
+    return replace(config, method={"name": name, **parent.settings}, export=exported)
 
 
 def states_of_run(

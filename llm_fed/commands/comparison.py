@@ -201,7 +201,7 @@ class Plan:
         """Find the runs that this one starts from among the rows, or plan them."""
         config = job.config
         for parent in job.method.parents:
-            first = job.parents[parent.name] = self._job(config_of(parent, config))
+            first = job.parents[parent.name] = self._job(config_of(parent.name, config))
             if parent.round is None:
                 first.config = replace(first.config, export=ExportConfig())  # which is what is merged
             else:

@@ -128,8 +128,8 @@ def _personal(
     )
     (site,) = experiment.clients.values()
     site.begin(config.rounds + 1, config.local.lr)
-    if note := joins.note(name):
-        reporter.note(note)
+    if joins.note:
+        reporter.note(joins.note)
     (outcome,) = experiment.runtime.run({name: joins.personal(site)}).values()
     if isinstance(outcome, ClientError):
         raise RunError(str(outcome)) from outcome

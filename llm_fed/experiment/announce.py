@@ -41,7 +41,7 @@ class RunPlan:
     Attributes:
         reached: the round after which it goes on; 0: it begins.
         complete: whether it has ended already.
-        work: what is done in all, as the method says it.
+        work: what is done in all, in the method's words.
         asked: how many clients its rounds may ask; 0: it has no rounds.
         example_counts: by split, over the clients that have any; empty where the clients' data are not here.
         left_out: by split, examples that are longer than `task.max_length` tokens.
@@ -128,7 +128,7 @@ class RunPlan:
 
     def _method(self) -> str:
         paper = f": {self.paper}" if self.paper else ""
-        return f"{self.method}{paper}{self.work}"
+        return f"{self.method}{paper}, {self.work}"
 
     def _clients(self) -> str:
         number = len(self.clients)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from torch import Tensor
 from llm_fed import methods
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.figures import rounded
-from llm_fed.experiment.merging import Personal, WithLocal
-from llm_fed.experiment.pool import Pool
+from llm_fed.experiment.merging import join
+from llm_fed.experiment.pool import Personal, Pool, Way
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
 from llm_fed.settings.config import Config
@@ -81,44 +82,25 @@ async def _losses(site: Client, states: Sequence[State], examples: Sequence[Any]
     return losses
 
 
-@dataclass(frozen=True)
-class ByWeights:
-    """A newcomer's adapter is the merge of a pool with the weights that `weigh` finds on some of its examples.
-
-    Attributes:
-        count: of these examples, at most.
-        steps: of training afterwards; None: none.
-    """
-
-    pool: Pool
-    count: int
-    steps: int | None
-    validation: ClassVar[float] = 0.0  # the share of its examples that is held out
-    start: ClassVar[str | None] = None  # as `adapter.start` says it
-
-    def note(self, name: str) -> str:
-        """What the newcomer of this name should know."""
-        return ""
-
-    async def personal(self, site: Client) -> Personal:
-        """Its adapter."""
-        names, states, chosen = list(self.pool.members), list(self.pool.members.values()), site.sample(self.count)
-        found = await weigh(site, states, chosen)
-        recipe = {
-            "weights": dict(zip(names, rounded(found.weights.tolist()), strict=True)),
-            "examples": len(chosen),
-            "loss": rounded(found.loss),
-            "loss_of_equal_weights": rounded(found.equal),
-        }
-        state = combine(states, found.weights)
-        if self.steps is None:
-            return state, self.pool.structure, recipe
-        return await site.fit(state, steps=self.steps), self.pool.structure, recipe | {"steps": self.steps}
+async def merged_from_pool(site: Client, pool: Pool, count: int, steps: int | None) -> Personal:
+    """The merge of a pool with the weights that `weigh` finds on at most `count` examples, trained so many steps."""
+    names, states, chosen = list(pool.members), list(pool.members.values()), site.sample(count)
+    found = await weigh(site, states, chosen)
+    recipe = {
+        "weights": dict(zip(names, rounded(found.weights.tolist()), strict=True)),
+        "examples": len(chosen),
+        "loss": rounded(found.loss),
+        "loss_of_equal_weights": rounded(found.equal),
+    }
+    state = combine(states, found.weights)
+    if steps is None:
+        return state, pool.structure, recipe
+    return await site.fit(state, steps=steps), pool.structure, recipe | {"steps": steps}
 
 
-def way(config: Config, pool: Pool, count: int, steps: int | None) -> ByWeights | WithLocal:
-    """How a newcomer joins the run of this configuration."""
+def way(config: Config, pool: Pool, count: int, steps: int | None) -> Way:
+    """How a client joins the run of this configuration, see `merged_from_pool` and `merging.join`."""
     method = methods.build(config.method)
     if isinstance(method, Merge):
-        return WithLocal(config, method, pool, steps)
-    return ByWeights(pool, count, steps)
+        return join(config, method, pool, steps)
+    return Way(partial(merged_from_pool, pool=pool, count=count, steps=steps))

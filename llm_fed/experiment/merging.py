@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from llm_fed.bench.build import Experiment
 from llm_fed.bench.parents import config_of, states_of_run
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.finish import deliver
-from llm_fed.experiment.pool import Pool
+from llm_fed.experiment.pool import Personal, Pool, Way
 from llm_fed.experiment.splits import log_reading
 from llm_fed.export import models
-from llm_fed.method import Method, Parent
+from llm_fed.method import Parent
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
 from llm_fed.models.lora import Lora
@@ -27,37 +27,32 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.state import State
 
-Personal = tuple[State, Lora, dict[str, Any]]  # an adapter, its structure, and how it was made
 Train = Callable[[Config, Path], dict[str, Any]]  # the run in a folder, to its end; its summary
 
 
 def trained(
-    config: Config, method: Method, run: Run, train: Train, reporter: Reporter, places: Mapping[str, Path]
+    experiment: Experiment, run: Run, train: Train, reporter: Reporter, places: Mapping[str, Path]
 ) -> Iterator[tuple[Parent, Config, Path, int]]:
     """Each parent of a merge after its end: with its configuration, its folder and the round whose models are merged.
 
     Args:
         places: by the name of a parent its folder, where that is not `needs/<name>` in the run's own.
     """
-    for parent in method.parents:
-        folder, its_config = places.get(parent.name, run.folder / "needs" / parent.name), config_of(parent, config)
+    config = experiment.config
+    for parent in experiment.method.parents:
+        folder, its_config = places.get(parent.name, run.folder / "needs" / parent.name), config_of(parent.name, config)
         reporter.note(f"{config.method['name']} starts from {parent.name}: {folder}")
         summary = train(its_config, folder)
         yield parent, its_config, folder, summary["round"] if parent.round is None else parent.round
 
 
 def merge_runs(
-    experiment: Experiment,
-    run: Run,
-    train: Train,
-    reporter: Reporter,
-    baselines: Baselines,
-    places: Mapping[str, Path],
+    experiment: Experiment, run: Run, train: Train, reporter: Reporter, baselines: Baselines, places: Mapping[str, Path]
 ) -> dict[str, Any]:
     """The whole run of a merge; the content of its summary. See `trained`."""
     config, method = experiment.config, experiment.method
     rounds, given, seen = {}, {}, set()
-    for parent, its_config, folder, chosen in trained(config, method, run, train, reporter, places):
+    for parent, its_config, folder, chosen in trained(experiment, run, train, reporter, places):
         rounds[parent.name] = chosen
         given[parent.name] = states_of_run(
             folder, parent.round, its_config, experiment.base, experiment.clients, experiment.runtime
@@ -99,46 +94,24 @@ def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]]) -> N
             raise outcome
 
 
-@dataclass(frozen=True)
-class WithLocal:
-    """A newcomer's adapter is the merge of the federated adapter, which is the pool, with one that it trains itself.
+def join(config: Config, method: Merge, pool: Pool, steps: int | None) -> Way:
+    """How a client joins a merge whose federated adapter is the pool: it merges that with one that it trains in so many
+    steps (None: it gets the federated adapter)."""
+    ((name, federated),) = pool.members.items()
 
-    Attributes:
-        steps: of its training; None: it gets the federated adapter.
-    """
-
-    config: Config
-    method: Merge
-    pool: Pool
-    steps: int | None
-
-    @property
-    def validation(self) -> float:
-        """The share of its examples that is held out."""
-        return self.config.task.validation
-
-    @property
-    def start(self) -> str | None:
-        """Where its training starts, as `adapter.start` says it."""
-        return self.config.adapter.start if self.config.adapter else None
-
-    def note(self, name: str) -> str:
-        """What the newcomer of this name should know."""
-        if self.steps is not None:
-            return ""
-        return (
-            f"{self.config.method['name']} merges the federated adapter with a local one, which --steps K would train; "
-            f"without it {name} gets the federated one"
-        )
-
-    async def personal(self, site: Client) -> Personal:
-        """Its adapter."""
-        ((name, federated),) = self.pool.members.items()
-        if self.steps is None:
-            return federated, self.pool.structure, {"weights": {name: 1.0}}
-        states = federated, await site.fit(site.initial(), steps=self.steps)
-        structure = self.method.wrap(site.structure, site)
+    async def personal(site: Client) -> Personal:
+        if steps is None:
+            return federated, pool.structure, {"weights": {name: 1.0}}
+        local = await site.fit(site.initial(), steps=steps)
+        structure = method.wrap(site.structure, site)
         assert isinstance(structure, Lora)  # only adapters are offered
-        own, parents = replace(site, structure=structure), (parent.name for parent in self.method.parents)
-        await self.method.finish(own, dict(zip(parents, states, strict=True)))
-        return await self.method.personalize(own, None), structure, {"steps": self.steps, **self.method.recipe(own)}
+        own, parents = replace(site, structure=structure), (parent.name for parent in method.parents)
+        await method.finish(own, dict(zip(parents, (federated, local), strict=True)))
+        return await method.personalize(own, None), structure, {"steps": steps, **method.recipe(own)}
+
+    note = (
+        f"{config.method['name']} merges the federated adapter with a local one, which --steps K would train; without "
+        "it the client gets the federated one"
+    )
+    start = config.adapter.start if config.adapter else None
+    return Way(personal, config.task.validation, start, note if steps is None else "")

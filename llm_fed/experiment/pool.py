@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.bench.parents import config_of
 from llm_fed.export import peft_folders
 from llm_fed.method import Method
+from llm_fed.method.client import Client
 from llm_fed.models.loading import Base
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import structure_of
@@ -28,6 +30,19 @@ class Pool:
     members: dict[str, State]
     structure: Lora
     what: str  # they are, in words
+
+
+Personal = tuple[State, Lora, dict[str, Any]]  # an adapter, its structure, and how it was made
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a client joins a run."""
+
+    personal: Callable[[Client], Coroutine[Any, Any, Personal]]  # makes its adapter
+    validation: float = 0.0  # the share of its examples that is held out for that
+    start: str | None = None  # where its training starts, as `adapter.start` says it
+    note: str = ""  # what its owner should know
 
 
 def check(folder: Path, config: Config) -> None:
@@ -110,7 +125,7 @@ def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]
                 "llm-fed join"
             )
         exported(inside)
-        return inside, config_of(parent, config), parent.round
+        return inside, config_of(parent.name, config), parent.round
     return folder, config, None
 
 

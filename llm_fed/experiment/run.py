@@ -134,7 +134,7 @@ def dry_run(
             reporter.note_once(note)
         first = [
             dry_run(
-                config_of(parent, config), folder / "needs" / parent.name, fresh=fresh, reporter=reporter,
+                config_of(parent.name, config), folder / "needs" / parent.name, fresh=fresh, reporter=reporter,
                 base=built.base,
             )
             for parent in built.method.parents

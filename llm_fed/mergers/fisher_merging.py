@@ -3,16 +3,19 @@ adapter."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from llm_fed.basics.figures import rounded
-from llm_fed.merge.fisher import fisher_merge
 from llm_fed.merge.mean import mean
 from llm_fed.mergers.mixing import by_training_examples, examples_of
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state import State
+from llm_fed.state import State, stack
 from llm_fed.state.entries import HEAD, factor_of
 
 
@@ -44,3 +47,19 @@ async def fisher_merging(
     information = found.fisher.sum(1)
     share = float(information[0] / information.sum()) if information.any() else 0.5
     return merged, {**rounded({"fed_share": share, "losses": found.losses}), **said}
+
+
+def fisher_merge(states: Sequence[State], fisher: Tensor, damping: float) -> State:
+    """`sum_i F_i theta_i / sum_i F_i`, coordinate by coordinate.
+
+    Args:
+        states: K states of P parameters.
+        fisher: (K, P), their diagonal Fisher information.
+        damping: `damping * mean(F)`, over all models and coordinates, is added to every F: where no gradient says
+            anything the merge is the plain mean.
+    """
+    weights = fisher.double() + damping * fisher.double().mean()
+    total = weights.sum(0)
+    share = torch.where(total > 0, weights / total, 1 / len(states))
+    row = (share * stack(states).double().to(share.device)).sum(0)
+    return states[0].like(row.to(states[0].row))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_fed.merge.grid import best
+from llm_fed.merge.mean import best
 from llm_fed.mergers.mixing import FedShare, Space, curve, in_delta, mixed
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger

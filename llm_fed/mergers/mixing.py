@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from llm_fed.basics.figures import rounded
-from llm_fed.merge.grid import WEIGHTS
-from llm_fed.merge.mean import mix_factors, mix_products
+from llm_fed.merge.mean import WEIGHTS, mix_factors, mix_products
 from llm_fed.method.client import Client
 from llm_fed.scoring.evaluation import score_split
 from llm_fed.settings import AtLeast, AtMost

@@ -3,18 +3,23 @@ Tripathi).
 
 After FedIT and local training, each client merges its two adapters with the weights that minimise the trace of the
 merged posterior's variance (Lemma 3.7), in closed form, from the gradients of a few of its own examples.
+
+In the order (federated, local) everywhere; all rows are float64. Shape letters: P parameters.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.figures import rounded
-from llm_fed.merge.moments import Evidence
-from llm_fed.merge.potara import sweep, traces
+from llm_fed.merge.moments import Evidence, Moments
 from llm_fed.mergers.mixing import Space, by_training_examples, curve, examples_of, in_delta, mixed
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
@@ -23,6 +28,7 @@ from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.state import Layout, State
 from llm_fed.state.entries import FACTORS, HEAD, factor_of
 
+DAMPINGS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # for which the weight is reported beside the chosen one
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
 
 
@@ -54,7 +60,7 @@ async def potara(
 ) -> Merged:
     """One FedIT adapter and one local adapter, merged at each client with a weight in closed form.
 
-    Deviation: the inverse Fisher information is damped (`merge.potara.variances`, `test_damping_bounds_the_trace`).
+    Deviation: the inverse Fisher information is damped (`variances`, `test_damping_bounds_the_trace`).
     Deviation: an image model's head, which App. B does not mention, is left out of the traces, as it would dominate
     them (docs/results/potara.md). `head` says how it is merged.
     Deviation: `fisher: empirical` takes the data's labels, where Eq. 19 takes the model's, so that one pass gives
@@ -102,3 +108,71 @@ def weigh(found: Evidence, layout: Layout, counted: Sequence[str], damping: floa
         names.setdefault(factor_of(name), []).append(name)
     weighed = {factor: of(own) for factor, own in names.items()}
     return {key: {factor: values[key] for factor, values in weighed.items()} for key in next(iter(weighed.values()))}
+
+
+@dataclass(frozen=True)
+class Traces:
+    """tr(Sigma_fed), tr(Sigma_local) and tr(Sigma_cross) of Eq. 17."""
+
+    a: float
+    b: float
+    c: float
+
+    @property
+    def weight(self) -> float:
+        """lambda_fed, within [0, 1]; lambda_local is the rest.
+
+        With a + b - 2c = 0 every weight has the same trace, and it is 1/2. A model whose gradients are all zero has an
+        infinite trace and gets no weight; if both have, it is 1/2, too.
+        """
+        if math.isinf(self.a) or math.isinf(self.b):
+            return 0.5 if self.a == self.b else float(math.isinf(self.b))
+        curvature = self.a + self.b - 2 * self.c
+        if curvature <= 1e-12 * max(self.a, self.b):  # zero, but for rounding
+            return 0.5
+        return min(1.0, max(0.0, (self.b - self.c) / curvature))
+
+
+def variances(fisher: Tensor, damping: float) -> Tensor:
+    """Sigma = 1 / (F + damping * mean(F)), (2, P), each model with the mean of its own F.
+
+    Deviation: the paper inverts F itself; the trace of that is ruled by the coordinates whose gradients happen to be
+    nearly zero, and infinite where one is zero (`test_damping_bounds_the_trace`).
+    """
+    return (fisher + damping * fisher.mean(1, keepdim=True)).reciprocal()
+
+
+def correlations(moments: Moments) -> Tensor:
+    """rho_k of the gradients at the two models (P,), Eq. 57; 0 where one of them does not vary."""
+    spread = moments.variance.prod(0).sqrt()
+    return torch.where(spread > 0, moments.covariance / spread, 0.0).clamp(-1, 1)
+
+
+def cross_variances(rho: Tensor, sigma: Tensor) -> Tensor:
+    """The diagonal of Sigma_cross (P,), Eq. 20, with rho clipped by Eq. 58 so that 0 <= it <= both Sigmas."""
+    ratio = (sigma[0] / sigma[1]).sqrt()
+    clipped = torch.minimum(rho.clamp_min(0), torch.minimum(ratio, ratio.reciprocal()))
+    return clipped * sigma.prod(0).sqrt()
+
+
+def traces(moments: Moments, fisher: Tensor, damping: float, where: list[slice] | None = None) -> Traces:
+    """a, b and c over the coordinates `where` (default: all).
+
+    Args:
+        fisher: (2, P), `moments.fisher` or an estimate with other labels.
+        damping: relative to the mean of F over the same coordinates.
+    """
+    places = [slice(0, fisher.shape[1])] if where is None else where
+    here = torch.cat([fisher[:, place] for place in places], 1)
+    if not here.any(1).all():
+        a, b = (0.0 if model.any() else math.inf for model in here)
+        return Traces(a, b, 0.0)
+    rho = torch.cat([correlations(moments)[place] for place in places])
+    sigma = variances(here, damping)
+    a, b = sigma.sum(1).tolist()
+    return Traces(a, b, float(cross_variances(rho, sigma).sum()))
+
+
+def sweep(moments: Moments, fisher: Tensor, where: list[slice] | None = None) -> dict[str, float]:
+    """lambda_fed by damping, for DAMPINGS."""
+    return {f"{damping:g}": traces(moments, fisher, damping, where).weight for damping in DAMPINGS}

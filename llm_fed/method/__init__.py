@@ -169,8 +169,8 @@ class Method:
         return clients
 
     def in_words(self, rounds: int) -> str:
-        """What a run of so many rounds does, as the end of a sentence that begins with the method's name."""
-        return f", {rounds:,} round{'' if rounds == 1 else 's'}"
+        """What a run of so many rounds does."""
+        return f"{rounds:,} round{'' if rounds == 1 else 's'}"
 
     # Reports.
 

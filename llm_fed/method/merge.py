@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import MISSING, dataclass, field, make_dataclass, replace
 from typing import Any, ClassVar
 
 from llm_fed.basics.errors import UserError
@@ -55,7 +55,7 @@ class Merger:
         names = tuple(each.name for each in own)
         kind = make_dataclass(
             function.__name__,
-            [(each.name, _hint(each), field(**_default(each))) for each in own],
+            [(each.name, _given(each.annotation, Any), field(default=_given(each.default, MISSING))) for each in own],
             bases=(Merge,),
             frozen=True,
             kw_only=True,
@@ -104,7 +104,7 @@ class Merge(Method):
         return ()
 
     def in_words(self, rounds: int) -> str:
-        return f"; trains {' and '.join(parent.name for parent in self.parents)} first and merges their results"
+        return f"trains {' and '.join(parent.name for parent in self.parents)} first and merges their results"
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
         doubles = self.merger.doubles
@@ -138,9 +138,5 @@ def doubled(structure: Structure) -> Lora:
     return replace(structure, rank=2 * structure.rank, alpha=2 * structure.alpha)
 
 
-def _hint(setting: inspect.Parameter) -> Any:
-    return Any if setting.annotation is setting.empty else setting.annotation
-
-
-def _default(setting: inspect.Parameter) -> dict[str, Any]:
-    return {} if setting.default is setting.empty else {"default": setting.default}
+def _given(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is inspect.Parameter.empty else value

@@ -130,7 +130,7 @@ def find(name: str) -> type[Method]:
     Raises:
         UserError: there is none, or it is no method as described in CONTRIBUTING.md.
     """
-    if name in NAMES:
+    if name in BUILTIN or name in ALIASES:
         return BUILTIN[ALIASES.get(name, name)]
     found = kind_of(plugins.find("method.name", name, plugins.METHODS, NAMES))
     check(f"method.name={name!r}", found)
@@ -144,9 +144,10 @@ def merger(name: str) -> type[Merge]:
         UserError: there is none, or it is a method with rounds.
     """
     mergers = {alias: MERGERS[target] for alias, target in ALIASES.items() if target in MERGERS} | MERGERS
-    kind = lookup("merge", name, mergers) if name in NAMES or ":" not in name else find(name)
+    outside = ":" in name or name in plugins.by_name(plugins.METHODS)
+    kind = find(name) if outside else lookup("merge", name, mergers)
     if not issubclass(kind, Merge):
-        raise UserError(f"merge={name!r} is a method with rounds; `llm-fed run` trains it")
+        raise UserError(f"merge={name!r} is a method with rounds, which llm-fed run trains")
     return kind
 
 
@@ -172,21 +173,6 @@ def build(settings: dict[str, Any]) -> Method:
         return kind(**{key: coerce(value, fields[key], f"method.{key}") for key, value in given.items()})
     except ValueError as error:  # Python's own word for a value out of range, which a method from outside may use
         raise UserError(f"{name} refuses its settings: {error}") from error
-
-
-def federated(settings: dict[str, Any]) -> Method:
-    """The same, if it has rounds.
-
-    Raises:
-        UserError: it is a merge.
-    """
-    method = build(settings)
-    if isinstance(method, Merge):
-        parents = " and ".join(parent.name for parent in method.parents)
-        raise UserError(
-            f"{settings['name']} merges runs of {parents} and has no rounds of its own, so the battery cannot test it"
-        )
-    return method
 
 
 def canonical(settings: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
-from llm_fed.merge.grid import WEIGHTS
+from llm_fed.merge.mean import WEIGHTS
 from llm_fed.method import Client, Message, Method, Server, Site, Upload, averaged
 from llm_fed.settings import AtLeast, AtMost, NonNegativeInt, PositiveFloat
 from llm_fed.state import State, stack

@@ -41,6 +41,8 @@ def check(where: str, found: Any) -> None:
             f"{where} is {what}; it must be a class that derives from llm_fed.method.Method, or a function under "
             "@Merger(...) of llm_fed.method.merge"
         )
+    if hasattr(found, "needs"):  # as mergers were written before; such a class would now be trained
+        raise UserError(f"{where} merges, for which llm_fed.method.merge now has functions; see CHANGELOG.md")
     # By this name a checkpoint's run and the ranks of a launch find it again.
     if kind_of(_at(path_of(found))) is not found:
         raise UserError(f"{where} is not found as {path_of(found)}; define it at the top level of its module")

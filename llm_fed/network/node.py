@@ -27,7 +27,7 @@ from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import write_folders
 from llm_fed.bench import bases, build, taking_part
 from llm_fed.bench.build import Experiment
-from llm_fed.bench.parents import config_of_name
+from llm_fed.bench.parents import config_of
 from llm_fed.experiment import finish
 from llm_fed.experiment.baselines import rule_of
 from llm_fed.export import models
@@ -107,7 +107,7 @@ class Node:
         if settings.task.held_out == "auto":
             settings = replace(settings, task=replace(settings.task, held_out=message.get("held_out", "position")))
         if "need" in message:
-            settings = config_of_name(message["need"], settings)
+            settings = config_of(message["need"], settings)
         kinds = {"hello": self._hello, "work": self._work}
         return lookup("message", message["kind"], kinds)(place, settings, message, content)
 
@@ -202,7 +202,7 @@ class Node:
         for need in dict.fromkeys(need for sent in messages.values() for need in sent["given"]):
             orders = {name: work.orders[name] for name, sent in messages.items() if need in sent["given"]}
             there = {name: {**order, **order["given"][need], "given": {}} for name, order in orders.items()}
-            its_work = replace(work, config=config_of_name(need, work.config), orders=there)
+            its_work = replace(work, config=config_of(need, work.config), orders=there)
             built = self._experiment(its_work.place, its_work.config, its_work.runs)
             sites = self._sites(built, its_work)
             sent_there = {name: messages[name]["given"][need] for name in orders}

@@ -144,7 +144,7 @@ class Deployment:
             mode = Deployment(_Marked(self._marked, need=parent), f"{self._name}-{short(parent)}")
             return train(its_config, folder, reporter=reporter, base=experiment.base, mode=mode)
 
-        for parent, its_config, folder, chosen in merging.trained(config, experiment.method, run, first, reporter, {}):
+        for parent, its_config, folder, chosen in merging.trained(experiment, run, first, reporter, {}):
             need, rounds[parent.name] = parent.name, chosen
             with Run(folder, its_config) as its_run:
                 its_run.begin()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +46,10 @@ def lr(config: Config, round: int) -> float:
     return local.lr + (local.lr_end - local.lr) * share
 
 
-def rounds_done(folder: Path) -> int:
-    """The newest round of which a run folder, or that of a parent in it, has a checkpoint; 0: none."""
-    return _newest(folder.rglob("checkpoints/round-*"))
-
-
-def _newest(checkpoints: Iterable[Path]) -> int:
-    return max((int(path.name.partition("-")[2]) for path in checkpoints), default=0)
+def rounds_done(folder: Path, *, parents: bool = True) -> int:
+    """The newest round of which a run folder has a checkpoint, or that of a parent in it; 0: none."""
+    found = (folder.rglob if parents else folder.glob)("checkpoints/round-*")
+    return max((int(path.name.partition("-")[2]) for path in found), default=0)
 
 
 def reopens(changes: Changes) -> bool:
@@ -91,7 +88,7 @@ def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str
     if before.rounds != now.rounds:
         had = f"this run had {before.rounds} rounds" + ("" if done >= before.rounds else f", of which {done} are done,")
         found.append(f"{had} and continues to {now.rounds}")
-        found += _unlike(before, now, _newest(folder.glob("checkpoints/round-*")), method)  # a parent says its own
+        found += _unlike(before, now, rounds_done(folder, parents=False), method)  # a parent says its own
         if now.eval.of_last is not None and now.eval.of_last == before.eval.of_last:
             found.append(
                 f"eval.of_last={now.eval.of_last} now counts back from round {now.rounds}; if the best round that "

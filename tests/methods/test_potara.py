@@ -16,8 +16,7 @@ from llm_fed.bench import build
 from llm_fed.experiment import finish, merging, run
 from llm_fed.experiment.simulation import Simulation
 from llm_fed.export import peft_folders
-from llm_fed.merge.grid import WEIGHTS
-from llm_fed.merge.mean import mix_factors
+from llm_fed.merge.mean import WEIGHTS, mix_factors
 from llm_fed.mergers import potara
 from llm_fed.methods import MERGERS, METHODS
 from llm_fed.models.loading import load_base
@@ -229,11 +228,11 @@ class Killed(BaseException):
     """Nothing in the project catches this."""
 
 
-@pytest.mark.parametrize("stage", ["fedit", "local", "deliver"])
+@pytest.mark.parametrize("stage", ["fedit", "local", "merge", "deliver"])
 def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage):
-    """Killed within the first parent, within the second, and while the merged adapters are written."""
+    """Killed within the first parent, within the second, before the merge, and while its adapters are written."""
     config = config_of(small, tmp_path / "c.yaml", "potara")
-    real = {"card": finish.model_card, "federate": run.federate}
+    real = {"card": finish.model_card, "federate": run.federate, "merge": merging.merge}
     calls: list[str] = []
 
     def federate(federation, *rest: Any, **options: Any) -> Any:
@@ -248,8 +247,14 @@ def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage
             raise Killed
         return real["card"](model, client=client, method=method, **rest)
 
+    def merge(experiment: Any, given: Any) -> None:
+        if stage == "merge":
+            raise Killed
+        real["merge"](experiment, given)
+
     with monkeypatch.context() as patched:
         patched.setattr(run, "federate", federate)
+        patched.setattr(merging, "merge", merge)
         patched.setattr(finish, "model_card", card)
         with pytest.raises(Killed):
             run.train(config, tmp_path / "out")
