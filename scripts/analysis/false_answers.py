@@ -89,8 +89,10 @@ class Case:
 COMMON = {"none": Case(honest), "refused": Case(None)}
 OF_STATISTICS = COMMON | {
     "statistics of 3.4e38": Case(statistics(3.4e38)),
-    "statistics of 3.4e38, ten times its examples": Case(statistics(3.4e38), 10),
     "variances of -1000": Case(statistics(-1000.0, is_variance)),
+}
+WEIGHTED = OF_STATISTICS | {
+    "statistics of 3.4e38, ten times its examples": Case(statistics(3.4e38), 10),
     "ten times its examples": Case(honest, 10),
 }
 CASES: dict[str, dict[str, Case]] = {
@@ -99,15 +101,15 @@ CASES: dict[str, dict[str, Case]] = {
         "turned prototypes, counts of 10^9": Case(turned(10**9)),
         "turned prototypes, counts of -10^6": Case(turned(-(10**6))),
     },
-    "fedit": OF_STATISTICS,
-    "fedit, geometric-median": OF_STATISTICS,
+    "fedit": WEIGHTED,
+    "fedit, geometric-median": WEIGHTED,
     "fedbuff": OF_STATISTICS,
 }  # fmt: skip
 WORDS = {
     "fedproto": ["method={name: fedproto, classifier: prototypes}"],
     "fedit": ["method={name: fedit}"],
     "fedit, geometric-median": ["method={name: fedit}", "server={aggregation: geometric-median}"],
-    "fedbuff": [f"method={{name: fedbuff, buffer: {CLIENTS}}}"],
+    "fedbuff": ["method={name: fedbuff, buffer: 4}"],
 }
 
 

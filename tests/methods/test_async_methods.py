@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import toy
-from battery import FEDERATED, SETTINGS, go
+from battery import FEDERATED, SETTINGS, WHOLE_MODELS, go
 
 from llm_fed.config import ServerStepConfig
 from llm_fed.errors import UserError
 from llm_fed.federation.schedule import Delayed
+from llm_fed.messages.roles import is_variance
 from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.fedasync import FedAsync
@@ -305,3 +306,14 @@ def test_every_method_runs_under_delay_and_continues_bit_identically(tmp_path: P
 def test_impossible_settings_are_refused(make, word):
     with pytest.raises(UserError, match=word):
         make()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [None, LATE], ids=["at once", "late"])
+@pytest.mark.parametrize("name", WHOLE_MODELS)
+def test_no_variance_falls_below_zero_and_nobody_honest_is_refused(name, schedule, tmp_path):
+    run = go(name, tmp_path, schedule=schedule, rounds=8)
+    models = run.ask("personalize", run.messages()).values()
+    variances = [value for model in models for key, value in model.extras.items() if is_variance(key)]
+    assert variances and all(bool((value > 0).all()) for value in variances)
+    assert not [line for line in run.records("event") if line["event"] == "refused upload"]
