@@ -1,6 +1,6 @@
 """One of twelve clients with pictures sends numbers that no honest client has: what the eleven others get.
 
-    OMP_NUM_THREADS=1 nice -n 10 python scripts/analysis/false_answers.py --path femnist.npz --draws 3 \
+    OMP_NUM_THREADS=1 nice -n 10 python scripts/analysis/false_answers.py --path femnist.npz \
         --out runs/analysis/false_answers.jsonl
 
 The clients are twelve writers of FEMNIST, who train a ResNet-9 in one process. The last one trains like
@@ -109,7 +109,7 @@ WORDS = {
     "fedproto": ["method={name: fedproto, classifier: prototypes}"],
     "fedit": ["method={name: fedit}"],
     "fedit, geometric-median": ["method={name: fedit}", "server={aggregation: geometric-median}"],
-    "fedbuff": ["method={name: fedbuff, buffer: 4}"],
+    "fedbuff": [f"method={{name: fedbuff, buffer: {CLIENTS}}}"],
 }
 
 
@@ -200,8 +200,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--path", type=Path, help="FEMNIST, as task.path")
     parser.add_argument("--methods", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--draws", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("runs/analysis/false_answers.jsonl"))
     parser.add_argument("--table", action="store_true", help="print the table of finished runs")
     asked = parser.parse_args()
