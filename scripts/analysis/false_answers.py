@@ -3,12 +3,11 @@
     OMP_NUM_THREADS=1 nice -n 10 python scripts/analysis/false_answers.py --path femnist.npz \
         --out runs/analysis/false_answers.jsonl
 
-The clients are twelve writers of FEMNIST, who train a ResNet-9 in one process. The last one trains like
-the others, and what it sends is changed on its way, in every round. Each case runs three times: as the server checks
-answers, `checked`; with the checks of version 0.3.0, which knew the form of an answer and the norms of its parts, but
-no roles, `norms alone`; and, as the case `refused`, without anything of that client. The file holds a line per run, and
-the same command goes on after what is there. `--table` trains nothing and prints the mean test accuracy of the honest
-clients.
+The clients are twelve writers of FEMNIST, who train a ResNet-9 in one process. The last one trains like the others, and
+what it sends is changed on its way, in every round; as the case `refused` nothing of it arrives. Each false answer is
+tried twice: as the server checks answers, `checked`, and with the checks of version 0.3.0, which knew the form of an
+answer and the norms of its parts, but no roles, `norms alone`. The file holds a line per run, and the same command goes
+on after what is there. `--table` trains nothing and prints the mean test accuracy of the honest clients.
 """
 
 from __future__ import annotations
