@@ -17,6 +17,7 @@ import io
 import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import warnings
@@ -45,6 +46,7 @@ COMMANDS = {
 }  # fmt: skip
 TARGETS = ("file", "folder", "nothing")
 MOST = 64
+SECONDS = 60  # of processor time for one command
 
 
 class Links:
@@ -126,7 +128,7 @@ class Links:
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with seen or contextlib.nullcontext():
+            with seen or contextlib.nullcontext(), _limited():
                 try:
                     cli.main(COMMANDS[command][1])
                 except SystemExit as ended:
@@ -134,6 +136,21 @@ class Links:
                 except BaseException as error:
                     return -1, f"{said.getvalue()} Traceback {type(error).__name__}: {error}"
         raise AssertionError("a command ends with SystemExit")
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """Within it a command that takes too much processor time ends with an exception."""
+
+    def out_of_time(*given: object) -> None:
+        raise TimeoutError(f"it took {SECONDS} s of processor time")
+
+    signal.signal(signal.SIGVTALRM, out_of_time)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 class _Watch:
