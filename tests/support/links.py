@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import small_run
+from damage import Hangs
 
 # What a command begins with: a finished run, one that a kill has left, or nothing.
 COMMANDS = {
@@ -143,7 +144,7 @@ def _limited() -> Iterator[None]:
     """Within it a command that takes too much processor time ends with an exception."""
 
     def out_of_time(*given: object) -> None:
-        raise TimeoutError(f"it took {SECONDS} s of processor time")
+        raise Hangs(f"it took {SECONDS} s of processor time")
 
     signal.signal(signal.SIGVTALRM, out_of_time)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
