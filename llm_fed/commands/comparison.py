@@ -26,6 +26,7 @@ from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.needed import needed_config
+from llm_fed.files import check_unlinked
 from llm_fed.method import Method
 from llm_fed.models import speed
 from llm_fed.models.images import ImageBase
@@ -53,7 +54,8 @@ class Job:
     outcome: dict[str, Any] | str = ""  # summary.json of a finished run; of a failed one the reason; "": still open
 
     def read(self) -> None:
-        """Take over what lies on disk; UserError if the folder holds another run."""
+        """Take over what lies on disk; UserError if the folder holds another run, or is a link."""
+        check_unlinked(self.folder)
         if self.folder.exists():
             with Run(self.folder, self.config, contents=self.contents) as run:
                 done = run.summary()

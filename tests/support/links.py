@@ -73,8 +73,10 @@ class Links:
             places = self.places(command)
             step = max(1, math.ceil(len(places) / most))
             for place in places[::step]:
+                named = f"run/{place}" in COMMANDS[command][1]  # an output folder that is a link is the user's choice
                 for target in TARGETS:
-                    yield command, place, target
+                    if not (named and target == "folder"):
+                        yield command, place, target
 
     def places(self, command: str) -> list[str]:
         """Every path below `run` that the command makes, changes or opens for writing, in a run without links."""
