@@ -16,6 +16,7 @@ import torch
 
 from llm_fed import methods, tasks
 from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import check_unlinked
 from llm_fed.bench.costs import Traffic, read_traffic
 from llm_fed.bench.parents import config_of
 from llm_fed.commands import section
@@ -55,7 +56,8 @@ class Job:
     outcome: dict[str, Any] | str = ""  # summary.json of a finished run; of a failed one the reason; "": still open
 
     def read(self) -> None:
-        """Take over what lies on disk; UserError if the folder holds another run."""
+        """Take over what lies on disk; UserError if the folder holds another run, or is a link."""
+        check_unlinked(self.folder)
         if self.folder.exists():
             with Run(self.folder, self.config, contents=self.contents) as run:
                 done = run.summary()
