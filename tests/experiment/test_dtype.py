@@ -162,7 +162,7 @@ def test_a_comparison_that_was_begun_goes_on_in_its_dtype(small, tmp_path):
     now = plan(small, tmp_path, rows, [])
     dtypes = {label: job.config.base.dtype for (label, _), job in now.cells.items()}
     assert dtypes == {"a": "bfloat16", "b": "bfloat16", "own": "float32"}
-    assert now.cells["b", 0].needs["fedit"].folder == begun.folder and now.cells["b", 0].needs["fedit"].outcome
+    assert now.cells["b", 0].parents["fedit"].folder == begun.folder and now.cells["b", 0].parents["fedit"].outcome
     assert now.notes == ["computing in bfloat16, as in the runs that are there"]
 
     explicit = plan(small, tmp_path / "other", {"x": ["method=local", "base.dtype=bfloat16"]}, [])

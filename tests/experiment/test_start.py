@@ -56,8 +56,7 @@ def prepared(small, origin: Any, method: str | dict[str, Any], **changes: Any) -
 def exported(folder: Path, made: build.Experiment) -> dict[str, State]:
     assert isinstance(made.base, Base)
     return {
-        name: models.read(folder / "adapters" / name, site.structure, made.base)
-        for name, site in made.clients.items()
+        name: models.read(folder / "adapters" / name, site.structure, made.base) for name, site in made.clients.items()
     }
 
 
