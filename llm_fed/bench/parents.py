@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from llm_fed import methods
-from llm_fed.basics.errors import RunError, UserError, lookup
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.bench import start
 from llm_fed.export import models
 from llm_fed.federation.clients import messages_for
@@ -58,9 +58,11 @@ def config_of(name: str, config: Config) -> Config:
     Raises:
         UserError: the run has no such parent.
     """
-    parent = lookup("parent", name, {each.name: each for each in methods.build(config.method).parents})
-    exported = ExportConfig() if parent.round is None else config.export
-    return replace(config, method={"name": name, **parent.settings}, export=exported)
+    for parent in methods.build(config.method).parents:
+        if parent.name == name:
+            exported = ExportConfig() if parent.round is None else config.export
+            return replace(config, method={"name": name, **parent.settings}, export=exported)
+    raise UserError(f"{config.method['name']} merges no run of {name!r}")
 
 
 def states_of_run(

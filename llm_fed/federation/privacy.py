@@ -69,6 +69,8 @@ def check(config: Config, method: Method) -> None:
     name = config.method["name"]
     if config.privacy.clip is None:
         return
+    if method.parents:
+        raise UserError(f"privacy.clip is for methods with rounds, but {name} merges finished runs; set it to null")
     if by_example(config.privacy):
         _check_examples(config, method)
     if central(config.privacy):
