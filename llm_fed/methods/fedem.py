@@ -14,7 +14,7 @@ from torch.nn import functional
 from llm_fed.method import Method
 from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Full, Structure
+from llm_fed.models.structure import Structure
 from llm_fed.settings import PositiveInt
 from llm_fed.state import State
 from llm_fed.state.wire import Message
@@ -40,12 +40,10 @@ class FedEM(Method):
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
         names = [f"expert{j}" for j in range(self.num_models)]
-        if isinstance(structure, Full):
-            return structure.several(*names, answer="probabilities")
-        return structure.with_experts(*names, gate="router")
+        return structure.mixture(*names)
 
     async def client_update(self, client: Site, message: Message) -> Message:
-        if not isinstance(client.structure, Full):
+        if client.structure.fused:
             return await super().client_update(client, message)
         state = client.assemble(message)
         labels = torch.tensor([picture.label for picture in client.train])

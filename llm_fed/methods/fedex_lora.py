@@ -3,7 +3,7 @@ Vepakomma; ACL 2025)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.merge import delta
@@ -12,7 +12,7 @@ from llm_fed.merge.mean import mean
 from llm_fed.method import Method, Upload
 from llm_fed.method.site import Site
 from llm_fed.methods import folded
-from llm_fed.models.lora import FACTORS, Lora
+from llm_fed.models.lora import FACTORS
 from llm_fed.models.structure import Structure
 from llm_fed.state import State
 from llm_fed.state.roles import Echo, Roles
@@ -37,7 +37,7 @@ class FedExLoRA(Method):
     sends: ClassVar[Roles] = {"version": Echo()}
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        return replace(structure, delta=True) if isinstance(structure, Lora) else structure
+        return structure.over_frozen()
 
     def init(self, server: Site) -> Message:
         model = server.initial()
@@ -58,7 +58,6 @@ class FedExLoRA(Method):
     async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
-        assert isinstance(server.structure, Lora)
         uploads, adapters, examples = folded.answers(uploads)
         model = mean(adapters, examples)
         step = residual(adapters, examples, model, server.structure.scaling)

@@ -20,7 +20,6 @@ from llm_fed.basics.rng import generator
 from llm_fed.merge import robust
 from llm_fed.method import Method, Upload, refuse_inert
 from llm_fed.method.site import Site
-from llm_fed.models.structure import Full
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.state import Layout, State, block_of, combine, module_of, stack, unstack
 from llm_fed.state.roles import Roles, Weights
@@ -328,4 +327,4 @@ def weights_report(weights: dict[str, Tensor]) -> dict[str, Any]:
 
 def by_form(server: Site, *, adapters: str, whole: str) -> str:
     """What a setting's null means: the value for LoRA adapters, or that for whole models."""
-    return whole if isinstance(server.structure, Full) else adapters
+    return adapters if server.structure.fused else whole

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from llm_fed.method import Method
 from llm_fed.method.site import Site
-from llm_fed.models.structure import Full, Structure
+from llm_fed.models.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,4 @@ class PFedMoE(Method):
     shared: ClassVar[str] = r"(^|\.)global\."
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        if isinstance(structure, Full):
-            return structure.beside("local", "global", "gate")
-        return structure.with_experts("global", "local", gate="router")
+        return structure.gated("local", "global")
