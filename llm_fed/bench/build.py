@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import islice
 from typing import Any
 
-import numpy as np
-import torch
-
-from llm_fed import methods, tasks
+from llm_fed import kinds, methods, tasks
 from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError, require
-from llm_fed.basics.rng import derive, generator
-from llm_fed.bench import bases, start, taking_part
-from llm_fed.bench.encoding import Encoder, Length, NoneFits
+from llm_fed.basics.rng import generator
+from llm_fed.bench import start, taking_part
 from llm_fed.bench.needed import check_rounds
-from llm_fed.bench.placement import place
-from llm_fed.engine.generation import room_after
-from llm_fed.engine.images import VisionEngine
-from llm_fed.engine.language import LanguageEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.federation import aggregation, privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
+from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.site import Data, Site
-from llm_fed.models import ranks, room, speed
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base, settle_dtype
-from llm_fed.models.lora import Lora
-from llm_fed.models.prompt import prompt_of
+from llm_fed.models import ranks, room
+from llm_fed.models.loading import settle_dtype
 from llm_fed.models.structure import Structure, structure_of
 from llm_fed.rows.reading import Reading
 from llm_fed.runs.tracking import Reporter, check_trackers
@@ -43,8 +33,7 @@ from llm_fed.scoring.scores import METRICS, Summary
 from llm_fed.settings.config import LIKELIHOOD, Config
 from llm_fed.state import State
 from llm_fed.state.wire import Message
-from llm_fed.tasks import content
-from llm_fed.tasks.common import ClientData, TaskData, select
+from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record
 
 
@@ -53,13 +42,13 @@ class Experiment:
     """Everything that a run needs, in memory."""
 
     config: Config
-    base: Base | ImageBase
+    base: Kind
     metric: str
     method: Method
     clients: dict[str, Site]
     server: Site
     schedule: Schedule
-    engine: VisionEngine | LanguageEngine  # of this process
+    engine: Engine  # of this process
     runtime: LocalRuntime
     left_out: tuple[str, ...] = ()  # of the data's clients those that have nothing to train on
     reading: Reading | None = None  # what became of the user's own files
@@ -116,7 +105,7 @@ class Experiment:
     def scores_base(self) -> bool:
         """Whether the base without any adapter is scored on the test split."""
         asked = self.config.eval.base
-        return asked is True or (asked == "auto" and isinstance(self.base, Base))
+        return asked is True or (asked == "auto" and self.base.knows)
 
     def score_base(self, split: str, **options: Any) -> Summary | None:
         """The scores without training; `options` as of `evaluate`."""
@@ -137,8 +126,7 @@ class Experiment:
 
     def shared(self) -> Shared:
         """What all ranks of a launch build alike."""
-        model = self.base.model if isinstance(self.base, Base) else None
-        return Shared.of(self.engine, [*self.clients.values(), self.server], model, self.method)
+        return Shared.of(self.engine, [*self.clients.values(), self.server], self.base, self.method)
 
     def spread(self, ranks: Ranks) -> Experiment:
         """The same with its clients' work spread over all ranks.
@@ -155,7 +143,7 @@ def prepare(
     config: Config,
     reporter: Reporter,
     *,
-    base: Base | ImageBase | None = None,
+    base: Kind | None = None,
     task: tasks.common.TaskData | None = None,
     everybody: bool = True,
     known: Record | None = None,
@@ -185,28 +173,25 @@ def prepare(
         config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
-    check_kinds(config, task, method, metric)
+    kind = kinds.of(config.base, bool(task.labels))
+    check_kinds(kind, config, task, method, metric)
     if everybody:
         ranks.check(config.adapter, task.everybody or tuple(task.clients))
     device = str(base.device) if base else choose_device(config.device)
-    if task.metric == LIKELIHOOD and config.task.template != "{prompt}":
-        reporter.note_once(
-            f"texts are learned without task.template={config.task.template}, which only chats and exports would use; "
-            "set task.template='{prompt}'"
-        )
+    for note in kind.notes(config, task):
+        reporter.note_once(note)
     settled, said = settle_dtype(config.base, device)
     if said:
         config = replace(config, base=settled)
         reporter.note(said)
-        if device == "cpu" and not task.labels and (hint := speed.hint()):
+        if hint := kind.hint(device):
             reporter.note_once(hint)
     launchers.check_precision(config.base.dtype)
     if base is None and (too_little := room.shortage(config.base, device)):
         reporter.note(too_little)
     with signs.part(f"loading the base {config.base.name}"):
-        base = base or bases.load(config, task, device)
-    if isinstance(base, Base):
-        base = replace(base, prompt=prompt_of(base, config))
+        base = base or kind.load(config, task, device)
+    base = base.configured(config)
     with signs.part("preparing the clients' examples"):
         clients, server = build(config, task, base, method, metric, reporter)
     taking_part.check_lengths([*clients.values(), server] if given else [server])
@@ -222,7 +207,7 @@ def prepare(
         method.init(server)  # a method that cannot start there says so now
     cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
     per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
-    engine = VisionEngine(base) if isinstance(base, ImageBase) else LanguageEngine(base, config.eval)
+    engine = Engine(base, config.eval)
     runtime = LocalRuntime(engine, per_pass)
     return Experiment(
         config, base, metric, method, clients, server, schedule, engine, runtime, left_out,
@@ -240,24 +225,24 @@ def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
     )
 
 
-def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> None:
+def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method, metric: str) -> None:
     """Refuse what does not go together, before anything is loaded.
 
     Raises:
         UserError: what, and what to set.
     """
-    pictures = bool(task.labels)
-    if not pictures and config.adapter is None:
+    whole = kind.whole and config.adapter is None
+    if not kind.whole and config.adapter is None:
         raise UserError(
             "adapter is null, but only image models can be trained whole; set adapter.rank and adapter.target_modules"
         )
-    if config.local.augment and not pictures:
+    if config.local.augment and not kind.augments:
         raise UserError(f"local.augment is for images, but {config.task.name} is text; leave it out")
-    if method.whole_models and not (pictures and config.adapter is None):
+    if method.whole_models and not whole:
         raise UserError(
             f"{config.method['name']} trains whole image models; set adapter=null, and task.name to a task of images"
         )
-    if config.base.clients and not (method.any_model and pictures and config.adapter is None):
+    if config.base.clients and not (method.any_model and whole):
         raise UserError(
             f"base.clients gives clients different image models, but {config.method['name']} needs the same model at "
             "all of them; leave base.clients out, or choose another method"
@@ -278,7 +263,7 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
             "adapter.rank"
         )
-    if pictures != (METRICS[metric].scores == "labels"):
+    if METRICS[metric].scores not in kind.reads:
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
     if task.metric == LIKELIHOOD != metric:
@@ -286,7 +271,7 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
             f"eval.metric={metric} compares answers to prompts, but the data are texts without prompts; set "
             f"eval.metric={LIKELIHOOD} or null"
         )
-    if config.eval.base is True and pictures:
+    if config.eval.base is True and not kind.knows:
         raise UserError(
             "eval.base=true scores the base before training, when the head of an image model is still untrained; set "
             "eval.base=auto"
@@ -301,7 +286,7 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
 def build(
     config: Config,
     task: TaskData,
-    base: Base | ImageBase,
+    base: Kind,
     method: Method,
     metric: str,
     reporter: Reporter,
@@ -312,24 +297,13 @@ def build(
         UserError: data that a metric cannot score, or none of which anything fits.
     """
     structure = structure_of(config.adapter, base.head)
-    if isinstance(base, ImageBase):
-        encoder, task = None, place(task, base.device, reporter)
-    else:
-        room = partial(room_after, base, wanted=config.eval.max_new_tokens)
-        texts = METRICS[metric].scores == "texts"
-        encoder = Encoder(
-            base.tokenizer, config.task, base.prompt and base.prompt.template, base.rows, room if texts else None
-        )
-    parties = [*task.clients.values(), *([task.server] if task.server else [])]
-    splits = (split for given in parties for split in (given.train, given.validation, given.test))
-    lengths = encoder.lengths(splits) if encoder else iter(())
+    encoding = base.encoding(config, task, METRICS[metric].scores, reporter.note)
 
     def site(id: str, given: ClientData | None, labels: int, foreign: bool = False) -> Site:
         wrapped: Structure = method.wrap(structure, None)
         data = Data(metric=metric, num_labels=labels, foreign=foreign)
         if given is not None:
-            known = list(islice(lengths, 3))
-            data = with_examples(id, given, data, encoder, config, known)
+            data = encoding.data(id, given, data)
             if METRICS[metric].scores == "options":
                 check_options(id, data)
         draw = partial(base.draw, wrapped)
@@ -351,30 +325,24 @@ def build(
         client.structure = method.wrap(own_structure(own, rank), client)
         client.draw = partial(base.draw, client.structure)
         client.private = privacy.of_examples(config.privacy, config.training_seed)
-        if isinstance(client.structure, Lora):
-            if client.structure not in drawn:
-                drawn[client.structure] = client.initial()
-            client.expect(drawn[client.structure])
+        if client.structure not in drawn:
+            drawn[client.structure] = client.initial()
+        client.expect(drawn[client.structure])
     server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
     server.step = config.server
     if ranks.differ(config.adapter):
         server.structures = {id: client.structure for id, client in clients.items()}
     if not any(site.train for site in clients.values()):
         taking_part.check_lengths(clients.values())
-    if encoder and (note := encoder.note()):
+    if note := encoding.note():
         reporter.note(note)
-    if encoder and r"\n" in config.task.template:
-        reporter.note_once(
-            r"task.template holds a backslash and an n, which models will read as these two letters; for a line break, "
-            "write the text in double quotes in YAML"
-        )
     sites = [*clients.values(), server]
     for note in [*notes_on_scores(sites, metric), *notes_on_length(sites, config.eval.max_new_tokens).values()]:
         reporter.note_once(f"warning: {note}")
     return clients, server
 
 
-def structures(config: Config, method: Method, base: Base | ImageBase, clients: Sequence[str]) -> dict[str, Structure]:
+def structures(config: Config, method: Method, base: Kind, clients: Sequence[str]) -> dict[str, Structure]:
     """What the server of a network knows of its clients' structures, where they differ in rank.
 
     Raises:
@@ -385,60 +353,6 @@ def structures(config: Config, method: Method, base: Base | ImageBase, clients: 
         return {}
     each = {id: ranks.of(config.adapter, id, place) for place, id in enumerate(clients)}
     return {id: method.wrap(structure_of(config.adapter, base.head, rank=rank), None) for id, rank in each.items()}
-
-
-def with_examples(
-    id: str, given: ClientData, data: Data, encoder: Encoder | None, config: Config, lengths: Sequence[Sequence[Length]]
-) -> Data:
-    """The data with a client's examples, as training and evaluation see them.
-
-    Args:
-        encoder: of text; None: pictures.
-        lengths: of the examples of the three splits, where they are text.
-    """
-
-    def scored(split: str, items: Sequence[Any]) -> Sequence[Any]:
-        """In the order of which eval.limit keeps the first."""
-        if config.eval.limit is None or config.seeds.evaluation is None:
-            return items
-        return select(items, _scored_order(given, split, config))
-
-    splits = {"validation": scored("validation", given.validation), "test": scored("test", given.test)}
-    if encoder is None:
-        return replace(data, train=given.train, held_out=given.validation, queries=splits)
-    before, (train, validation, test) = encoder.skipped.copy(), lengths
-    none_fits: list[str] = []
-
-    def fitting(encode: Callable[..., Sequence[Any]], split: str, *words: Any, **options: Any) -> Sequence[Any]:
-        try:
-            return encode(id, split, *words, **options)
-        except NoneFits as error:
-            none_fits.append(str(error))
-            return ()
-
-    held_out = encoder.training(id, "validation", given.validation, required=False, lengths=validation)
-    known = {"validation": scored("validation", validation), "test": scored("test", test)}
-    queries = {
-        split: fitting(encoder.queries, split, examples, config.eval.limit, known[split])
-        for split, examples in splits.items()
-    }
-    cut = {split: found for split, asked in queries.items() if (found := encoder.cut(asked))}
-    return replace(
-        data,
-        train=fitting(encoder.training, "training", given.train, lengths=train),
-        held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut, none_fits=tuple(none_fits),
-    )  # fmt: skip
-
-
-def _scored_order(given: ClientData, split: str, config: Config) -> list[int]:
-    """The places of a split's examples in an order of `seeds.evaluation`. Where rows are held out by their hash, an
-    example that is added does not change the order of the others."""
-    seed, items = config.seeds.evaluation, getattr(given, split)
-    assert seed is not None  # see `_encoded`
-    if config.task.held_out == "position":
-        draws = generator(seed, "evaluation", given.client, split)
-        return list(torch.randperm(len(items), generator=draws).tolist())
-    return list(np.argsort(content.drawn(content.digests(items), derive(seed, "evaluation", split))).tolist())
 
 
 def scored(clients: dict[str, Site], server: Site) -> dict[str, Site]:

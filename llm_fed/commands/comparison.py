@@ -23,10 +23,10 @@ from llm_fed.eval.tables import Result
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
+from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.models import speed
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base, settle_dtype
+from llm_fed.models.loading import settle_dtype
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run, as_before, holds_results
 from llm_fed.runs.reading import events, saved_config
@@ -60,7 +60,7 @@ class Job:
                 done = run.summary()
                 self.outcome = "" if done is None or experiment.lacks_exports(run) else done
 
-    def train(self, reporter: Reporter, base: Base | ImageBase, baselines: Baselines) -> None:
+    def train(self, reporter: Reporter, base: Kind, baselines: Baselines) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
         for name, need in self.needs.items():
             if isinstance(need.outcome, str):

@@ -16,19 +16,17 @@ from torch import Tensor, nn
 
 from llm_fed.engine import formula
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.examples import Kind
-from llm_fed.engine.fit import token_losses
-from llm_fed.engine.inference import autocast
+from llm_fed.engine.examples import Examples
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
+from llm_fed.engine.trainable import Trainable
 from llm_fed.method.optimizer import MOMENTS
 from llm_fed.method.site import Site
-from llm_fed.models.images import ImageBase
-from llm_fed.models.joined import full, respond
-from llm_fed.models.loading import Base
+from llm_fed.models.flat import FlatModel
+from llm_fed.models.joined import full
 from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Full
+from llm_fed.models.trained import Structure
 from llm_fed.settings.config import LocalConfig
-from llm_fed.tasks.common import Encoded, labels_of, pixels_of
+from llm_fed.tasks.common import Encoded
 
 _MEASURED = 16  # tokens; twice as many and this many give a constant part and one that grows
 
@@ -72,52 +70,49 @@ def moments(local: LocalConfig) -> int:
     return MOMENTS[local.optimizer] + bool(local.momentum)
 
 
-def training_copies(structure: Lora | Full, local: LocalConfig, per_pass: int) -> int:
+def training_copies(structure: Structure, local: LocalConfig, per_pass: int) -> int:
     """How many numbers training holds for each number of a client's state, over the clients of a pass.
 
     Row, gradient, the optimizer's moments and what a step adds up for all rows at once, where fused once per client;
     then what each client starts from and what it ends with.
     """
-    at_once = per_pass if isinstance(structure, Lora) else 1
+    at_once = per_pass if structure.fused else 1
     sums = 2 * bool(local.proximal) + bool(local.optimizer == "sgd" and local.weight_decay)  # anchor, drift; decayed
     return at_once * (2 + moments(local) + sums) + 2 * per_pass
 
 
-def activations(
-    base: Base | ImageBase, site: Site, kind: Callable[[Lora], Kind], local: LocalConfig, per_pass: int
-) -> Activations:
+def activations(base: Trainable, site: Site, local: LocalConfig, per_pass: int) -> Activations:
     """What a backward pass keeps at the most.
 
     Args:
         site: with the longest examples.
         per_pass: clients in a fused pass.
     """
-    structure = site.structure
-    if isinstance(structure, Full):
-        assert isinstance(base, ImageBase)
+    structure: Any = site.structure
+    its = base.examples(structure)
+    if not structure.fused:
         size = min(local.batch_size, len(site.train))
         pictures = [site.train[i % len(site.train)] for i in range(4)]
         few, more = (_of_whole_model(base, structure, pictures[:n]) for n in (2, 4))
         whole = max(0, few + (more - few) * (size - 2) // 2)
         return Activations(whole, whole)  # its batches are not divided
-    its_kind = kind(structure)
-    longest = max(site.train, key=its_kind.length)
-    length, (budget, _) = its_kind.length(longest), budget_and_overhead(base.device)
+    longest = max(site.train, key=its.length)
+    length, (budget, _) = its.length(longest), budget_and_overhead(base.device)
     rows = max(1, min(budget // length, per_pass * min(local.batch_size, len(site.train))))
     if isinstance(longest, Encoded):
         checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in base.model.modules())
         found = formula.kept(base.model, structure, base.autocast, checkpointed)
         if found is not None:
-            targets = its_kind.num_targets([longest])
+            targets = its.num_targets([longest])
             if site.private is not None:  # a gradient of its own for each example
                 found = replace(found, row=found.row + 4 * base.layout(structure).size)
             largest, smallest = (found.peak(n, length, n * targets) for n in (rows, 1))
             return Activations(largest, smallest, found.token)
-        few, more = (_of_adapters(base, structure, its_kind, [_cut(longest, n)]) for n in (_MEASURED, 2 * _MEASURED))
+        few, more = (_of_adapters(base, structure, its, [_cut(longest, n)]) for n in (_MEASURED, 2 * _MEASURED))
         token = max(0, more - few) // _MEASURED
         largest, smallest = (few + token * (n * length - _MEASURED) for n in (rows, 1))
         return Activations(max(0, largest), max(0, smallest))
-    few, more = (_of_adapters(base, structure, its_kind, [longest] * n) for n in (1, 2))
+    few, more = (_of_adapters(base, structure, its, [longest] * n) for n in (1, 2))
     return Activations(max(0, few + (more - few) * (rows - 1)), few)
 
 
@@ -128,29 +123,29 @@ def _cut(example: Encoded, length: int) -> Encoded:
     return Encoded(ids, [i >= length - targets and i > 0 for i in range(length)])
 
 
-def _of_adapters(base: Base | ImageBase, structure: Lora, kind: Kind, examples: Sequence[Any]) -> int:
+def _of_adapters(base: Trainable, structure: Lora, its: Examples, examples: Sequence[Any]) -> int:
     bank, model = AdapterBank(base.model, structure, 1), base.model
-    batch, count = kind.collate(examples), len(examples)
-    masks = bank.draw_masks([0] * count, [kind.length(example) for example in examples])
+    batch, count = its.collate(examples), len(examples)
+    masks = bank.draw_masks([0] * count, [its.length(example) for example in examples])
     mix = torch.full((count, len(structure.experts)), 1.0) if structure.gate == "mix" else None
 
     def loss() -> Tensor:
         index = torch.zeros(count, dtype=torch.int64)
-        with bank.attached(index, masks, mix), activation_checkpointing(model), autocast(base):
-            return token_losses(model, batch, kind=kind, all_rows=bank.adapts_head).sum()
+        with bank.attached(index, masks, mix), activation_checkpointing(model), base.computing():
+            return its.losses(model, batch, all_rows=bank.adapts_head).sum()
 
     return _saved(loss, [*model.parameters(), *model.buffers(), bank.rows])
 
 
-def _of_whole_model(base: ImageBase, structure: Full, pictures: Sequence[Any]) -> int:
-    flat = base.flat(structure)
+def _of_whole_model(base: Trainable, structure: Structure, pictures: Sequence[Any]) -> int:
+    flat, its = base.flat(structure), base.examples(structure)
     flat.module.train()
-    labels, devices = labels_of(pictures).to(base.device), range(torch.cuda.device_count())
+    batch, devices = its.collate(pictures), range(torch.cuda.device_count())
 
     def loss() -> Tensor:
-        with torch.random.fork_rng(devices=devices), autocast(base):  # dropout draws
-            answer = respond(flat.module, base.prepare(pixels_of(pictures)), base.head_in(structure))
-        return nn.functional.cross_entropy(full(answer.logits), labels)
+        with torch.random.fork_rng(devices=devices), base.computing():  # dropout draws
+            answer = its.answer(flat.module, batch)
+        return nn.functional.cross_entropy(full(answer.logits), batch.labels.to(base.device))
 
     return _saved(loss, [flat.row, *flat.module.buffers()])
 

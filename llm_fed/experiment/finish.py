@@ -20,7 +20,6 @@ from llm_fed.federation.clients import finish, messages_for
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
 from llm_fed.method.site import NOISY_STEPS, OPTIMIZER, Site
-from llm_fed.models.prompt import prompt_of
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.notes import notes_on_length
@@ -155,7 +154,7 @@ def contents(
         spent: what the run spent of its clients' privacy.
     """
     config, method = experiment.config, experiment.method
-    prompt = prompt_of(experiment.base, config)
+    prompt = experiment.base.prompt_of(config)
     looks = type(method).personalize is not Method.personalize
     for site in sites:
         id = site.id

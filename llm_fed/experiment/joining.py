@@ -18,13 +18,13 @@ from llm_fed.basics.figures import rounded
 from llm_fed.experiment.pool import Pool
 from llm_fed.method import Method
 from llm_fed.method.site import Site
-from llm_fed.models.lora import Lora
+from llm_fed.models.trained import Structure
 from llm_fed.state import State, combine
 
 # Nats per target token by which the losses of two adapters differ where their weights differ e-fold. Without a limit
 # all weigh the same, at 0 the best alone has all.
 TEMPERATURES = (math.inf, 1.0, 0.3, 0.1, 0.03, 0.0)
-Personal = tuple[State, Lora, dict[str, Any]]  # an adapter, its structure, and how it was made
+Personal = tuple[State, Structure, dict[str, Any]]  # an adapter, its structure, and how it was made
 AT_ONCE = 32  # adapters whose losses are found together
 
 
@@ -102,7 +102,6 @@ async def merged_with_local(site: Site, pool: Pool, method: Method, steps: int) 
     (federated,) = pool.members.values()
     local = await site.fit(site.initial(), steps=steps)
     structure = method.wrap(site.structure, site)
-    assert isinstance(structure, Lora)  # such methods are of adapters
     own = replace(site, structure=structure, given=dict(zip(method.needs, (federated, local), strict=True)))
     await method.finish(own, None)
     return await method.personalize(own, None), structure, {"steps": steps, **method.recipe(own)}

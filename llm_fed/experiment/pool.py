@@ -10,9 +10,9 @@ from llm_fed import methods, tasks
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.export import peft_folders
 from llm_fed.method import Method
-from llm_fed.models.loading import Base
-from llm_fed.models.lora import Lora
+from llm_fed.models.base import Base
 from llm_fed.models.structure import structure_of
+from llm_fed.models.trained import Structure
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import exported, finished
 from llm_fed.settings.config import Config
@@ -25,7 +25,7 @@ class Pool:
     """Adapters of one structure, by name."""
 
     members: dict[str, State]
-    structure: Lora
+    structure: Structure
     what: str  # they are, in words
 
 
@@ -56,7 +56,7 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
     method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
     if _at_server(method):
         structure = method.wrap(structure_of(config.adapter, base.head), None)
-        assert isinstance(structure, Lora) and structure.plain  # they are merged as they are
+        assert structure.plain  # they are merged as they are
         models = method.pool(_server_state(folder, round))
         members = {f"model {j}": model for j, model in enumerate(models)}
         of = f"{name}'s server after round {round}"
@@ -69,7 +69,6 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
         method = methods.build({"name": name})
         if asked is not None:
             structure = structure_of(config.adapter, base.head)
-            assert isinstance(structure, Lora)  # see `check`
             model = method.broadcast(_server_state(folder, asked), "")
             return Pool({name: model}, structure, f"the adapter of {name} after round {asked}")
     paths = exported(folder)
@@ -95,7 +94,7 @@ def _at_server(method: Method) -> bool:
     return type(method).pool is not Method.pool
 
 
-def _check_plain(folder: Path, structure: Lora) -> None:
+def _check_plain(folder: Path, structure: Structure) -> None:
     if not structure.plain:
         raise UserError(
             f"{folder} gives each client several adapters with a gate of its own, which cannot be merged; join a "

@@ -29,8 +29,7 @@ from llm_fed.export import models
 from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
+from llm_fed.kinds import Kind
 from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
 from llm_fed.runs.folder import BAD_ROWS, Run, holds_results, log_event, look
@@ -52,7 +51,7 @@ def train(
     fresh: bool = False,
     reporter: Reporter | None = None,
     needed: Mapping[str, Path] | None = None,
-    base: Base | ImageBase | None = None,
+    base: Kind | None = None,
     known: Record | None = None,
     contents: Contents | None = None,
     baselines: Baselines | None = None,
@@ -158,7 +157,7 @@ def dry_run(
     *,
     fresh: bool = False,
     reporter: Reporter | None = None,
-    base: Base | ImageBase | None = None,
+    base: Kind | None = None,
 ) -> announce.RunPlan:
     """What `train` would do with the same arguments, with what it would cost; nothing is trained or written.
 

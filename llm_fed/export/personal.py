@@ -5,26 +5,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from llm_fed.basics import turns
-from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.image_adapters import ImageAdapterEngine
-from llm_fed.engine.inference import mixing_weights
+from llm_fed.engine.engine import Engine
 from llm_fed.engine.sampling import Sampling
 from llm_fed.export.peft_folders import AdapterWarning
+from llm_fed.kinds import Kind
 from llm_fed.method.requests import Logits
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base, check_rows
 from llm_fed.models.lora import Lora
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture, Template
+from llm_fed.tasks.common import Template
 from llm_fed.tasks.control import THINK
-from llm_fed.tasks.templates import encode_prompt
 
 Conversation = Sequence[Mapping[str, str]]  # {"role", "content"} of each message
 MOST = 128  # tokens of an answer, where nobody says
@@ -34,7 +31,7 @@ MOST = 128  # tokens of an answer, where nobody says
 class Personal:
     """A base with one client's adapter, or with its experts and the gate that weighs them."""
 
-    base: Base | ImageBase
+    base: Any  # a `Kind`
     state: State
     structure: Lora
 
@@ -57,14 +54,14 @@ class Personal:
         Raises:
             UserError: it is an image model, the template is unknown, or a prompt is longer than the base's context.
         """
-        base, tokens = self._encoded(prompts, template)
+        base, tokens = self.base, self._tokens(prompts, template)
         return generation.generate(
             base,
             self._bank(),
             [(0, prompt) for prompt in tokens],
             max_new_tokens=self._most(max_new_tokens),
             batch_size=batch_size,
-            mix=self._mix(base, tokens),
+            mix=base.mixing_weights(self.structure, [(self.state, prompt) for prompt in tokens]),
         )
 
     def reply(
@@ -85,10 +82,10 @@ class Personal:
         Raises:
             UserError: as `generate`, before the first piece.
         """
-        base, (tokens,) = self._encoded([prompt], template)
+        base, (tokens,) = self.base, self._tokens([prompt], template)
         ids: list[int] = []
         shown, text = "", ""
-        mix = self._mix(base, [tokens])
+        mix = base.mixing_weights(self.structure, [(self.state, tokens)])
         stream = generation.stream(
             base, self._bank(), tokens, max_new_tokens=self._most(max_new_tokens), mix=mix, sampling=sampling
         )
@@ -105,40 +102,30 @@ class Personal:
             yield text[len(shown) :]
 
     @turns.taken()
-    def classify(self, pixels: Tensor) -> Tensor:
-        """Classify images (N, 1 or 3, height, width) uint8: the numbers (N,) of their labels.
+    def classify(self, pixels: Any) -> Tensor:
+        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8, or of what else the base's kind
+        classifies.
 
         Raises:
             UserError: it is a language model.
         """
-        if not isinstance(self.base, ImageBase):
-            raise UserError("this is a language model; give it prompts with `generate`")
-        asked = Logits("", self.structure, self.state, [Picture(image, -1, "") for image in pixels])
-        (logits,) = ImageAdapterEngine(self.base).execute([asked])
+        asked = Logits("", self.structure, self.state, self.base.classified(pixels))
+        (logits,) = Engine(self.base).execute([asked])
         return logits.argmax(-1)
 
-    def _encoded(
-        self, prompts: Sequence[str | Conversation], template: str | Template | None
-    ) -> tuple[Base, list[list[int]]]:
-        """The language model, and the tokens of each prompt."""
-        if isinstance(self.base, ImageBase):
-            raise UserError("this is an image model; give it pictures with `classify`")
-        said = self.base.prompt
-        if template is None and said is None:
+    def _tokens(self, prompts: Sequence[str | Conversation], template: str | Template | None) -> list[list[int]]:
+        tokens = self.base.tokens(prompts, template)
+        if template is None and self.base.prompt is None:
             warnings.warn(
                 "the folder does not say with which prompt template it was trained, so alpaca-short is used; give "
                 "template=... if it was another",
                 AdapterWarning,
                 stacklevel=3,
             )
-        chosen = template or (said.template if said else "alpaca-short")
-        tokens = [encode_prompt(prompt, self.base.tokenizer, template=chosen) for prompt in prompts]
-        for ids in tokens:
-            check_rows(ids, self.base.rows, self.base.tokenizer)
-        return self.base, tokens
+        return tokens
 
     def _most(self, asked: int | None) -> int:
-        said = self.base.prompt if isinstance(self.base, Base) else None
+        said = self.base.prompt
         return asked if asked is not None else said.max_new_tokens if said else MOST
 
     def _bank(self) -> AdapterBank:
@@ -146,19 +133,13 @@ class Personal:
         bank.load(0, self.state)
         return bank
 
-    def _mix(self, base: Base, tokens: Sequence[Sequence[int]]) -> Tensor | None:
-        """The weights of two experts for each prompt, where the prompt decides them."""
-        if self.structure.gate != "mix":
-            return None
-        return mixing_weights(base, [(self.state, prompt) for prompt in tokens])
-
 
 @turns.taken()
 def _next(tokens: Iterator[int]) -> int | None:
     return next(tokens, None)
 
 
-def alone(base: Base) -> Personal:
+def alone(base: Kind) -> Personal:
     """A language model without any adapter: one whose B is zero, so that it adds nothing."""
     structure = Lora(rank=1, alpha=1, dropout=0.0, target_modules="all-linear")
     return Personal(base, base.draw(structure, generator(0)), structure)

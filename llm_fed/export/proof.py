@@ -18,7 +18,8 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.models.loading import Base, load_base
+from llm_fed.kinds.language import load_base
+from llm_fed.models.base import Base
 from llm_fed.models.lora import Lora
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.settings.config import BaseConfig

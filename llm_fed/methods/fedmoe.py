@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from llm_fed.method import Method, refuse_inert
 from llm_fed.method.site import Site
@@ -35,7 +35,7 @@ class FedMoE(Method):
     gate_norm: bool = True  # batch normalisation of the gate's scores before its softmax, as in the paper
 
     def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        wrapped = structure.beside("own", "small", "gate" if self.gate == "learned" else "even")
+        wrapped: Any = structure.beside("own", "small", "gate" if self.gate == "learned" else "even")
         return replace(wrapped, gate=GateShape(self.gate_width, self.gate_norm))
 
     def init(self, server: Site) -> Message:

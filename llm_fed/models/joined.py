@@ -31,6 +31,11 @@ class Answer:
         gate = None if self.gate is None else change(self.gate)
         return Answer(change(self.logits), change(self.features), parts, gate)
 
+    def split(self, counts: Sequence[int]) -> list[Answer]:
+        """The inverse of `joined`: the answers to so many images each; only of one model."""
+        each = zip(self.logits.split(list(counts)), self.features.split(list(counts)), strict=True)
+        return [Answer(logits, features) for logits, features in each]
+
     @staticmethod
     def joined(answers: Sequence[Answer]) -> Answer:
         """Those to consecutive images as one."""

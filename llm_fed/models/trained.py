@@ -14,6 +14,7 @@ class Structure(ABC):
 
     Attributes:
         fused: whether all clients train in one pass; if not, they train one after another.
+        whole: modules that are trained whole beside adapters, such as a classifier's head.
         rank: r, of adapters.
         delta: whether something frozen lies beneath the adapters, in a state's extras (`merge.delta`).
         parts: (name, architecture) of each model that a client has; no name for a single one, and no architecture for
@@ -21,6 +22,7 @@ class Structure(ABC):
     """
 
     fused: ClassVar[bool]
+    whole: tuple[str, ...] = ()
     rank: int
     delta: bool = False
     parts: tuple[tuple[str, str], ...] = (("", ""),)

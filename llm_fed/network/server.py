@@ -24,8 +24,7 @@ from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.progress import Progress, restore
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
+from llm_fed.kinds import Kind
 from llm_fed.models.lora import check_names
 from llm_fed.network import limits
 from llm_fed.network.bundle import RUN_NAME
@@ -48,7 +47,7 @@ def train(
     *,
     fresh: bool = False,
     reporter: Reporter | None = None,
-    base: Base | ImageBase | None = None,
+    base: Kind | None = None,
     name: str | None = None,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end; personal models and their scores are made by the clients.

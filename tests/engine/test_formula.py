@@ -16,7 +16,6 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2Fo
 from llm_fed.engine import formula
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT
-from llm_fed.engine.fit import token_losses
 from llm_fed.engine.footprint import weights
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.models.lora import Lora
@@ -45,7 +44,7 @@ def measured(model: Any, structure: Lora, autocast: torch.dtype | None) -> tuple
         masks = bank.draw_masks([0] * ROWS, [LENGTH] * ROWS)
         with bank.attached(torch.arange(ROWS), masks), activation_checkpointing(model):
             with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                loss = token_losses(model, batch, kind=TEXT).sum()
+                loss = TEXT.losses(model, batch).sum()
             gc.collect()
             kept, meter.peak = meter.alive(), 0
             loss.backward()

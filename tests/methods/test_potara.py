@@ -15,11 +15,11 @@ from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.experiment import finish, run
 from llm_fed.export import peft_folders
+from llm_fed.kinds.language import load_base
 from llm_fed.merge.grid import WEIGHTS
 from llm_fed.merge.mean import mix_factors
 from llm_fed.mergers import potara
 from llm_fed.methods import METHODS
-from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
 from llm_fed.runs import tracking
 from llm_fed.runs.checkpoint import Checkpoints
