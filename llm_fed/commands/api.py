@@ -133,7 +133,7 @@ class Result:
         device = choose_device(self._config.device)
         with plugins.allowing(self.allow):
             config = self._config
-            kind, data = kinds.of(config.base, tasks.find(config.task.name).images), None
+            kind, data = kinds.chosen(config), None
             if not kind.before_data:
                 data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
         return kind.load(config, data, device)

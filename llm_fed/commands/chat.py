@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llm_fed import tasks
+from llm_fed import kinds
 from llm_fed.basics.errors import UserError, printable, require
 from llm_fed.engine.sampling import Sampling
 from llm_fed.export.load import load_client
@@ -133,8 +133,8 @@ def of_run(
         UserError: it has none, or they are of image models, or the client is not among them.
     """
     config = read_config(folder)
-    if tasks.find(str(config.task.name)).images:
-        raise UserError(f"{folder} trained image models, which cannot chat; llm_fed.load_image_model loads them")
+    if "texts" not in (kind := kinds.chosen(config)).reads:
+        raise UserError(f"{folder} trained {kind.noun}s, which cannot chat; load_client or load_image_model loads them")
     adapters = exported(folder)
     first = next(iter(adapters)) if client is None else require("--client", client, adapters)
     return Chat(load_base(config.base, choose_device(config.device)), adapters, None, most, first, sampling, system)

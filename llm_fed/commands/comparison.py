@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from llm_fed import methods, tasks
+from llm_fed import kinds, methods
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.bench.costs import Traffic, read_traffic
 from llm_fed.bench.needed import needed_config
@@ -25,7 +25,6 @@ from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
-from llm_fed.models import speed
 from llm_fed.models.loading import settle_dtype
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run, as_before, holds_results
@@ -179,7 +178,7 @@ class Plan:
         else:
             device = choose_device(config.device)
             settled, note = settle_dtype(config.base, device)
-            if device == "cpu" and not tasks.find(config.task.name).images and (hint := speed.hint()):
+            if hint := kinds.chosen(config).hint(device):
                 note = f"{note} ({hint})"
         self._note(note)
         return replace(config, base=settled)

@@ -21,7 +21,6 @@ from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
 from llm_fed.engine.trainable import Trainable
 from llm_fed.method.optimizer import MOMENTS
 from llm_fed.method.site import Site
-from llm_fed.models.flat import FlatModel
 from llm_fed.models.joined import full
 from llm_fed.models.lora import Lora
 from llm_fed.models.trained import Structure

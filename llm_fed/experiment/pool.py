@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed import methods, tasks
+from llm_fed import kinds, methods
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.export import peft_folders
 from llm_fed.method import Method
@@ -36,8 +36,9 @@ def check(folder: Path, config: Config) -> None:
         UserError: why, and what to do.
     """
     finished(folder)
-    if config.adapter is None or tasks.find(config.task.name).images:
-        raise UserError(f"{folder} trained image models; only adapters of language models can be joined")
+    kind = kinds.chosen(config)
+    if config.adapter is None or not kind.knows:
+        raise UserError(f"{folder} trained {kind.noun}s; only adapters of language models can be joined")
     method = methods.build(config.method)
     if method.needs:
         _federated(folder, method)

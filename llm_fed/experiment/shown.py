@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from llm_fed import tasks
+from llm_fed import kinds, tasks
 from llm_fed.basics.errors import UserError, printable
 from llm_fed.experiment.announce import SPLITS
 from llm_fed.experiment.costs import Counts
@@ -94,8 +94,10 @@ def shown(config: Config, most: int) -> ShownData:
     Raises:
         UserError: the task is one of pictures, or the data or the tokenizer cannot be read.
     """
-    if tasks.find(str(config.task.name)).images:
-        raise UserError(f"--show shows the tokens of texts, but {config.task.name} is a task of pictures; leave it out")
+    if "texts" not in (kind := kinds.chosen(config)).reads:
+        raise UserError(
+            f"--show shows what language models read, but this task trains {kind.noun}s; leave it out"
+        )
     data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
     tokenizer, stops, rows = read_tokenizer(config.base)
     template = template_of(config.task.template, tokenizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 
+from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.kinds.kind import Kind as Kind
 from llm_fed.settings import plugins
@@ -29,6 +30,11 @@ def of(config: BaseConfig, labelled: bool) -> type[Kind]:
     if not (isinstance(found, type) and issubclass(found, Kind)):
         raise UserError(f"base.kind={name!r} is {found!r:.60}; it must be a class that derives from llm_fed.kinds.Kind")
     return found
+
+
+def chosen(config: Config) -> type[Kind]:
+    """The kind of a configuration, as far as it is known before the data are read."""
+    return of(config.base, tasks.find(config.task.name).images)
 
 
 def load(config: Config, task: TaskData, device: str) -> Kind:

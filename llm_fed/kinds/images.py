@@ -29,6 +29,7 @@ from llm_fed.models.trained import Structure
 from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.settings.paths import public
 from llm_fed.tasks.common import ClientData, Picture, TaskData, pixels_of
+from llm_fed.tasks.images import labels_of
 
 CONFIG, PROCESSING = "config.json", "preprocessor_config.json"  # beside the weights of a whole model
 
@@ -46,6 +47,7 @@ class Images(Kind):
     noun: ClassVar[str] = "image model"
     whole: ClassVar[bool] = True
     augments: ClassVar[bool] = True
+    uses: ClassVar[tuple[str, ...]] = ()
 
     size: int = SIZE
     mean: tuple[float, ...] = HALF
@@ -59,6 +61,30 @@ class Images(Kind):
         assert task is not None  # see `before_data`
         known = (picture.pixels.shape[-1] for data in task.clients.values() for picture in data.train)
         return load_images(config.base, task.labels, device, next(known, config.task.image_size or SIZE))
+
+    @classmethod
+    def known_labels(cls, config: Config) -> tuple[str, ...]:
+        return labels_of(config.task) or ()
+
+    @classmethod
+    def check_network(cls, config: Config) -> None:
+        if labels_of(config.task) is None:
+            raise UserError(
+                f"task.name={config.task.name}: over a network no machine sees all pictures, so task.labels must name "
+                "all classes, e.g. task.labels=[cat,dog]"
+            )
+        if config.task.image_size is None:
+            raise UserError("over a network the server sees no picture; set task.image_size to their height and width")
+        if config.task.partition.kind != "natural":
+            raise UserError(
+                f"task.partition.kind={config.task.partition.kind} divides pictures that are all here; over a network "
+                "each client is a folder or a domain of its machine's data: set it to natural"
+            )
+        if config.base.clients and isinstance(config.network.clients, int):
+            raise UserError(
+                "base.clients goes by the clients' order, which over a network is that of network.clients; list their "
+                "names there"
+            )
 
     @property
     def identity(self) -> tuple[object, ...]:

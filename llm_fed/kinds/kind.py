@@ -49,6 +49,7 @@ class Kind(Trainable):
         augments: whether training examples can be shifted and mirrored (`local.augment`).
         knows: whether the base answers before anything is trained, so that it can be scored; a classifier with a new
             head cannot.
+        uses: settings of `task` that count beside those that all kinds read.
         before_data: whether it can be loaded before the task's data are read.
     """
 
@@ -56,6 +57,7 @@ class Kind(Trainable):
     whole: ClassVar[bool] = False
     augments: ClassVar[bool] = False
     knows: ClassVar[bool] = False
+    uses: ClassVar[tuple[str, ...]] = ("template", "loss_on", "max_length", "too_long", "bad_rows")
     before_data: ClassVar[bool] = False
 
     @classmethod
@@ -74,6 +76,19 @@ class Kind(Trainable):
     def notes(cls, config: Config, task: TaskData) -> list[str]:
         """What the user should know of these settings."""
         return []
+
+    @classmethod
+    def known_labels(cls, config: Config) -> tuple[str, ...]:
+        """The labels as far as they are known without the clients' data, as at the server of a network."""
+        return config.task.labels or ()
+
+    @classmethod
+    def check_network(cls, config: Config) -> None:
+        """Refuse what this kind cannot do over a network.
+
+        Raises:
+            UserError: what, and what to set.
+        """
 
     @classmethod
     def hint(cls, device: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed import tasks
+from llm_fed import kinds, tasks
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.bench import bases, taking_part
@@ -238,7 +238,6 @@ def _own_data(config: Config, known: Record | None) -> TaskData:
         known: the rows that the run knows.
     """
     if config.task.server.examples == 0 and not config.task.server.test:
-        task = tasks.find(config.task.name)
-        labels = (tasks.images.labels_of(config.task) or ()) if task.images else ()
-        return TaskData(config.task.name, task.metric, {}, labels)
+        labels = kinds.chosen(config).known_labels(config)
+        return TaskData(config.task.name, tasks.find(config.task.name).metric, {}, labels)
     return replace(tasks.load(config.task, config.federation_seed, config.evaluation_seed, known), clients={})

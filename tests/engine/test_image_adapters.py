@@ -233,7 +233,7 @@ def test_per_example_gradients_are_those_of_a_loop(base, structure, budget):
 
 def test_pictures_are_mixed_by_similarity(base, monkeypatch):
     """alpha = scale * the mean cosine of what the base's own head reads, by hand; several clients in passes of four."""
-    monkeypatch.setattr("llm_fed.engine.image_adapters.budget_and_overhead", lambda device: (20, 0))
+    monkeypatch.setattr("llm_fed.engine.classifying.budget_and_overhead", lambda device: (20, 0))
     pictures = tiny_images.pictures(6)
     engine = Engine(base)
     sites = {id: tiny_images.party(base, pictures, id, MIXED) for id in "ab"}
