@@ -13,7 +13,6 @@ from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.rng import generator
 from llm_fed.bench import start, taking_part
 from llm_fed.bench.needed import check_rounds
-from llm_fed.engine.engine import Engine
 from llm_fed.federation import aggregation, privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
 from llm_fed.kinds import Kind
@@ -48,7 +47,7 @@ class Experiment:
     clients: dict[str, Site]
     server: Site
     schedule: Schedule
-    engine: Engine  # of this process
+    engine: Any  # of this process, see `Kind.engine`
     runtime: LocalRuntime
     left_out: tuple[str, ...] = ()  # of the data's clients those that have nothing to train on
     reading: Reading | None = None  # what became of the user's own files
@@ -207,7 +206,7 @@ def prepare(
         method.init(server)  # a method that cannot start there says so now
     cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
     per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
-    engine = Engine(base, config.eval)
+    engine = base.engine(config.eval)
     runtime = LocalRuntime(engine, per_pass)
     return Experiment(
         config, base, metric, method, clients, server, schedule, engine, runtime, left_out,

@@ -30,7 +30,6 @@ from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.kinds import Kind
-from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
 from llm_fed.runs.folder import BAD_ROWS, Run, holds_results, log_event, look
 from llm_fed.runs.records import read_records, time_of_day
@@ -105,7 +104,7 @@ def train(
         check_cohort(config, experiment.schedule.cohort_size)
         run.config = config = experiment.config
         if begins:
-            check_names(experiment.base.model, config.adapter)
+            experiment.base.check_names(config.adapter)
         models.check_names(config.export.clients, experiment.scored)
         with signs.part("reading the files of data and base"):
             run.check_base()

@@ -95,9 +95,7 @@ def shown(config: Config, most: int) -> ShownData:
         UserError: the task is one of pictures, or the data or the tokenizer cannot be read.
     """
     if "texts" not in (kind := kinds.chosen(config)).reads:
-        raise UserError(
-            f"--show shows what language models read, but this task trains {kind.noun}s; leave it out"
-        )
+        raise UserError(f"--show shows what language models read, but this task trains {kind.noun}s; leave it out")
     data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
     tokenizer, stops, rows = read_tokenizer(config.base)
     template = template_of(config.task.template, tokenizer)

@@ -11,13 +11,8 @@ from torch import Tensor
 
 from llm_fed.basics import turns
 from llm_fed.basics.rng import generator
-from llm_fed.engine import generation
-from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.engine import Engine
-from llm_fed.engine.sampling import Sampling
 from llm_fed.export.peft_folders import AdapterWarning
 from llm_fed.kinds import Kind
-from llm_fed.method.requests import Logits
 from llm_fed.models.lora import Lora
 from llm_fed.state import State
 from llm_fed.tasks.common import Template
@@ -54,15 +49,8 @@ class Personal:
         Raises:
             UserError: it is an image model, the template is unknown, or a prompt is longer than the base's context.
         """
-        base, tokens = self.base, self._tokens(prompts, template)
-        return generation.generate(
-            base,
-            self._bank(),
-            [(0, prompt) for prompt in tokens],
-            max_new_tokens=self._most(max_new_tokens),
-            batch_size=batch_size,
-            mix=base.mixing_weights(self.structure, [(self.state, prompt) for prompt in tokens]),
-        )
+        tokens = self._tokens(prompts, template)
+        return self.base.write(self.structure, self.state, tokens, self._most(max_new_tokens), batch_size)
 
     def reply(
         self,
@@ -70,28 +58,25 @@ class Personal:
         *,
         template: str | Template | None = None,
         max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
+        sampling: Any = None,
     ) -> Iterator[str]:
         """Stream one answer in pieces, without reasoning; joined, those of a greedy one are what `generate` returns.
 
         Args:
             prompt: a text, or a conversation whose last message is to be answered.
             template: the template or its name (default: as in `generate`).
-            sampling: how tokens are drawn (default: the answer is greedy, as in scores).
+            sampling: an `engine.sampling.Sampling`, how tokens are drawn (default: the answer is greedy, as in scores).
 
         Raises:
             UserError: as `generate`, before the first piece.
         """
-        base, (tokens,) = self.base, self._tokens([prompt], template)
+        (tokens,) = self._tokens([prompt], template)
         ids: list[int] = []
         shown, text = "", ""
-        mix = base.mixing_weights(self.structure, [(self.state, tokens)])
-        stream = generation.stream(
-            base, self._bank(), tokens, max_new_tokens=self._most(max_new_tokens), mix=mix, sampling=sampling
-        )
+        stream = self.base.stream(self.structure, self.state, tokens, self._most(max_new_tokens), sampling)
         while (token := _next(stream)) is not None:
             ids.append(token)
-            text = generation.answer_text(base, tokens, ids)
+            text = self.base.answer_text(tokens, ids)
             if THINK.startswith(text):
                 continue  # it may be the beginning of reasoning
             whole = text.rstrip("\ufffd")  # of a character that has several tokens, some may still be missing
@@ -109,9 +94,7 @@ class Personal:
         Raises:
             UserError: it is a language model.
         """
-        asked = Logits("", self.structure, self.state, self.base.classified(pixels))
-        (logits,) = Engine(self.base).execute([asked])
-        return logits.argmax(-1)
+        return self.base.classify(self.structure, self.state, pixels)
 
     def _tokens(self, prompts: Sequence[str | Conversation], template: str | Template | None) -> list[list[int]]:
         tokens = self.base.tokens(prompts, template)
@@ -127,11 +110,6 @@ class Personal:
     def _most(self, asked: int | None) -> int:
         said = self.base.prompt
         return asked if asked is not None else said.max_new_tokens if said else MOST
-
-    def _bank(self) -> AdapterBank:
-        bank = AdapterBank(self.base.model, self.structure, 1, self.state.row.dtype)
-        bank.load(0, self.state)
-        return bank
 
 
 @turns.taken()

@@ -10,17 +10,21 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import Self
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive, generator
+from llm_fed.engine.engine import Engine
 from llm_fed.engine.trainable import Trainable
 from llm_fed.kinds.samples import Shown
 from llm_fed.kinds.wording import Wording
+from llm_fed.method.requests import Logits
 from llm_fed.method.site import Data
 from llm_fed.models.prompt import Prompt
 from llm_fed.models.trained import Structure
-from llm_fed.settings.config import BaseConfig, Config
+from llm_fed.settings.config import BaseConfig, Config, EvalConfig
+from llm_fed.state import State
 from llm_fed.tasks import content
 from llm_fed.tasks.common import ClientData, TaskData, Template, select
 
@@ -124,6 +128,10 @@ class Kind(Trainable):
         """
         return self, config, None
 
+    def engine(self, evaluation: EvalConfig | None = None) -> Engine:
+        """What answers the requests of sites."""
+        return Engine(self, evaluation)
+
     # Data
 
     def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
@@ -168,6 +176,11 @@ class Kind(Trainable):
             UserError: it takes none.
         """
         self._cannot("give it pictures with `classify`" if self.labels else "it writes no texts")
+
+    def classify(self, structure: Structure, state: State, given: Any) -> Tensor:
+        """The numbers (N,) of the labels of what a user gives, see `classified`."""
+        (logits,) = self.engine().execute([Logits("", structure, state, self.classified(given))])
+        return logits.argmax(-1)
 
     def classified(self, given: Any) -> Sequence[Any]:
         """What a user gives to be classified, as examples of this kind.

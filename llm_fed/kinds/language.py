@@ -16,11 +16,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, lookup
-from llm_fed.engine import formula, generation, inference
+from llm_fed.engine import footprint, generation, inference
 from llm_fed.engine.answering import answers
+from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.generation import room_after
+from llm_fed.engine.sampling import Sampling
 from llm_fed.kinds import wording
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.kinds.kind import Encoding, Kind, Note
@@ -151,7 +153,33 @@ class Language(Kind):
         return Shown(self, self.prompt_of(config))
 
     def cache(self) -> int | None:
-        return formula.cache(self.model, (self.autocast or self.dtype).itemsize)
+        return footprint.cache(self)
+
+    def bank(self, structure: Any, state: State) -> AdapterBank:
+        """Around the model, with one adapter."""
+        return self.engine().bank(structure, [state])
+
+    def write(
+        self, structure: Any, state: State, prompts: Sequence[list[int]], max_new_tokens: int, batch_size: int
+    ) -> list[str]:
+        """Greedy answers to prompts under one adapter."""
+        mix = self.mixing_weights(structure, [(state, prompt) for prompt in prompts])
+        return generation.generate(
+            self, self.bank(structure, state), [(0, prompt) for prompt in prompts], max_new_tokens=max_new_tokens,
+            batch_size=batch_size, mix=mix,
+        )  # fmt: skip
+
+    def stream(
+        self, structure: Any, state: State, prompt: list[int], max_new_tokens: int, sampling: Sampling | None = None
+    ) -> Iterator[int]:
+        """The tokens of an answer to a prompt under one adapter; without `sampling` the greedy one."""
+        mix = self.mixing_weights(structure, [(state, prompt)])
+        bank = self.bank(structure, state)
+        return generation.stream(self, bank, prompt, max_new_tokens=max_new_tokens, mix=mix, sampling=sampling)
+
+    def answer_text(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+        """An answer's tokens as text, without reasoning."""
+        return generation.answer_text(self, prompt, tokens)
 
     def mixing_weights(self, structure: Any, asked: Sequence[tuple[State, Sequence[int]]]) -> Tensor | None:
         """The weights of two experts for each prompt; None unless the prompt decides them."""

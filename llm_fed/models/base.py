@@ -15,6 +15,7 @@ from llm_fed.models.flat import FlatModel
 from llm_fed.models.frozen import device_of
 from llm_fed.models.origin import Origin
 from llm_fed.models.trained import Structure
+from llm_fed.settings.config import AdapterConfig
 from llm_fed.state import Layout, State
 
 if TYPE_CHECKING:
@@ -71,6 +72,14 @@ class Base:
     def computing(self) -> torch.autocast:
         """The context of a forward pass."""
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
+
+    def check_names(self, adapter: AdapterConfig | None) -> None:
+        """Refuse names in `adapter.target_modules` that no layer has.
+
+        Raises:
+            UserError: the name, and the closest.
+        """
+        lora.check_names(self.model, adapter)
 
     def model_of(self, structure: Structure) -> nn.Module:
         """The model, or models side by side, that clients of this structure have. It is shared: do not change it."""

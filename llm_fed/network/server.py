@@ -25,7 +25,6 @@ from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.kinds import Kind
-from llm_fed.models.lora import check_names
 from llm_fed.network import limits
 from llm_fed.network.bundle import RUN_NAME
 from llm_fed.network.clients import RemoteClients
@@ -84,7 +83,7 @@ def train(
         built = prepare(run.config, reporter, base=base, task=_own_data(run.config, rows.all), everybody=False)
         run.config = config = built.config
         if begins:
-            check_names(built.base.model, config.adapter)
+            built.base.check_names(config.adapter)
         if run.before is not None:
             for note in extend.notes(run.before, config, folder, built.method):
                 reporter.note(note)

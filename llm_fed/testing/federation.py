@@ -20,7 +20,6 @@ import torch
 from llm_fed import kinds, methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import check_kinds
-from llm_fed.engine.engine import Engine
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Schedule, Synchronous
@@ -100,14 +99,14 @@ STRUCTURE = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj
 ADAPTERS = Setup(
     "adapters of a LLaMA", language_base, STRUCTURE, LocalConfig(steps=3, batch_size=2, lr=0.05),
     lambda base, structure, dtype, generator: draw(base.model, structure, generator, dtype=dtype),
-    lambda base: Engine(base), tiny.answers, fused=True, falls=0.3, least=1000,
+    lambda base: base.engine(), tiny.answers, fused=True, falls=0.3, least=1000,
     config={},
 )  # fmt: skip
 MODELS = Setup(
     "whole ResNets", cache(partial(tiny.architecture, "resnet-9")), Full(),
     LocalConfig(steps=3, batch_size=4, lr=0.003, optimizer="adam"),
     lambda base, structure, dtype, generator: base.draw(structure, generator),
-    Engine, tiny.pictures_of, fused=False, falls=0.02, least=100,
+    lambda base: base.engine(), tiny.pictures_of, fused=False, falls=0.02, least=100,
     config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
 )  # fmt: skip
 
