@@ -140,7 +140,9 @@ class FusedFit:
         for chosen in batches:
             rows = [examples[i] for i in chosen]
             laid = self._lay_out(step, rows, [lengths[i] for i in chosen], weights[chosen])
-            self._pass(laid, scales, losses)
+            if (each := self._pass(laid, scales, losses)) is not None:
+                for steps in self.steps:
+                    steps.add_clipped(each, laid.owners)
         for n, steps in enumerate(self.steps):
             steps.step(seen, self.scalers[n] if self.scalers else None)
         if self.private:
@@ -157,8 +159,12 @@ class FusedFit:
         wanted = self._taught(laid.batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
         return replace(laid, masks=self.bank.draw_masks(seeds, lengths), wanted=wanted, below=self.bank.beneath(owners))
 
-    def _pass(self, laid: Laid, scales: Tensor | None, losses: Tensor) -> None:
-        """Forward and backward pass. It reads nothing of the host's memory, so that a graph could hold it."""
+    def _pass(self, laid: Laid, scales: Tensor | None, losses: Tensor) -> Tensor | None:
+        """Forward and backward pass. It reads nothing of the host's memory, so that a graph could hold it.
+
+        Returns:
+            (N, P) the gradient of each row, where jobs are private; else the bank has the gradients.
+        """
         each = self.bank.rows.new_zeros(len(laid.owners), self.bank.layout.size) if self.private else None
         with self.bank.attached(laid.index, laid.masks, laid.mix, each=each, below=laid.below):
             with self.model.computing():
@@ -168,9 +174,7 @@ class FusedFit:
                 loss = loss * laid.weights.to(loss.dtype)
             losses.index_add_(0, laid.owner, loss.detach().to(losses.dtype))
             (loss if scales is None else loss * scales[laid.owner]).sum().backward()
-        if each is not None:
-            for steps in self.steps:
-                steps.add_clipped(each, laid.owners)
+        return each
 
     def _taught(self, batch: Batch, places: Sequence[int]) -> Tensor | None:
         """The mean of the teachers' logits, (n, C); None without teachers.

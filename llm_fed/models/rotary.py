@@ -110,7 +110,7 @@ class _RowsAlone(nn.Module):
         rows = position_ids.ndim - 2  # before it may stand kinds of positions, as of pictures
         longest = position_ids.movedim(rows, 0).flatten(1).amax(1) + 1
         if isinstance(longest, FakeTensor):  # memory is estimated without values, and frequencies take none
-            return super().forward.__wrapped__(self, x, position_ids, *args, **kwargs)  # type: ignore[misc]
+            return super().forward.__wrapped__(self, x, position_ids, *args, **kwargs)  # type: ignore[attr-defined, misc]
         groups: dict[int, list[int]] = {}
         for row, length in enumerate(longest.tolist()):
             groups.setdefault(its.of(length), []).append(row)
