@@ -19,7 +19,8 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from llm_fed import tasks
 from llm_fed.basics.rng import derive
-from llm_fed.models.images import HALF, ImageBase, head_of
+from llm_fed.kinds.images import Images
+from llm_fed.models.images import head_of
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.augmentation import moved
 from llm_fed.tasks.common import Picture, TaskData
@@ -69,7 +70,7 @@ def write(path: Path, task: TaskData, classes: list[int]) -> None:
     np.savez(path, **arrays)
 
 
-def train(base: ImageBase, pixels: Tensor, labels: Tensor, epochs: int, seed: int) -> None:
+def train(base: Images, pixels: Tensor, labels: Tensor, epochs: int, seed: int) -> None:
     """Cross-entropy on augmented batches of 64: AdamW, a linear warm-up over a twentieth of the steps, then cosine to
     zero."""
     generator = torch.Generator().manual_seed(derive(seed, "batches"))
@@ -96,7 +97,7 @@ def train(base: ImageBase, pixels: Tensor, labels: Tensor, epochs: int, seed: in
 
 
 @torch.inference_mode()
-def accuracy(base: ImageBase, pixels: Tensor, labels: Tensor) -> float:
+def accuracy(base: Images, pixels: Tensor, labels: Tensor) -> float:
     """In percent."""
     base.model.eval()
     found = [base.model(base.prepare(part)).logits.argmax(1) for part in pixels.split(500)]
@@ -130,7 +131,7 @@ def main() -> None:
         write(arguments.out / "unseen.npz", second, unseen)
     pixels, labels = data["train"]
     model = make_model(names, pixels.shape[-1])
-    base = ImageBase(model, "vit", names, pixels.shape[-1], HALF, HALF, head_of(model), pretrained=False)
+    base = Images(model=model, name="vit", labels=names, size=pixels.shape[-1], head=head_of(model))
     print(f"{model.num_parameters():,} parameters, {len(labels):,} pictures")
     train(base, pixels, labels, arguments.epochs, arguments.seed)
     print(f"accuracy {accuracy(base, *data['test']):.2f} on the test split")

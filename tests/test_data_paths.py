@@ -12,7 +12,8 @@ from datasets import Dataset, DatasetDict
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.export.card import Model, model_card
+from llm_fed.export.card import model_card
+from llm_fed.kinds.wording import Model
 from llm_fed.runs.folder import Run
 from llm_fed.settings import configfile, datapath
 from llm_fed.settings.config import ServerConfig, TaskConfig

@@ -19,7 +19,7 @@ from llm_fed.basics import errors
 from llm_fed.basics.rng import generator
 from llm_fed.experiment import run as experiment
 from llm_fed.export import models
-from llm_fed.models.images import load_images
+from llm_fed.kinds.images import load_images
 from llm_fed.models.structure import Full
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter

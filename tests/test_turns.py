@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 import llm_fed
 from llm_fed.basics import turns
 from llm_fed.experiment import run
-from llm_fed.models.loading import load_base, missing_weights
+from llm_fed.kinds.language import load_base
+from llm_fed.models.loading import missing_weights
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.configfile import from_dict

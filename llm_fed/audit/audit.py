@@ -21,8 +21,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.environment import environment, use_packing
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
+from llm_fed.kinds import Kind
 from llm_fed.runs import digests
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import read_config
@@ -42,7 +41,7 @@ def audit(
     sample: int | None = None,
     every: bool = False,
     reporter: Reporter | None = None,
-    base: Base | ImageBase | None = None,
+    base: Kind | None = None,
 ) -> Audit:
     """Check a run folder; nothing that the run has written there is changed.
 
@@ -159,7 +158,7 @@ def _replay(
     config: Config,
     recorded: Mapping[str, Any],
     reporter: Reporter,
-    base: Base | ImageBase | None,
+    base: Kind | None,
     known: Record | None,
 ) -> Iterator[Replay]:
     """Args:

@@ -7,24 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from llm_fed import methods, tasks
+from llm_fed import kinds, methods, tasks
 from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.rng import generator
-from llm_fed.bench import bases, parents, start, taking_part
+from llm_fed.bench import parents, start, taking_part
 from llm_fed.bench.sites import build, scored
-from llm_fed.engine.images import VisionEngine
-from llm_fed.engine.language import LanguageEngine
 from llm_fed.federation import aggregation, privacy
 from llm_fed.federation.schedule import Schedule
+from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
-from llm_fed.models import ranks, room, speed
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base, settle_dtype
-from llm_fed.models.prompt import prompt_of
+from llm_fed.models import ranks, room
+from llm_fed.models.loading import settle_dtype
 from llm_fed.models.structure import structure_of
 from llm_fed.rows.reading import Reading
 from llm_fed.runs.tracking import Reporter, check_trackers
@@ -45,13 +42,13 @@ class Experiment:
     """Everything that a run needs, in memory."""
 
     config: Config
-    base: Base | ImageBase
+    base: Kind
     metric: str
     method: Method
     clients: dict[str, Client]
     server: Server
     schedule: Schedule
-    engine: VisionEngine | LanguageEngine  # of this process
+    engine: Any  # of this process, see `Kind.engine`
     runtime: LocalRuntime
     left_out: tuple[str, ...] = ()  # of the data's clients those that have nothing to train on
     reading: Reading | None = None  # what became of the user's own files
@@ -108,7 +105,7 @@ class Experiment:
     def scores_base(self) -> bool:
         """Whether the base without any adapter is scored on the test split."""
         asked = self.config.eval.base
-        return asked is True or (asked == "auto" and isinstance(self.base, Base))
+        return asked is True or (asked == "auto" and self.base.knows)
 
     def score_base(self, split: str, **options: Any) -> Summary | None:
         """The scores without training; `options` as of `evaluate`."""
@@ -129,8 +126,7 @@ class Experiment:
 
     def shared(self) -> Shared:
         """What all ranks of a launch build alike."""
-        model = self.base.model if isinstance(self.base, Base) else None
-        return Shared.of(self.engine, [*self.clients.values(), self.server], model, self.method)
+        return Shared.of(self.engine, [*self.clients.values(), self.server], self.base, self.method)
 
     def spread(self, ranks: Ranks) -> Experiment:
         """The same with its clients' work spread over all ranks.
@@ -147,7 +143,7 @@ def prepare(
     config: Config,
     reporter: Reporter,
     *,
-    base: Base | ImageBase | None = None,
+    base: Kind | None = None,
     task: tasks.common.TaskData | None = None,
     everybody: bool = True,
     known: Record | None = None,
@@ -177,28 +173,25 @@ def prepare(
         config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
-    check_kinds(config, task, method, metric)
+    kind = kinds.of(config.base, bool(task.labels))
+    check_kinds(kind, config, task, method, metric)
     if everybody:
         ranks.check(config.adapter, task.everybody or tuple(task.clients))
     device = str(base.device) if base else choose_device(config.device)
-    if task.metric == LIKELIHOOD and config.task.template != "{prompt}":
-        reporter.note_once(
-            f"texts are learned without task.template={config.task.template}, which only chats and exports would use; "
-            "set task.template='{prompt}'"
-        )
+    for note in kind.notes(config, task):
+        reporter.note_once(note)
     settled, said = settle_dtype(config.base, device)
     if said:
         config = replace(config, base=settled)
         reporter.note(said)
-        if device == "cpu" and not task.labels and (hint := speed.hint()):
+        if hint := kind.hint(device):
             reporter.note_once(hint)
     launchers.check_precision(config.base.dtype)
     if base is None and (too_little := room.shortage(config.base, device)):
         reporter.note(too_little)
     with signs.part(f"loading the base {config.base.name}"):
-        base = base or bases.load(config, task, device)
-    if isinstance(base, Base):
-        base = replace(base, prompt=prompt_of(base, config))
+        base = base or kind.load(config, task, device)
+    base = base.configured(config)
     with signs.part("preparing the clients' examples"):
         clients, server, schedule = build(config, task, base, method, metric, reporter, every=given)
     if everybody:
@@ -209,7 +202,7 @@ def prepare(
         method.init(server)  # a method that cannot start there says so now
     cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
     per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
-    engine = VisionEngine(base) if isinstance(base, ImageBase) else LanguageEngine(base, config.eval)
+    engine = base.engine(config.eval)
     runtime = LocalRuntime(engine, per_pass)
     return Experiment(
         config, base, metric, method, clients, server, schedule, engine, runtime, left_out,
@@ -217,24 +210,24 @@ def prepare(
     )  # fmt: skip
 
 
-def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> None:
+def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method, metric: str) -> None:
     """Refuse what does not go together, before anything is loaded.
 
     Raises:
         UserError: what, and what to set.
     """
-    pictures = bool(task.labels)
-    if not pictures and config.adapter is None:
+    whole = kind.whole and config.adapter is None
+    if not kind.whole and config.adapter is None:
         raise UserError(
             "adapter is null, but only image models can be trained whole; set adapter.rank and adapter.target_modules"
         )
-    if config.local.augment and not pictures:
+    if config.local.augment and not kind.augments:
         raise UserError(f"local.augment is for images, but {config.task.name} is text; leave it out")
-    if method.whole_models and not (pictures and config.adapter is None):
+    if method.whole_models and not whole:
         raise UserError(
             f"{config.method['name']} trains whole image models; set adapter=null, and task.name to a task of images"
         )
-    if config.base.clients and not (method.any_model and pictures and config.adapter is None):
+    if config.base.clients and not (method.any_model and whole):
         raise UserError(
             f"base.clients gives clients different image models, but {config.method['name']} needs the same model at "
             "all of them; leave base.clients out, or choose another method"
@@ -255,7 +248,7 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
             "adapter.rank"
         )
-    if pictures != (METRICS[metric].scores == "labels"):
+    if METRICS[metric].scores not in kind.reads:
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
     if task.metric == LIKELIHOOD != metric:
@@ -263,7 +256,7 @@ def check_kinds(config: Config, task: TaskData, method: Method, metric: str) -> 
             f"eval.metric={metric} compares answers to prompts, but the data are texts without prompts; set "
             f"eval.metric={LIKELIHOOD} or null"
         )
-    if config.eval.base is True and pictures:
+    if config.eval.base is True and not kind.knows:
         raise UserError(
             "eval.base=true scores the base before training, when the head of an image model is still untrained; set "
             "eval.base=auto"

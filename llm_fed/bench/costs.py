@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed.engine.drive import drive
 from llm_fed.method import Method, Upload
-from llm_fed.method.requests import Fit, FitHead, Fitted, Gradient, Request
+from llm_fed.method.requests import Fit, FitHead, Fitted, Gradient, Request, Work
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.runs.reading import finished
 from llm_fed.runs.records import read_records
+from llm_fed.runtime.local import LocalRuntime
 from llm_fed.state import Layout
 from llm_fed.state.wire import Message, entries
 
@@ -80,15 +80,22 @@ def after_a_step(method: Method, server: Server, state: Message, messages: Mappi
     """The server's state after one step on answers of the right shape to these messages. Nothing is trained."""
     answers = [Upload(client, 1, 0, method.upload_like(message)) for client, message in messages.items()]
     server.begin(1, 0.0)
-    (state,) = drive({server.id: method.server_update(server, state, answers)}, _idle).values()
+    (state,) = LocalRuntime(_Idle(), 1).run({server.id: method.server_update(server, state, answers)}).values()
     if isinstance(state, Exception):
         raise state
     return state
 
 
-def _idle(requests: Sequence[Request[Any]]) -> Sequence[Any]:
-    """Answers of the right shape to what a server asks for, without the work."""
-    return [_IDLE[type(request)](request) for request in requests]
+class _Idle:
+    """An engine whose answers have the right shape for what a server asks, without the work."""
+
+    packing: tuple[int, int] | None = None
+
+    def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
+        return [_IDLE[type(request)](request) for request in requests]
+
+    def take_work(self) -> Work:
+        return Work()
 
 
 _IDLE: dict[type, Callable[[Any], Any]] = {

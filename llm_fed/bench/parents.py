@@ -13,11 +13,9 @@ from llm_fed.bench import start
 from llm_fed.export import models
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
+from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.client import Client
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
-from llm_fed.models.lora import Lora
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runtime.local import LocalRuntime
@@ -69,7 +67,7 @@ def states_of_run(
     folder: Path,
     round: int | None,
     config: Config,
-    base: Base | ImageBase,
+    base: Kind,
     clients: Mapping[str, Client],
     runtime: LocalRuntime,
 ) -> dict[str, State]:
@@ -101,7 +99,7 @@ def states_of_run(
     sites = {}
     for id, site in clients.items():
         wrapped = method.wrap(structure, site)
-        if not wrapped.plain or (isinstance(wrapped, Lora) and wrapped.delta):
+        if not wrapped.plain or wrapped.delta:
             raise UserError(f"the run {folder} gives client {id} more than one adapter; only plain ones can be merged")
         sites[id] = replace(site, structure=wrapped, draw=partial(base.draw, wrapped), memory={})
     if start.place(config):

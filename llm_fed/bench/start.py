@@ -6,17 +6,15 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.export import models, peft_folders
 from llm_fed.export.origins import read_origin
+from llm_fed.kinds import Kind
 from llm_fed.merge import mean
 from llm_fed.method import Method
 from llm_fed.method.site import Site
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
-from llm_fed.models.lora import Lora
-from llm_fed.models.origin import origin_of
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.settings.config import Config
@@ -31,7 +29,7 @@ def place(config: Config) -> str | None:
     return config.adapter.start if config.adapter else None
 
 
-def give(config: Config, method: Method, sites: Iterable[Site], base: Base | ImageBase) -> str:
+def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> str:
     """Let every site start from the mean of the adapters in `adapter.start`, and where clients share nothing
     (`Method.own_start`), each from its own adapter there, if it has one.
 
@@ -74,10 +72,10 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Base | Ima
     return said + _other_quantisation(Path(start), base)
 
 
-def _other_quantisation(start: Path, base: Base | ImageBase) -> str:
+def _other_quantisation(start: Path, base: Kind) -> str:
     """In words that the first adapter was trained on a base that was quantised otherwise, or nothing."""
     origin = read_origin(_folders(start)[0])
-    before, now = (each and each.quantization for each in (origin, origin_of(base)))
+    before, now = (each and each.quantization for each in (origin, base.source))
     if origin is None or origin.dtype is None or before == now:
         return ""
     return (
@@ -114,9 +112,8 @@ def _digest(sites: Sequence[Site]) -> str:
     return hashlib.sha256(pack([who, list(different.values())])).hexdigest()
 
 
-def _read(start: Path, structure: object, base: Base | ImageBase, method: str) -> dict[str, State]:
+def _read(start: Path, structure: Any, base: Kind, method: str) -> dict[str, State]:
     """The adapters in a run folder, in a folder of adapters, or in the folder of one, by the name of their folder."""
-    assert isinstance(structure, Lora)  # since the key is one of `adapter`
     structure = replace(structure, delta=False)  # an adapter of the rank that clients train
     found = {}
     for folder in _folders(start):

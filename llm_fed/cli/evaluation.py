@@ -152,7 +152,7 @@ def chat(
         raise UserError(f"--client {client} only works with a run folder; with --base, give --adapter DIR")
     # What follows takes seconds, so mistakes are named first.
     from llm_fed.commands import chat as chatting
-    from llm_fed.engine.sampling import Sampling
+    from llm_fed.commands.chat import Sampling
     from llm_fed.experiment.run import quiet
 
     quiet()

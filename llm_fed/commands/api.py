@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from llm_fed.eval.tables import Table
     from llm_fed.export.load import ImageModel
     from llm_fed.export.personal import Personal
-    from llm_fed.models.images import ImageBase
-    from llm_fed.models.loading import Base
+    from llm_fed.kinds import Kind
 
 Given = str | Path | Mapping[str, Any]  # a YAML file, or its content as nested dictionaries
 
@@ -124,22 +123,20 @@ class Result:
             return read_config(self.folder)
 
     @cached_property
-    def _loaded(self) -> Base | ImageBase:
+    def _loaded(self) -> Kind:
         """The base, loaded once for all clients."""
-        from llm_fed import tasks
-        from llm_fed.bench import bases
+        from llm_fed import kinds, tasks
         from llm_fed.experiment.run import quiet
-        from llm_fed.models.loading import load_base
         from llm_fed.runtime.launch import choose_device
 
         quiet()
         device = choose_device(self._config.device)
         with plugins.allowing(self.allow):
-            task = tasks.find(self._config.task.name)
-        if task.images:
-            data = tasks.load(self._config.task, self._config.federation_seed, self._config.evaluation_seed)
-            return bases.load(self._config, data, device)
-        return load_base(self._config.base, device)
+            config = self._config
+            kind, data = kinds.chosen(config), None
+            if not kind.before_data:
+                data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
+        return kind.load(config, data, device)
 
 
 def run(config: Given, *words: str, out: str | Path, fresh: bool = False, start: str | Path | None = None) -> Result:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llm_fed import tasks
+from llm_fed import kinds
 from llm_fed.basics.errors import UserError, printable, require
-from llm_fed.engine.sampling import Sampling
+from llm_fed.engine.sampling import Sampling as Sampling
 from llm_fed.export.load import load_client
 from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal, alone
-from llm_fed.models.loading import Base, load_base
-from llm_fed.models.prompt import Prompt, prompt_of, read_prompt
+from llm_fed.kinds.language import Language, load_base
+from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.configfile import from_dict, overlay
@@ -44,7 +44,7 @@ class Chat:
         system: a system prompt; empty: none but what the template brings.
     """
 
-    base: Base
+    base: Language
     adapters: dict[str, Path]
     template: str | None = None
     most: int | None = None
@@ -74,7 +74,6 @@ class Chat:
         else:
             client = require("/client", client, self.adapters)
             model = load_client(self.adapters[client], self.base)
-            assert isinstance(model.base, Base)
             said = None if self.template else model.base.prompt
             self._prompt = said or self._of_template(None)
             self._model = replace(model, base=replace(model.base, prompt=self._prompt))
@@ -82,7 +81,7 @@ class Chat:
 
     def _of_template(self, usual: str | None) -> Prompt | None:
         """With the template that was given, else the usual one, else alpaca-short."""
-        return prompt_of(self.base, from_dict({"task": {"template": self.template or usual or "alpaca-short"}}))
+        return self.base.prompt_of(from_dict({"task": {"template": self.template or usual or "alpaca-short"}}))
 
     @property
     def remembers(self) -> bool:
@@ -134,8 +133,8 @@ def of_run(
         UserError: it has none, or they are of image models, or the client is not among them.
     """
     config = read_config(folder)
-    if tasks.find(str(config.task.name)).images:
-        raise UserError(f"{folder} trained image models, which cannot chat; llm_fed.load_image_model loads them")
+    if "texts" not in (kind := kinds.chosen(config)).reads:
+        raise UserError(f"{folder} trained {kind.noun}s, which cannot chat; load_client or load_image_model loads them")
     adapters = exported(folder)
     first = next(iter(adapters)) if client is None else require("--client", client, adapters)
     return Chat(load_base(config.base, choose_device(config.device)), adapters, None, most, first, sampling, system)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from llm_fed import methods, tasks
+from llm_fed import kinds, methods
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import check_unlinked
 from llm_fed.bench.costs import Traffic, read_traffic
@@ -25,10 +25,9 @@ from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.simulation import Simulation, lacks_exports
+from llm_fed.kinds import Kind
 from llm_fed.method import Method
-from llm_fed.models import speed
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base, settle_dtype
+from llm_fed.models.loading import settle_dtype
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run, as_before, holds_results
 from llm_fed.runs.reading import events, saved_config
@@ -63,7 +62,7 @@ class Job:
                 done = run.summary()
                 self.outcome = "" if done is None or lacks_exports(run) else done
 
-    def train(self, reporter: Reporter, base: Base | ImageBase, baselines: Baselines) -> None:
+    def train(self, reporter: Reporter, base: Kind, baselines: Baselines) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
         for name, parent in self.parents.items():
             if isinstance(parent.outcome, str):
@@ -180,7 +179,7 @@ class Plan:
         else:
             device = choose_device(config.device)
             settled, note = settle_dtype(config.base, device)
-            if device == "cpu" and not tasks.find(config.task.name).images and (hint := speed.hint()):
+            if hint := kinds.chosen(config).hint(device):
                 note = f"{note} ({hint})"
         self._note(note)
         return replace(config, base=settled)

@@ -67,9 +67,9 @@ def _train(quantization: Literal["nf4"] | None) -> str:
     from llm_fed.basics.rng import generator
     from llm_fed.engine.adapted import AdaptedModel
     from llm_fed.engine.fit import fit
+    from llm_fed.kinds.language import load_base
     from llm_fed.method.optimizer import Optimizer
     from llm_fed.method.requests import Fit
-    from llm_fed.models.loading import load_base
     from llm_fed.models.lora import Lora, draw
     from llm_fed.tasks.common import Encoded
 
@@ -91,7 +91,7 @@ def _packing() -> str:
     from llm_fed.engine.adapted import AdaptedModel
     from llm_fed.engine.calibration import calibrate
     from llm_fed.engine.memory import budget_and_overhead
-    from llm_fed.models.loading import load_base
+    from llm_fed.kinds.language import load_base
     from llm_fed.models.lora import Lora
 
     if not torch.cuda.is_available():

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed import tasks
+from llm_fed import kinds, tasks
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.files import write_folders
-from llm_fed.bench.bases import load
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.baselines import rule_line, shared_by
@@ -22,8 +21,7 @@ from llm_fed.export.models import read as read_personal
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.personal import alone
 from llm_fed.method.site import Site
-from llm_fed.models.loading import Base
-from llm_fed.models.prompt import as_said, read_prompt
+from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.rows.formats import stem_of
 from llm_fed.runs.reading import adapter_folders, exported, finished, read_config
 from llm_fed.runs.tracking import Reporter
@@ -260,27 +258,29 @@ def evaluate_adapter(
             (reporter or Reporter()).note(
                 f"{trained} of the examples that are scored were trained on by this adapter's run"
             )
-    if loaded.labels and adapter is None:
+    if adapter is None and not kinds.of(config.base, bool(loaded.labels)).knows:
         raise UserError(
             f"task.name={config.task.name}: an image model's head is trained with its adapter, so there is nothing to "
             "score without one; give --adapter DIR"
         )
-    base = load(config, loaded, choose_device(config.device))
+    base = kinds.load(config, loaded, choose_device(config.device))
     if adapter:
         state, structure = peft_folders.read(adapter, base)
         peft_folders.check_head(adapter, structure, base)
     else:
-        assert isinstance(base, Base)  # without labels
         nothing = alone(base)
         state, structure = nothing.state, nothing.structure
-    if isinstance(base, Base):
-        said = read_prompt(origin)
-        if said is None and "task.template" not in keys:
+
+    def said() -> Prompt | None:
+        found = read_prompt(origin)
+        if found is None and "task.template" not in keys:
             reporter.note(
                 f"{adapter or base_name} does not name its prompt template, so {config.task.template} is used; "
                 "--template chooses another"
             )
-        base, config = as_said(base, config, said, keys)
+        return found
+
+    base, config, _ = base.as_said(config, said, keys)
     own = AdapterConfig(structure.rank, structure.alpha, target_modules=structure.target_modules)
     experiment = prepare(replace(config, adapter=own), Reporter(), base=base, task=loaded)
     return _score(experiment, dict.fromkeys(experiment.clients, state), split if named else "test")

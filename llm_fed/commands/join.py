@@ -18,9 +18,9 @@ from llm_fed.experiment.joining import way
 from llm_fed.experiment.pool import Pool
 from llm_fed.export import models
 from llm_fed.export.card import model_card
-from llm_fed.models.loading import Base, load_base
-from llm_fed.models.lora import Lora
-from llm_fed.models.prompt import prompt_of
+from llm_fed.kinds import Kind
+from llm_fed.kinds.language import load_base
+from llm_fed.models.trained import Structure
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
@@ -92,7 +92,7 @@ def join(
     recipe = {"run": run.resolve().name, "pool": offered.what, **recipe}
     if config.privacy.clip is not None:
         recipe["note"] = f"the noise of the run does not cover the examples of {client.client}"
-    prompt = prompt_of(base, config)
+    prompt = base.prompt_of(config)
     card = model_card(
         models.described(structure, base, 0, prompt), client=client.client,
         method=config.method["name"], paper=methods.build(config.method).paper, metrics={},
@@ -104,14 +104,14 @@ def join(
 
 def _personal(
     config: Config,
-    base: Base,
+    base: Kind,
     offered: Pool,
     client: ClientData,
     examples: int,
     steps: int | None,
     reporter: Reporter,
     known: Record | None,
-) -> tuple[State, Lora, dict[str, Any]]:
+) -> tuple[State, Structure, dict[str, Any]]:
     """The new client's adapter, its structure, and how it was made.
 
     Args:
@@ -139,7 +139,7 @@ def _personal(
     return state, structure, recipe
 
 
-def _alone(config: Config, structure: Lora, start: str | None) -> Config:
+def _alone(config: Config, structure: Any, start: str | None) -> Config:
     """The configuration of one client of the run by itself."""
     task = config.task
     return replace(

@@ -11,9 +11,8 @@ from typing import Any
 
 import yaml
 
-from llm_fed import methods, tasks
+from llm_fed import kinds, methods, tasks
 from llm_fed.basics.errors import UserError, require
-from llm_fed.bench.bases import load
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import states_of_run
 from llm_fed.commands.evaluate import Data, examples_of, lay_over
@@ -24,11 +23,10 @@ from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.peft_settings import CONFIG
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
+from llm_fed.kinds import Kind
 from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
-from llm_fed.models.prompt import Prompt, as_said, prompt_of, read_prompt
+from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
@@ -74,19 +72,19 @@ class Source:
         """The base that the adapter was made for, and how it was loaded; None where the folder does not say it."""
         return Origin.of(self.config.base) if self.config else read_origin(self.folder)
 
-    def structure(self, base: Base | ImageBase) -> Lora:
+    def structure(self, base: Kind) -> Any:
         if self.config is None:
             read = peft_folders.read(self.folder, base)[1]
             peft_folders.check_head(self.folder, read, base)
             return read
         found = structure_of(self.config.adapter, base.head)
-        if not isinstance(found, Lora):
+        if not found.fused:
             raise UserError(f"{self.folder} trained whole models (adapter: null); only adapters can be merged")
         return found
 
-    def prompt(self, base: Base) -> Prompt | None:
+    def prompt(self, base: Kind) -> Prompt | None:
         """How its prompts are put; None of a folder that does not say so."""
-        return prompt_of(base, self.config) if self.config else read_prompt(self.folder)
+        return base.prompt_of(self.config) if self.config else read_prompt(self.folder)
 
     def states(self, experiment: Experiment) -> dict[str, State]:
         """The adapter for each client of the experiment."""
@@ -182,10 +180,8 @@ def merge_adapters(
         task = tasks.load(config.task, config.federation_seed, config.evaluation_seed, _known(sources))
     else:
         task = _one_client(data.path, config.task)
-    loaded = load(config, task, choose_device(config.device))
-    said = _said(sources, loaded, keys, reporter) if isinstance(loaded, Base) else None
-    if isinstance(loaded, Base):
-        loaded, config = as_said(loaded, config, said, keys)
+    loaded: Any = kinds.load(config, task, choose_device(config.device))
+    loaded, config, said = loaded.as_said(config, lambda: _said(sources, loaded, keys, reporter), keys)
     structure = _common_structure(sources, loaded)
     adapter = AdapterConfig(structure.rank, structure.alpha, target_modules=structure.target_modules)
     experiment = prepare(config if runs else replace(config, adapter=adapter), reporter, base=loaded, task=task)
@@ -203,7 +199,7 @@ def merge_adapters(
         )
     merge(experiment, given)
     origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
-    prompt = prompt_of(experiment.base, experiment.config) if said or "task.template" in keys else None
+    prompt = experiment.base.prompt_of(experiment.config) if said or "task.template" in keys else None
     merged = _write(experiment, out, {id: origin | {"distance": distances[id]} for id in experiment.clients}, prompt)
     draw_curves({item.client: item.recipe for item in merged}, experiment.metric, out / "curves.png")
     return merged
@@ -232,7 +228,7 @@ def distance(fed: State, local: State) -> float:
     return (one - other).norm() / length if length else 0.0
 
 
-def _said(sources: Mapping[str, Source], base: Base, keys: Collection[str], reporter: Reporter) -> Prompt | None:
+def _said(sources: Mapping[str, Source], base: Kind, keys: Collection[str], reporter: Reporter) -> Prompt | None:
     """How the parents' prompts are put; of two that differ where that can be, a run's before a folder's.
 
     Raises:
@@ -294,7 +290,7 @@ def _loaded_as(
     return base
 
 
-def _common_structure(sources: Mapping[str, Source], base: Base | ImageBase) -> Lora:
+def _common_structure(sources: Mapping[str, Source], base: Kind) -> Lora:
     """What both parents are, refusing those that do not fit each other. Two that name their layers in different ways
     are alike if these are the same."""
     structures = {option: source.structure(base) for option, source in sources.items()}

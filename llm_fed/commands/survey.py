@@ -88,7 +88,7 @@ def lengths(
     Raises:
         UserError: an example cannot fill the template, or has a token without an embedding.
     """
-    from llm_fed.bench.encoding import Encoder  # seconds
+    from llm_fed.kinds.encoding import Encoder  # seconds
 
     encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows)
     measured = zip(chosen, encoder.lengths(chosen.values()), strict=True)

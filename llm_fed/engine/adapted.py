@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.examples import TEXT, Kind
+from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.memory import Result, budget_and_overhead, within_memory
 from llm_fed.models.frozen import device_of
 from llm_fed.models.lora import Lora
@@ -24,7 +24,7 @@ class AdaptedModel:
 
     model: nn.Module
     structure: Lora
-    kind: Kind = TEXT  # of the examples
+    examples: Examples = TEXT
     autocast: torch.dtype | None = None  # compute in this dtype; the adapters keep theirs
     budget: int | None = None  # most tokens of a micro-batch; None: as of `packing`
     packing: tuple[int, int] | None = None  # budget and overhead as measured (`calibration`); None: by device

@@ -1,76 +1,56 @@
-"""Which of an engine's methods answers which type of request: the one table of it, filled by decorators."""
+"""Which methods answer which type of request: of the engine, and of the kinds of model and data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from llm_fed.basics.errors import UserError
-from llm_fed.method.requests import Request, Work
+from llm_fed.method.requests import Request
 
-Asked = TypeVar("Asked", bound=Request[Any])
-Together = TypeVar("Together", bound=Callable[[Any, Sequence[Any]], Sequence[Any]])
-Each = TypeVar("Each", bound=Callable[[Any, Any], Any])
+Method = TypeVar("Method", bound=Callable[..., Any])
+Of = Literal["adapters", "whole", "both"]
 
 
-def answers(asked: type[Request[Any]]) -> Callable[[Together], Together]:
-    """Marks the method that answers requests of this type: all of one structure together."""
+class Answer(NamedTuple):
+    """How a method answers."""
 
-    def mark(method: Together) -> Together:
-        method.answers = (asked, False)  # type: ignore[attr-defined]
-        return method
-
-    return mark
+    method: str
+    each: bool  # whether it is given one request after another, or all of one structure together
 
 
-def answers_each(asked: type[Request[Any]]) -> Callable[[Each], Each]:
-    """Marks the method that answers requests of this type, one after another."""
+def answers(asked: type[Request[Any]], *, of: Of = "adapters", each: bool = False) -> Callable[[Method], Method]:
+    """Marks the method that answers requests of this type from sites that train adapters, whole models, or either.
 
-    def mark(method: Each) -> Each:
-        method.answers = (asked, True)  # type: ignore[attr-defined]
+    Args:
+        each: whether it takes one request, and not all of one structure together.
+    """
+
+    def mark(method: Method) -> Method:
+        method.answers = (asked, of, each)  # type: ignore[attr-defined]
         return method
 
     return mark
 
 
 class Answering:
-    """An engine: `execute` hands requests to the method that is marked for their type, here or in a class above.
+    """A class whose marked methods answer requests.
 
     Attributes:
-        of: what it computes with, for messages.
-        work: of all training since it was last taken.
-        packing: budget and overhead of micro-batches as they were measured; None: by device.
+        answering: by type of request, and whether adapters are trained, the method that answers it.
     """
 
-    of: ClassVar[str] = ""
-    _answering: ClassVar[dict[type, tuple[str, bool]]] = {}  # by type of request: the method, and whether it takes one
+    answering: ClassVar[dict[tuple[type, bool], Answer]] = {}
 
-    def __init_subclass__(cls) -> None:
-        marked = {name: method.answers for name, method in vars(cls).items() if hasattr(method, "answers")}
-        cls._answering = cls._answering | {asked: (name, each) for name, (asked, each) in marked.items()}
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.answering = dict(cls.answering)
+        for name, method in vars(cls).items():
+            if hasattr(method, "answers"):
+                asked, of, each = method.answers
+                for fused in {"adapters": [True], "whole": [False], "both": [True, False]}[of]:
+                    cls.answering[asked, fused] = Answer(name, each)
 
-    def __init__(self) -> None:
-        self.work = Work()
-        self.packing: tuple[int, int] | None = None
-
-    def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
-        """One result, or one exception, for each of these requests of one type and structure.
-
-        Raises:
-            UserError: nothing here answers requests of this type.
-        """
-        asked = type(requests[0])
-        if asked not in self._answering:
-            known = ", ".join(sorted(kind.__name__ for kind in self._answering))
-            raise UserError(
-                f"the method needs {asked.__name__}, which {self.of} do not support (they support {known}); choose "
-                "another base or method"
-            )
-        name, each = self._answering[asked]
-        method = getattr(self, name)
-        return [method(request) for request in requests] if each else method(requests)
-
-    def take_work(self) -> Work:
-        """The training work since the last call."""
-        taken, self.work = self.work, Work()
-        return taken
+    def perform(self, answer: Answer, requests: Sequence[Request[Any]], *more: Any) -> Sequence[Any]:
+        """The results of one method."""
+        method = getattr(self, answer.method)
+        return [method(request, *more) for request in requests] if answer.each else method(requests, *more)

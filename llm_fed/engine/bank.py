@@ -6,7 +6,7 @@ all its experts and routers, D inputs of all adapted layers together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.deltas import Deltas
+from llm_fed.engine.deltas import Below, Deltas
 from llm_fed.models.frozen import device_of, freeze
 from llm_fed.models.lora import Lora, layout, sizes, targets
 from llm_fed.state import State
@@ -109,6 +109,10 @@ class AdapterBank:
             torch.lt(bits[: length * width].view(length, width), self._kept - 2**15, out=mask[:length])
         return masks
 
+    def beneath(self, owners: Sequence[int]) -> dict[str, Below]:
+        """What lies beneath the adapters, by layer, for a batch whose row n goes through adapter owners[n]."""
+        return self._deltas.on(owners)
+
     @property
     def adapts_head(self) -> bool:
         """Whether the layer that a language model's logits come from is adapted."""
@@ -125,6 +129,7 @@ class AdapterBank:
         mix: Tensor | None = None,
         listen: Callable[[Tensor], None] | None = None,
         each: Tensor | None = None,
+        below: Mapping[str, Below] | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
@@ -133,10 +138,11 @@ class AdapterBank:
         backward both belong inside; backward through `Tensor.backward`, which adds to `grads`, or to `each`.
 
         Args:
-            index: (N,), int64, on the CPU.
+            index: (N,), int64; on the CPU unless `below` is given.
             masks: (N, T, D) from `draw_masks`: the inputs x that are kept. None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
             each: (N, P): what takes the gradient of each row of the batch by itself, in the place of `grads`.
+            below: as of `beneath`, where it was made already.
             listen: is given the weights (N, T, E) that a router finds, layer by layer.
 
         Raises:
@@ -161,9 +167,10 @@ class AdapterBank:
                 else:
                     apart = each[:, self.layout.slices[entry]].view(len(index), *values.shape[1:])
                     chosen[entry] = _Own.apply(values, apart, where, torch.arange(len(index), device=where.device))
+            below = self.beneath(index.tolist()) if below is None else below
             for name, module in self.targets.items():
-                if (below := self._deltas.on(name, index)) is not None:
-                    handles.append(module.register_forward_hook(below))
+                if name in below:
+                    handles.append(module.register_forward_hook(below[name]))
                 pairs = [pair(name, expert) for expert in self.structure.experts]
                 adapted = _Adapted(
                     name=name,

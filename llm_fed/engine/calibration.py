@@ -16,9 +16,7 @@ import numpy as np
 import torch
 
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.fit import token_losses
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead, free_memory
-from llm_fed.tasks.common import Encoded
 
 LENGTH = 128  # tokens of an example
 SIZES = (512, 1024, 2048, 4096)  # tokens of a micro-batch
@@ -84,13 +82,13 @@ def calibrate(model: AdaptedModel, reserved: int = 0) -> Calibration | None:
     """Measure how the time and memory of training grow with a micro-batch; takes about a second on a GPU.
 
     Args:
-        model: of a language model.
+        model: of a kind whose examples differ in length.
         reserved: bytes of the free memory that training needs for itself.
 
     Returns:
         None where the constants stay: on any device but a GPU, or where times do not grow with the tokens.
     """
-    if model.device.type != "cuda":
+    if model.device.type != "cuda" or model.examples.probe(LENGTH, LENGTH // 4) is None:
         return None
     free = free_memory(model.device) - reserved
     return settled(probes(_training(model), CudaGauge(model.device)), free, budget_and_overhead(model.device)[0])
@@ -139,16 +137,16 @@ def settled(found: Sequence[tuple[int, float, int]], free: int, most: int) -> Ca
 def _training(model: AdaptedModel) -> Callable[[int], None]:
     """Forward and backward pass of a micro-batch of so many tokens, a quarter of which count in the loss."""
     bank = model.bank(1)
-    example = Encoded([1] * LENGTH, [place >= LENGTH - LENGTH // 4 for place in range(LENGTH)])
+    example = model.examples.probe(LENGTH, LENGTH // 4)
 
     def run(tokens: int) -> None:
         rows = tokens // LENGTH
-        batch = model.kind.collate([example] * rows)
+        batch = model.examples.collate([example] * rows)
         masks = bank.draw_masks(range(rows), [LENGTH] * rows)
         mix = torch.ones(rows, len(model.structure.experts)) if model.structure.gate == "mix" else None
         with bank.attached(torch.zeros(rows, dtype=torch.int64), masks, mix), activation_checkpointing(model.model):
             with model.computing():
-                losses = token_losses(model.model, batch, kind=model.kind, all_rows=bank.adapts_head)
+                losses = model.examples.losses(model.model, batch, all_rows=bank.adapts_head)
             losses.sum().backward()
 
     return run

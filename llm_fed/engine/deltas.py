@@ -6,6 +6,7 @@ Shape letters: N rows of a batch, T tokens, R rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,9 @@ from llm_fed.state.entries import FACTORS
 Layers = dict[str, dict[str, Tensor]]  # by layer and by the last part of the name
 
 
+_NOTHING = -1  # in the place of the number of a delta
+
+
 class Deltas:
     """Those of the rows of a bank; a row that was not loaded has none."""
 
@@ -25,7 +29,7 @@ class Deltas:
         self._like = rows
         self._known: list[Layers] = []  # as the states hold them
         self._different: list[Layers] = []  # the same, as the rows are
-        self._of = torch.full((len(rows),), -1)
+        self._of = [_NOTHING] * len(rows)
 
     def load(self, k: int, state: State) -> None:
         """Take what lies beneath the state of row k."""
@@ -39,18 +43,17 @@ class Deltas:
                 {layer: {part: t.to(self._like) for part, t in parts.items()} for layer, parts in found.items()}
             )
 
-    def on(self, name: str, index: Tensor) -> Below | None:
-        """The forward hook of a layer for a batch whose row n goes through the bank's row index[n]; None where nothing
-        lies beneath."""
-        if not any(name in each for each in self._different):
-            return None
-        asked = self._of[index]
-        parts = []
-        for n in asked.unique().tolist():
-            if n >= 0 and name in self._different[n]:
-                rows = (asked == n).nonzero()[:, 0]
-                parts.append((None if len(rows) == len(index) else rows, self._different[n][name]))
-        return Below(parts, len(index)) if parts else None
+    def on(self, owners: Sequence[int]) -> dict[str, Below]:
+        """By layer beneath which something lies the forward hook for a batch whose row n goes through the bank's row
+        owners[n]."""
+        asked = [self._of[k] for k in owners]
+        parts: dict[str, list[tuple[Tensor | None, dict[str, Tensor]]]] = {}
+        for n in sorted(set(asked) - {_NOTHING}):
+            rows = [place for place, other in enumerate(asked) if other == n]
+            where = None if len(rows) == len(asked) else torch.tensor(rows).to(self._like.device)
+            for name, delta in self._different[n].items():
+                parts.setdefault(name, []).append((where, delta))
+        return {name: Below(each, len(asked)) for name, each in parts.items()}
 
 
 @dataclass(frozen=True)

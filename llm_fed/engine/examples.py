@@ -1,36 +1,29 @@
-"""The two kinds of examples that adapters train on, tokens and pictures: what the fused loops must know of them.
+"""Examples as the fused loops see them: what they cost, how they lie side by side, and which loss they have. `Text` are
+those of a causal language model; other kinds are in `llm_fed/kinds`.
 
 Shape letters: N rows, T tokens, n targets, C classes or words of the vocabulary.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor, nn
 
-from llm_fed.basics.errors import UserError
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import Example, MicroBatch, collate, num_targets
-from llm_fed.models.frozen import freeze
-from llm_fed.models.joined import full, respond
-from llm_fed.models.lora import Lora, targets
+from llm_fed.method.losses import divergence
+from llm_fed.models.joined import Answer
 from llm_fed.models.rotary import regimes, row_positions
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture, labels_of, pixels_of
-
-if TYPE_CHECKING:
-    from llm_fed.models.images import ImageBase
-
-PATCH = 16  # pixels
+from llm_fed.tasks.common import Encoded
 
 
 class Batch(Protocol):
-    """Examples side by side, on the CPU."""
+    """Examples side by side: a dataclass whose fields are tensors on the CPU (`laid.on_device` moves them)."""
 
     @property
     def labels(self) -> Tensor: ...  # (n,) what is to be predicted
@@ -39,33 +32,59 @@ class Batch(Protocol):
     def rows(self) -> Tensor: ...  # (n,) the row of each
 
 
-class Kind(Protocol):
-    """What differs between examples that are tokens and examples that are pictures."""
+class Examples(ABC):
+    """What the engine must know of a kind of examples.
 
-    single: ClassVar[bool]  # whether an example is one target, so that logits of all examples can be kept
+    Attributes:
+        single: whether an example is one target, so that logits of all examples can be kept.
+    """
 
+    single: ClassVar[bool]
+
+    @abstractmethod
     def length(self, example: Any) -> int:
         """How many tokens of an example reach the adapted layers: what it costs, and the length of its dropout mask."""
-        ...
 
+    @abstractmethod
     def num_targets(self, examples: Sequence[Any]) -> int:
         """How many predictions of these examples count in the loss."""
-        ...
 
+    @abstractmethod
     def collate(self, examples: Sequence[Any]) -> Any:
-        """The examples as a `Batch` for `logits`."""
-        ...
+        """The examples as a `Batch`."""
 
+    @abstractmethod
     def logits(self, model: Any, batch: Any, *, all_rows: bool = False) -> Tensor:
         """What the model predicts in the place of each target, (n, C), in float32 at least.
 
         Args:
+            batch: on the model's device.
             all_rows: an adapter or head of its own belongs to each row of the last layer's inputs.
         """
-        ...
+
+    def losses(self, model: Any, batch: Any, *, all_rows: bool = False, wanted: Tensor | None = None) -> Tensor:
+        """The loss of each target, (n,), in the dtype of the logits: its negative log-likelihood, or the divergence of
+        the predictions from `wanted` logits (n, C)."""
+        logits = self.logits(model, batch, all_rows=all_rows)
+        if wanted is not None:
+            return divergence(logits, wanted)
+        return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
+
+    def answer(self, model: Any, batch: Any) -> Answer:
+        """Of a classifier: the logits and what its head reads."""
+        raise NotImplementedError(f"{type(self).__name__} are not classified")
+
+    def under_head(self, head: State) -> Examples:
+        """The same, where the model's own head is replaced by a linear one (weight, bias)."""
+        raise NotImplementedError(f"{type(self).__name__} are not classified")
+
+    def probe(self, length: int, targets: int) -> Any:
+        """An example of so many tokens and targets, with which time and memory are measured; None where all examples
+        are alike."""
+        return None
 
 
-class Text:
+class Text(Examples):
     """Token sequences (`packing.Example`) of a causal language model; each target token is one target."""
 
     single: ClassVar[bool] = False
@@ -76,6 +95,9 @@ class Text:
     def length(self, example: Example) -> int:
         return len(example.input_ids)
 
+    def probe(self, length: int, targets: int) -> Encoded:
+        return Encoded([1] * length, [place >= length - targets for place in range(length)])
+
     def logits(self, model: Any, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
         """(n, vocabulary) in float32, as transformers computes its loss.
 
@@ -83,7 +105,7 @@ class Text:
         its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.
         No attention mask is given: with causal attention, padding on the right reaches no real token.
         """
-        places = batch.places.to(model.device)
+        places = batch.places.to(model.device)  # of a batch that is there already this is nothing
 
         def keep_predicting(head: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
             return inputs[0].flatten(0, 1).index_select(0, places.to(inputs[0].device)).unsqueeze(0)
@@ -111,73 +133,3 @@ def inputs_of(model: Any, input_ids: Tensor, lengths: Tensor) -> dict[str, Tenso
     if its is not None and width > its.border:
         inputs["position_ids"] = row_positions(lengths, width)
     return {name: value.to(model.device) for name, value in inputs.items()}
-
-
-@dataclass(frozen=True)
-class PictureBatch:
-    """Labelled images; every row is one target."""
-
-    pixels: Tensor  # (N, 1 or 3, H, W) uint8
-    labels: Tensor  # (N,)
-
-    @property
-    def rows(self) -> Tensor:
-        return torch.arange(len(self.labels))
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Pictures of an image base; the label of each is its one target."""
-
-    single: ClassVar[bool] = True
-
-    base: ImageBase
-    tokens: int  # that a picture counts as, see `of`
-    head: State | None = None  # a linear head (weight, bias) in the place of the model's own
-
-    @classmethod
-    def of(cls, base: ImageBase, structure: Lora) -> Pictures:
-        """A picture counts as the most tokens that it is in any adapted layer - in a ViT its patches and one more - and
-        at least as one token for 16 x 16 pixels, so that layers after a pooling do not make a picture look free.
-
-        Raises:
-            UserError: an adapted layer does not read one row per picture, hence cannot know whose adapter is whose.
-        """
-        most, seen = max(1, (base.size // PATCH) ** 2), {}
-        handles = [
-            module.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0].shape}))
-            for name, module in targets(base.model, structure).items()
-        ]
-        try:
-            freeze(base.model)
-            with torch.inference_mode():
-                base.model(pixel_values=base.prepare(torch.zeros(2, 3, base.size, base.size, dtype=torch.uint8)))
-        finally:
-            for handle in handles:
-                handle.remove()
-        for name, shape in seen.items():
-            if shape[0] != 2:
-                raise UserError(
-                    f"adapter.target_modules matches {name} of {base.name!r}, which reads {shape[0] // 2} rows per "
-                    "picture, where an adapter needs one; choose other layers"
-                )
-            most = max(most, shape[1:-1].numel())
-        return cls(base, most)
-
-    def length(self, picture: Picture) -> int:
-        return self.tokens
-
-    def num_targets(self, pictures: Sequence[Picture]) -> int:
-        return len(pictures)
-
-    def collate(self, pictures: Sequence[Picture]) -> PictureBatch:
-        return PictureBatch(pixels_of(pictures), labels_of(pictures))
-
-    def logits(self, model: Any, batch: PictureBatch, *, all_rows: bool = False) -> Tensor:
-        """(N, C); all rows always go through the head."""
-        answer = respond(model, self.base.prepare(batch.pixels), self.base.head)
-        logits = answer.logits
-        if self.head is not None:
-            weight, bias = (tensor.to(answer.features) for tensor in self.head.tensors().values())
-            logits = nn.functional.linear(answer.features, weight, bias)
-        return full(logits)

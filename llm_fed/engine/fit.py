@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.examples import TEXT, Batch, Kind
+from llm_fed.engine.deltas import Below
+from llm_fed.engine.examples import Batch, Examples
+from llm_fed.engine.laid import on_device
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import padded_tokens, plan
 from llm_fed.engine.steps import Steps, together
-from llm_fed.method.losses import divergence
 from llm_fed.method.requests import Fit, Fitted, Work
 
 
@@ -45,7 +46,7 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
         UserError: a pattern or structure that matches nothing.
         RunError: the device's memory does not suffice.
     """
-    errors = [_unusable(job, model.kind) for job in jobs]
+    errors = [_unusable(job, model.examples) for job in jobs]
     usable = [job for job, error in zip(jobs, errors, strict=True) if error is None]
     if not usable:
         return [error for error in errors if error], Work()
@@ -54,22 +55,26 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
     return [error or next(remaining) for error in errors], work
 
 
-def token_losses(
-    model: nn.Module, batch: Batch, *, kind: Kind = TEXT, all_rows: bool = False, wanted: Tensor | None = None
-) -> Tensor:
-    """Negative log-likelihood of each target, (n,), in the dtype of `Kind.logits`. With `wanted` logits (n, C): the
-    divergence of the predictions from theirs."""
-    logits = kind.logits(model, batch, all_rows=all_rows)
-    if wanted is not None:
-        return divergence(logits, wanted)
-    return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
+@dataclass(frozen=True)
+class Laid:
+    """A micro-batch of N rows and n targets with all that the device is given for it."""
+
+    batch: Any  # `examples.Batch`
+    index: Tensor  # (N,) the row of the bank that each goes through
+    owner: Tensor  # (n,) the same of each target
+    weights: Tensor  # (n,) what each loss counts
+    owners: Sequence[int]  # as index, for the host
+    mix: Tensor | None = None  # (N, E)
+    masks: Tensor | None = None  # of dropout
+    wanted: Tensor | None = None  # (n, C) the teachers' logits
+    below: Mapping[str, Below] = field(default_factory=dict)  # what lies beneath the adapters, by layer
 
 
 class FusedFit:
     """One fused training run over usable jobs; client k is row k of the bank."""
 
     def __init__(self, model: AdaptedModel, jobs: Sequence[Fit], budget: int):
-        self.model, self.jobs, self.kind, self.device = model, jobs, model.kind, model.device
+        self.model, self.jobs, self.examples, self.device = model, jobs, model.examples, model.device
         self.work = Work(budget=budget)
         self.private = jobs[0].private is not None  # then all are: see `FusedEngine.fit`
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
@@ -122,7 +127,7 @@ class FusedFit:
         Nothing here waits for the device, but for the loss scales of float16.
         """
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
-        lengths = [self.kind.length(example) for _, _, example in examples]
+        lengths = [self.examples.length(example) for _, _, example in examples]
         batches = plan(lengths, self.work.budget, self.model.overhead)
         self.work = replace(
             self.work,
@@ -134,30 +139,42 @@ class FusedFit:
         self.bank.grads.zero_()
         for chosen in batches:
             rows = [examples[i] for i in chosen]
-            batch = self.kind.collate([example for _, _, example in rows])
-            index = torch.tensor([k for k, _, _ in rows])
-            seeds = [derive(self.jobs[k].seed, step, n) for k, n, _ in rows]
-            masks = self.bank.draw_masks(seeds, [lengths[i] for i in chosen])
-            owner = index[batch.rows].to(self.device)
-            mix = torch.tensor([self.jobs[k].mix for k, _, _ in rows]) if self.bank.structure.gate == "mix" else None
-            wanted = self._taught(batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
-            each = self.bank.rows.new_zeros(len(rows), self.bank.layout.size) if self.private else None
-            with self.bank.attached(index, masks, mix, each=each):
-                with self.model.computing():
-                    loss = token_losses(
-                        self.model.model, batch, kind=self.kind, all_rows=self.bank.adapts_head, wanted=wanted
-                    )
-                    loss = loss * weights[chosen][batch.rows].to(loss)
-                losses.index_add_(0, owner, loss.detach().to(losses.dtype))
-                (loss if scales is None else loss * scales[owner]).sum().backward()
-            if each is not None:
+            laid = self._lay_out(step, rows, [lengths[i] for i in chosen], weights[chosen])
+            if (each := self._pass(laid, scales, losses)) is not None:
                 for steps in self.steps:
-                    steps.add_clipped(each, [k for k, _, _ in rows])
+                    steps.add_clipped(each, laid.owners)
         for n, steps in enumerate(self.steps):
             steps.step(seen, self.scalers[n] if self.scalers else None)
         if self.private:
             sizes = [max(1, len(seen.get(k, ()))) for k in range(len(self.jobs))]
             losses /= torch.tensor(sizes).to(self.device)
+
+    def _lay_out(self, step: int, rows: Sequence[Any], lengths: Sequence[int], weights: Tensor) -> Laid:
+        """A micro-batch of rows (k, n, example), with one copy from the host to the device."""
+        batch, owners = self.examples.collate([example for _, _, example in rows]), [k for k, _, _ in rows]
+        index, mixed = torch.tensor(owners), self.bank.structure.gate == "mix"
+        mix = torch.tensor([self.jobs[k].mix for k in owners]) if mixed else None
+        laid = on_device(Laid(batch, index, index[batch.rows], weights[batch.rows], owners, mix), self.device)
+        seeds = [derive(self.jobs[k].seed, step, n) for k, n, _ in rows]
+        wanted = self._taught(laid.batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
+        return replace(laid, masks=self.bank.draw_masks(seeds, lengths), wanted=wanted, below=self.bank.beneath(owners))
+
+    def _pass(self, laid: Laid, scales: Tensor | None, losses: Tensor) -> Tensor | None:
+        """Forward and backward pass. It reads nothing of the host's memory, so that a graph could hold it.
+
+        Returns:
+            (N, P) the gradient of each row, where jobs are private; else the bank has the gradients.
+        """
+        each = self.bank.rows.new_zeros(len(laid.owners), self.bank.layout.size) if self.private else None
+        with self.bank.attached(laid.index, laid.masks, laid.mix, each=each, below=laid.below):
+            with self.model.computing():
+                loss = self.examples.losses(
+                    self.model.model, laid.batch, all_rows=self.bank.adapts_head, wanted=laid.wanted
+                )
+                loss = loss * laid.weights.to(loss.dtype)
+            losses.index_add_(0, laid.owner, loss.detach().to(losses.dtype))
+            (loss if scales is None else loss * scales[laid.owner]).sum().backward()
+        return each
 
     def _taught(self, batch: Batch, places: Sequence[int]) -> Tensor | None:
         """The mean of the teachers' logits, (n, C); None without teachers.
@@ -167,12 +184,13 @@ class FusedFit:
         """
         if self.teachers is None:
             return None
-        if not self.kind.single:
+        if not self.examples.single:
             return self._ask(self.teachers, batch, len(places))
         new = [place for place in places if place not in self.taught]
         if new:
             examples = [self.jobs[0].examples[place] for place in new]
-            self.taught |= zip(new, self._ask(self.teachers, self.kind.collate(examples), len(new)), strict=True)
+            batch = on_device(self.examples.collate(examples), self.device)
+            self.taught |= zip(new, self._ask(self.teachers, batch, len(new)), strict=True)
         return torch.stack([self.taught[place] for place in places])
 
     @torch.no_grad()
@@ -180,7 +198,7 @@ class FusedFit:
         total = torch.zeros(())
         for k in range(len(teachers.rows)):
             with teachers.attached(torch.full((rows,), k)), self.model.computing():
-                total = total + self.kind.logits(self.model.model, batch, all_rows=teachers.adapts_head)
+                total = total + self.examples.logits(self.model.model, batch, all_rows=teachers.adapts_head)
         return total / len(teachers.rows)
 
     def _weights(self, seen: Mapping[int, Sequence[Any]]) -> Tensor:
@@ -188,9 +206,9 @@ class FusedFit:
         counts: list[int] = []
         for examples in seen.values():
             if self.private:
-                counts += [self.kind.num_targets([example]) for example in examples]
+                counts += [self.examples.num_targets([example]) for example in examples]
             else:
-                counts += [self.kind.num_targets(examples)] * len(examples)
+                counts += [self.examples.num_targets(examples)] * len(examples)
         exact = torch.promote_types(self.bank.rows.dtype, torch.float32)
         return torch.tensor(counts, dtype=torch.float64).reciprocal().to(exact)
 
@@ -212,10 +230,10 @@ class FusedFit:
         return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch), moments)
 
 
-def _unusable(job: Fit, kind: Kind) -> ClientError | None:
+def _unusable(job: Fit, examples: Examples) -> ClientError | None:
     """Why the job cannot be trained, if so. A private one must not tell what its batches hold: none is refused."""
     for step, places in enumerate(job.batches if job.private is None else ()):
-        if not kind.num_targets([job.examples[place] for place in places]):
+        if not examples.num_targets([job.examples[place] for place in places]):
             return ClientError(
                 f"client {job.site}: its batch of local step {step + 1} has no target token; "
                 "give it examples with a response"

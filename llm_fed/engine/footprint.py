@@ -1,36 +1,31 @@
 """What training takes of the device's memory, estimated before it begins: weights, optimizer state, activations.
 
-Activations come from `formula` where that holds, and elsewhere from two small micro-batches that are run.
-
-Letters: n tokens or pictures of a micro-batch.
+Activations come from a step on tensors without values (torch's `FakeTensorMode`), so a base of any family and size is
+measured without computing, and without the memory that it would take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from llm_fed.engine import formula
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.examples import Kind
-from llm_fed.engine.fit import token_losses
-from llm_fed.engine.inference import autocast
+from llm_fed.engine.laid import on_device
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
+from llm_fed.engine.trainable import Trainable
 from llm_fed.method.client import Client
 from llm_fed.method.optimizer import MOMENTS
-from llm_fed.models.images import ImageBase
-from llm_fed.models.joined import full, respond
-from llm_fed.models.loading import Base
-from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Full
+from llm_fed.models.base import Base
+from llm_fed.models.trained import Structure
 from llm_fed.settings.config import LocalConfig
-from llm_fed.tasks.common import Encoded, labels_of, pixels_of
-
-_MEASURED = 16  # tokens; twice as many and this many give a constant part and one that grows
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class Activations:
     Attributes:
         largest, smallest: at the most, in the largest micro-batch, and in one of a single example: what remains where
             micro-batches are made smaller because memory does not suffice.
-        token: what each further token adds; None: not predicted, and the others were measured.
+        token: what each further token adds; None of whole models, whose batches are not divided.
     """
 
     largest: int
@@ -72,99 +67,108 @@ def moments(local: LocalConfig) -> int:
     return MOMENTS[local.optimizer] + bool(local.momentum)
 
 
-def training_copies(structure: Lora | Full, local: LocalConfig, per_pass: int) -> int:
+def training_copies(structure: Structure, local: LocalConfig, per_pass: int) -> int:
     """How many numbers training holds for each number of a client's state, over the clients of a pass.
 
     Row, gradient, the optimizer's moments and what a step adds up for all rows at once, where fused once per client;
     then what each client starts from and what it ends with.
     """
-    at_once = per_pass if isinstance(structure, Lora) else 1
+    at_once = per_pass if structure.fused else 1
     sums = 2 * bool(local.proximal) + bool(local.optimizer == "sgd" and local.weight_decay)  # anchor, drift; decayed
     return at_once * (2 + moments(local) + sums) + 2 * per_pass
 
 
-def activations(
-    base: Base | ImageBase, site: Client, kind: Callable[[Lora], Kind], local: LocalConfig, per_pass: int
-) -> Activations:
-    """What a backward pass keeps at the most.
+def activations(base: Trainable, site: Client, local: LocalConfig, per_pass: int) -> Activations:
+    """What a micro-batch holds at the most.
 
     Args:
         site: with the longest examples.
         per_pass: clients in a fused pass.
     """
-    structure = site.structure
-    if isinstance(structure, Full):
-        assert isinstance(base, ImageBase)
-        size = min(local.batch_size, len(site.train))
-        pictures = [site.train[i % len(site.train)] for i in range(4)]
-        few, more = (_of_whole_model(base, structure, pictures[:n]) for n in (2, 4))
-        whole = max(0, few + (more - few) * (size - 2) // 2)
-        return Activations(whole, whole)  # its batches are not divided
-    its_kind = kind(structure)
-    longest = max(site.train, key=its_kind.length)
-    length, (budget, _) = its_kind.length(longest), budget_and_overhead(base.device)
-    rows = max(1, min(budget // length, per_pass * min(local.batch_size, len(site.train))))
-    if isinstance(longest, Encoded):
-        checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in base.model.modules())
-        found = formula.kept(base.model, structure, base.autocast, checkpointed)
-        if found is not None:
-            targets = its_kind.num_targets([longest])
-            if site.private is not None:  # a gradient of its own for each example
-                found = replace(found, row=found.row + 4 * base.layout(structure).size)
-            largest, smallest = (found.peak(n, length, n * targets) for n in (rows, 1))
-            return Activations(largest, smallest, found.token)
-        few, more = (_of_adapters(base, structure, its_kind, [_cut(longest, n)]) for n in (_MEASURED, 2 * _MEASURED))
-        token = max(0, more - few) // _MEASURED
-        largest, smallest = (few + token * (n * length - _MEASURED) for n in (rows, 1))
-        return Activations(max(0, largest), max(0, smallest))
-    few, more = (_of_adapters(base, structure, its_kind, [longest] * n) for n in (1, 2))
-    return Activations(max(0, few + (more - few) * (rows - 1)), few)
+    its, size = base.examples(site.structure), min(local.batch_size, len(site.train))
+    longest = max(site.train, key=its.length)
+    if not site.structure.fused:  # its batches are not divided
+        whole = _whole_model(base, site.structure, [longest] * size)
+        return Activations(whole, whole)
+    length, (budget, _) = its.length(longest), budget_and_overhead(base.device)
+    rows = max(1, min(budget // length, per_pass * size))
+    largest, smallest = (_adapters(base, site, [longest] * count) for count in (rows, 1))
+    return Activations(largest, smallest, (largest - smallest) // max(1, (rows - 1) * length) or smallest // length)
 
 
-def _cut(example: Encoded, length: int) -> Encoded:
-    """An example of so many tokens with the same share of targets."""
-    ids = [example.input_ids[i % len(example.input_ids)] for i in range(length)]
-    targets = max(1, round(length * sum(example.target) / len(example.target)))
-    return Encoded(ids, [i >= length - targets and i > 0 for i in range(length)])
+def cache(base: Base) -> int:
+    """Bytes that each further token of an answer keeps."""
+    held = []
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), base.computing():
+        for length in (16, 32):
+            ids = torch.ones(1, length, dtype=torch.int64, device=base.device)
+            layers = base.model(input_ids=ids, use_cache=True).past_key_values.layers
+            parts = [part for layer in layers for part in vars(layer).values() if isinstance(part, Tensor)]
+            held.append(sum(part.nbytes for part in parts))
+    return (held[1] - held[0]) // 16
 
 
-def _of_adapters(base: Base | ImageBase, structure: Lora, kind: Kind, examples: Sequence[Any]) -> int:
-    bank, model = AdapterBank(base.model, structure, 1), base.model
-    batch, count = kind.collate(examples), len(examples)
-    masks = bank.draw_masks([0] * count, [kind.length(example) for example in examples])
-    mix = torch.full((count, len(structure.experts)), 1.0) if structure.gate == "mix" else None
+def _adapters(base: Trainable, site: Client, examples: Sequence[Any]) -> int:
+    """The most that a forward and backward pass of these examples holds, but for model and adapters, in bytes."""
+    structure: Any = site.structure
+    its, model, count = base.examples(structure), base.model, len(examples)
+    batch = its.collate(examples)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        bank, batch = AdapterBank(model, structure, 1), on_device(batch, base.device)
+        with _Alive(fake, model) as alive:
+            masks = bank.draw_masks([0] * count, [its.length(example) for example in examples])
+            mix = torch.ones(count, len(structure.experts)) if structure.gate == "mix" else None
+            each = bank.rows.new_zeros(count, bank.layout.size) if site.private else None
+            index = torch.zeros(count, dtype=torch.int64, device=base.device)
+            with bank.attached(index, masks, mix, each=each, below={}), activation_checkpointing(model):
+                with base.computing():
+                    loss = its.losses(model, batch, all_rows=bank.adapts_head).sum()
+                loss.backward()
+    return alive.peak
 
-    def loss() -> Tensor:
-        index = torch.zeros(count, dtype=torch.int64)
-        with bank.attached(index, masks, mix), activation_checkpointing(model), autocast(base):
-            return token_losses(model, batch, kind=kind, all_rows=bank.adapts_head).sum()
 
-    return _saved(loss, [*model.parameters(), *model.buffers(), bank.rows])
-
-
-def _of_whole_model(base: ImageBase, structure: Full, pictures: Sequence[Any]) -> int:
-    flat = base.flat(structure)
+def _whole_model(base: Trainable, structure: Structure, examples: Sequence[Any]) -> int:
+    """The same of a model that is trained whole."""
+    its, flat = base.examples(structure), base.flat(structure)
+    batch = its.collate(examples)
     flat.module.train()
-    labels, devices = labels_of(pictures).to(base.device), range(torch.cuda.device_count())
-
-    def loss() -> Tensor:
-        with torch.random.fork_rng(devices=devices), autocast(base):  # dropout draws
-            answer = respond(flat.module, base.prepare(pixels_of(pictures)), base.head_in(structure))
-        return nn.functional.cross_entropy(full(answer.logits), labels)
-
-    return _saved(loss, [flat.row, *flat.module.buffers()])
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, _Alive(fake, flat.module) as alive:
+        with base.computing():
+            logits = its.answer(flat.module, batch).logits
+        loss = nn.functional.cross_entropy(logits.float(), batch.labels.to(logits.device))
+        torch.autograd.grad(loss, list(flat.parameters.values()), allow_unused=True)
+    return alive.peak
 
 
-def _saved(loss: Callable[[], Tensor], known: Sequence[Tensor]) -> int:
-    """Bytes that autograd saves for the backward pass of a loss, but for what is known."""
-    kept: dict[int, Tensor] = {}  # by storage; holding them keeps their addresses apart
-    ignored = {tensor.untyped_storage().data_ptr() for tensor in known}
+class _Alive(TorchDispatchMode):
+    """Within, counts the storages that operations make, each once, until nothing holds it any more.
 
-    def pack(tensor: Tensor) -> Tensor:
-        if (place := tensor.untyped_storage().data_ptr()) not in ignored:
-            kept.setdefault(place, tensor)
-        return tensor
+    Attributes:
+        peak: the most bytes that were alive at once.
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss()
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    Args:
+        model: its tensors do not count, nor do views of them.
+    """
+
+    def __init__(self, fake: FakeTensorMode, model: nn.Module):
+        super().__init__()
+        self._given = [fake.from_tensor(tensor) for tensor in (*model.parameters(), *model.buffers())]
+        self._known = {_place(tensor) for tensor in self._given}
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen = {_place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)} | self._known
+        found = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor) and (place := _place(leaf)) not in seen:
+                storage = leaf.untyped_storage()
+                self._made[place] = StorageWeakRef(storage), storage.nbytes()
+        self._made = {place: made for place, made in self._made.items() if not made[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self._made.values()))
+        return found
+
+
+def _place(tensor: Tensor) -> int:
+    """Equal for tensors that share their memory."""
+    return tensor.untyped_storage()._cdata

@@ -21,13 +21,11 @@ from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT
-from llm_fed.engine.fit import token_losses
-from llm_fed.engine.inference import autocast
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
 from llm_fed.engine.sampling import Choose, Sampling
+from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
-from llm_fed.models.loading import Base
 from llm_fed.models.prompt import stop_tokens
 from llm_fed.models.rotary import context, regimes
 from llm_fed.tasks.common import Encoded
@@ -291,8 +289,8 @@ def _score_whole(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Te
         for option in options
     ]
     index, picked = torch.tensor([row for row, _, _ in batch])[owner], TEXT.collate(texts)
-    with bank.attached(index, mix=None if mix is None else mix[owner]), autocast(base):
-        losses = token_losses(base.model, picked, all_rows=bank.adapts_head).double().cpu()
+    with bank.attached(index, mix=None if mix is None else mix[owner]), base.computing():
+        losses = TEXT.losses(base.model, picked, all_rows=bank.adapts_head).double().cpu()
     scores: list[float] = (-torch.zeros(len(texts), dtype=torch.float64).index_add_(0, picked.rows, losses)).tolist()
     if any(map(math.isnan, scores)):
         raise _not_a_number(base, max(map(TEXT.length, texts)))
@@ -348,7 +346,7 @@ def _forward(
     options = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :], "logits_to_keep": keep}
     known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
     name = "cache" if "cache" in known else "past_key_values"  # its name until transformers 5.23
-    with known_masks(padded), torch.autocast(ids.device.type, base.autocast, enabled=base.autocast is not None):
+    with known_masks(padded), base.computing():
         output = base.model(
             input_ids=ids,
             attention_mask=mask,

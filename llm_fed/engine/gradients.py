@@ -17,7 +17,6 @@ from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.examples import Batch
-from llm_fed.engine.fit import token_losses
 from llm_fed.engine.memory import activation_checkpointing, free_memory
 from llm_fed.engine.packing import plan
 from llm_fed.merge.moments import Evidence, Moments
@@ -62,21 +61,21 @@ def mean_gradient(model: AdaptedModel, asked: Gradient) -> tuple[float, State]:
         ClientError: no target.
         RunError: the device's memory does not suffice for one example.
     """
-    kind = model.kind
-    count = kind.num_targets(asked.examples)
+    examples = model.examples
+    count = examples.num_targets(asked.examples)
     if not count:
         raise ClientError("the gradient of a loss was asked for, but no example has a target token")
-    lengths = [kind.length(example) for example in asked.examples]
+    lengths = [examples.length(example) for example in asked.examples]
 
     def run(budget: int) -> tuple[float, State]:
         bank, total = model.bank(1, asked.state.row.dtype), 0.0
         bank.load(0, asked.state)
         with activation_checkpointing(model.model):
             for chosen in plan(lengths, budget, model.overhead):
-                batch = kind.collate([asked.examples[i] for i in chosen])
+                batch = examples.collate([asked.examples[i] for i in chosen])
                 with bank.attached(torch.zeros(len(chosen), dtype=torch.int64)):
                     with model.computing():
-                        loss = token_losses(model.model, batch, kind=kind, all_rows=bank.adapts_head).sum() / count
+                        loss = examples.losses(model.model, batch, all_rows=bank.adapts_head).sum() / count
                     loss.backward()
                 total += float(loss.detach())
         return total, State(bank.layout, bank.grads[0].to(asked.state.row.device))
@@ -91,11 +90,11 @@ def evidence(model: AdaptedModel, asked: Sequence[GradientMoments]) -> list[Evid
     Raises:
         RunError: the device's memory does not suffice for one example.
     """
-    usable = [one for one in asked if model.kind.num_targets(one.examples)]
+    usable = [one for one in asked if model.examples.num_targets(one.examples)]
     found = iter(model.within_memory(lambda budget: _gather(model, usable, budget)) if usable else [])
     return [
         next(found)
-        if model.kind.num_targets(one.examples)
+        if model.examples.num_targets(one.examples)
         else ClientError(f"client {one.site}: no example has a target token")
         for one in asked
     ]
@@ -127,7 +126,7 @@ def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments], budget: int) -
             job,
             moments[k, False].to("cpu"),
             moments[k, job.sampled].fisher.cpu(),
-            [loss / model.kind.num_targets(job.examples) for loss in losses[k].tolist()],
+            [loss / model.examples.num_targets(job.examples) for loss in losses[k].tolist()],
         )
         for k, job in enumerate(jobs)
     ]
@@ -156,9 +155,9 @@ def _chunks(
     Args:
         draws: per unit S generators; if any, each chunk comes a second time with labels drawn from the models.
     """
-    kind, device, (_, size, width) = model.kind, model.device, states.shape
+    examples, device, (_, size, width) = model.examples, model.device, states.shape
     states = states.to(device)
-    lengths = [kind.length(example) for _, example in units]
+    lengths = [examples.length(example) for _, example in units]
     most = _most_rows(states) // size
     planned = plan(lengths, budget // size, model.overhead)
     chunks = [chosen[at : at + most] for chosen in planned for at in range(0, len(chosen), most)]
@@ -167,11 +166,11 @@ def _chunks(
     for chosen in chunks:
         rows = size * len(chosen)
         bank.rows[:rows].copy_(states[[units[unit][0] for unit in chosen]].view(rows, width))
-        batch = kind.collate([units[unit][1] for unit in chosen for _ in range(size)])
+        batch = examples.collate([units[unit][1] for unit in chosen for _ in range(size)])
         owner = batch.rows.to(device)
         with bank.attached(torch.arange(rows)):
             with activation_checkpointing(model.model), model.computing():
-                logits = kind.logits(model.model, batch, all_rows=bank.adapts_head)
+                logits = examples.logits(model.model, batch, all_rows=bank.adapts_head)
             drawn = [_draw(logits.detach(), batch, [g for unit in chosen for g in draws[unit]])] if any(draws) else []
             for number, labels in enumerate([batch.labels.to(device), *drawn]):
                 bank.grads.zero_()

@@ -6,7 +6,7 @@ Shape letters: E experts, H hidden size, N rows, R prompts or pictures, S stored
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +14,11 @@ from torch import Tensor
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import inputs_of
-from llm_fed.engine.fit import token_losses
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import plan
-from llm_fed.models.frozen import device_of
+from llm_fed.models.base import Base
 from llm_fed.models.lora import ANCHORS, SCALE
 from llm_fed.state import State
-
-if TYPE_CHECKING:
-    from llm_fed.models.images import ImageBase
-    from llm_fed.models.loading import Base
 
 
 @torch.inference_mode()
@@ -43,12 +38,12 @@ def mean_losses(
     work = [(n, row, example) for n, (row, examples) in enumerate(asked) for example in examples]
     total = torch.zeros(len(asked), dtype=torch.float64)
     count = torch.zeros(len(asked), dtype=torch.float64)
-    lengths = [model.kind.length(example) for _, _, example in work]
+    lengths = [model.examples.length(example) for _, _, example in work]
     for chosen in plan(lengths, model.most_tokens, model.overhead):
-        batch = model.kind.collate([work[i][2] for i in chosen])
+        batch = model.examples.collate([work[i][2] for i in chosen])
         index, weights = torch.tensor([work[i][1] for i in chosen]), None if mix is None else mix[chosen]
         with bank.attached(index, mix=weights), model.computing():
-            losses = token_losses(model.model, batch, kind=model.kind, all_rows=bank.adapts_head).double().cpu()
+            losses = model.examples.losses(model.model, batch, all_rows=bank.adapts_head).double().cpu()
         owner = torch.tensor([work[i][0] for i in chosen])[batch.rows]
         total.index_add_(0, owner, losses)
         count.index_add_(0, owner, torch.ones_like(losses))
@@ -64,12 +59,12 @@ def routed_weights(model: AdaptedModel, bank: AdapterBank, asked: Sequence[tuple
         asked: (row of the bank, example).
     """
     found = torch.zeros(len(asked), len(bank.structure.experts), dtype=torch.float64)
-    lengths = [model.kind.length(example) for _, example in asked]
+    lengths = [model.examples.length(example) for _, example in asked]
     for chosen in plan(lengths, model.most_tokens, model.overhead):
-        batch = model.kind.collate([asked[i][1] for i in chosen])
+        batch = model.examples.collate([asked[i][1] for i in chosen])
         heard: list[Tensor] = []
         with bank.attached(torch.tensor([asked[i][0] for i in chosen]), listen=heard.append), model.computing():
-            model.kind.logits(model.model, batch, all_rows=bank.adapts_head)
+            model.examples.logits(model.model, batch, all_rows=bank.adapts_head)
         ends = torch.tensor([lengths[i] for i in chosen])
         for weights in heard:
             real = torch.arange(weights.shape[1]) < ends[:, None]  # a layer may see fewer tokens of a picture
@@ -88,7 +83,7 @@ def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
         body = getattr(base.model, "model", body)
     for chosen in plan(lengths, *budget_and_overhead(base.model.device)):
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompts[i]) for i in chosen], batch_first=True)
-        with autocast(base):  # padding on the right reaches no real token
+        with base.computing():  # padding on the right reaches no real token
             inputs = inputs_of(base.model, ids, torch.tensor([lengths[i] for i in chosen]))
             output = body(**inputs, use_cache=False)
         rows = torch.arange(len(chosen))
@@ -125,8 +120,3 @@ def similarity_weights(found: Tensor, states: Sequence[State]) -> Tensor:
         alpha = (state.extras[SCALE].to(found) * cosine.mean()).clamp(0, 1)
         weights[row] = torch.stack([1 - alpha, alpha])
     return weights
-
-
-def autocast(base: Base | ImageBase) -> torch.autocast:
-    """The base's compute dtype, where it differs from that of its weights."""
-    return torch.autocast(device_of(base.model).type, base.autocast, enabled=base.autocast is not None)

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,13 @@ import torch
 from torch import Tensor
 
 from llm_fed.bench.costs import after_a_step
-from llm_fed.engine import formula
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory, memory_limit
 from llm_fed.experiment.costs import Costs, Counts
 from llm_fed.federation.clients import broadcast
+from llm_fed.kinds import Kind
 from llm_fed.method.site import Site
-from llm_fed.models.images import ImageBase
-from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Full, Structure
+from llm_fed.models.trained import Structure
 from llm_fed.runtime.launch import processes
 from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state import State
@@ -205,7 +204,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         example_counts=_examples(sites), left_out=_sum(site.data.left_out for site in [*sites, server]),
         server_examples={"training": len(server.train), **{s: len(q) for s, q in server.data.queries.items()}},
         base=config.base.name if not config.base.clients else f"{config.base.name} (shared)",
-        base_parameters=parameters_of(base), device=where, processes=processes(),
+        base_parameters=base.num_parameters, device=where, processes=processes(),
         dtype=_dtype(base), quantization=config.base.quantization,
         structure=describe([s.structure for s in sites] or [*server.structures.values()] or [server.structure]),
         parameters=Counts.of(trained),
@@ -248,17 +247,16 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         remembered = 4 * moments(config.local) * layouts[largest.structure].size if config.local.keep_optimizer else 0
         copies = training_copies(largest.structure, config.local, at_once)
         training = copies * layouts[largest.structure].size * 4  # float32
-        longest = largest if isinstance(base, ImageBase) else max(trainers, key=_longest)
-        found = activations(base, longest, built.engine.kind_of, config.local, at_once)
+        found = activations(base, max(trainers, key=partial(_size, base)), config.local, at_once)
     prices = [parent.costs for parent in parents if parent.costs]
-    models = [base.model, *(base.model_of(s) for s in layouts)] if isinstance(base, ImageBase) else [base.model]
+    models = [base.model, *map(base.model_of, layouts)]
     costs = Costs(
         down=Counts.of(down.values()), up=Counts.of(up.values()), exact=exact and all(price.exact for price in prices),
         down_first=moved_down[0], up_first=moved_up[0],
         down_run=sum(moved_down) + sum(price.down_run for price in prices),
         up_run=sum(moved_up) + sum(price.up_run for price in prices),
         base=weights(models), training=training, client=training // at_once,
-        activations=found.largest, smallest=found.smallest, token=found.token, cache=_cache(base),
+        activations=found.largest, smallest=found.smallest, token=found.token, cache=base.cache(),
         memory_free=free_memory(base.device), memory_limit=memory_limit(base.device), smaller=_smaller(built, at_once),
         state=len(pack(state)), kept=remembered + (
             _kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
@@ -277,26 +275,7 @@ def local_steps(site: Site) -> int:
 
 def describe(structures: Sequence[Structure]) -> str:
     """What clients train, in words; only ranks of adapters may differ."""
-    structure = structures[0]
-    if isinstance(structure, Full):
-        if structure.plain:
-            return "a whole model"
-        names = [name for name, _ in structure.parts]
-        return f"{len(names)} whole models side by side ({', '.join(names)})"
-    chosen = structure.target_modules
-    layers = chosen if isinstance(chosen, str) else ", ".join(chosen)
-    several = f"{len(structure.experts)} LoRA adapters" if len(structure.experts) > 1 else "a LoRA adapter"
-    head = f" and the head {', '.join(structure.whole)}" if structure.whole else ""
-    ranks = sorted({each.rank for each in structures if isinstance(each, Lora)})
-    rank = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"{several} of {rank} on {layers}{head}"
-
-
-def parameters_of(base: Any) -> int:
-    """How many parameters a base has; of a quantised one as many as before."""
-    if isinstance(base, ImageBase):
-        return sum(parameter.numel() for parameter in base.model.parameters())
-    return base.model.num_parameters()
+    return structures[0].in_words([each.rank for each in structures] if structures[0].fused else ())
 
 
 def _examples(sites: Sequence[Site]) -> dict[str, Counts]:
@@ -344,8 +323,9 @@ def _dtype(base: Any) -> str:
     return held if held == computed else f"{held}, computed in {computed}"
 
 
-def _longest(site: Site) -> int:
-    return max(len(example.input_ids) for example in site.train)
+def _size(base: Kind, site: Site) -> tuple[int, int]:
+    """By which the site is found that needs most memory: the length of its longest example, and what it trains."""
+    return max(map(base.examples(site.structure).length, site.train)), base.layout(site.structure).size
 
 
 def _fixed(message: Message) -> bool:
@@ -353,25 +333,10 @@ def _fixed(message: Message) -> bool:
     return all(leaf is None or isinstance(leaf, Tensor | State) for _, leaf in leaves(message))
 
 
-def _cache(base: Any) -> int | None:
-    """What a token of an answer keeps."""
-    if isinstance(base, ImageBase):
-        return None
-    return formula.cache(base.model, (base.autocast or base.dtype).itemsize)
-
-
 def _smaller(built: Experiment, at_once: int) -> tuple[str, ...]:
     """Settings with which a run would need less memory, the least harmful first."""
-    its, text = built.config.base, not isinstance(built.base, ImageBase)
-    able = {
-        f"clients_per_pass={max(1, at_once // 2)}": at_once > 1,
-        "base.activation_checkpointing=true": text and not its.activation_checkpointing,
-        "base.dtype=bfloat16": its.dtype == "float32" and its.quantization is None,
-        "base.quantization=nf4": text and its.quantization is None,
-        "a smaller task.max_length": text,
-        "a smaller local.batch_size": not text,
-    }
-    return tuple(setting for setting, possible in able.items() if possible)
+    fewer = [f"clients_per_pass={max(1, at_once // 2)}"] * (at_once > 1)
+    return (*fewer, *built.base.saves(built.config.base))
 
 
 def _kept(message: Message, layouts: Mapping[Structure, Any], trained: str) -> int:

@@ -38,7 +38,7 @@ class Costs:
         client: of it what belongs to one of them.
         activations: what one backward pass holds at the most; 0 where no client's data are here.
         smallest: the same where a micro-batch is a single example.
-        token: what a further token adds to it; None: not predicted by a formula, but measured on two small passes.
+        token: what a further token adds to it; None of whole models.
         cache: what a token of an answer that is being written keeps; None: not predicted.
         memory_free: on the device, with the base loaded.
         memory_limit: what allows no more, where the machine has more: a container's or a job's limit.
@@ -101,14 +101,12 @@ class Costs:
     def _memory(self) -> str:
         total = self.base + self.training + self.activations
         each = f" ({in_words(self.client)} per client)" if self.client else ""
-        token = "measured on two small passes"
-        if self.token is not None:
-            token = f"{in_words(self.token)} per token of a micro-batch"
+        token = "" if self.token is None else f" ({in_words(self.token)} per token of a micro-batch)"
         answers = "" if self.cache is None else f" except for {in_words(self.cache)} per generated token"
         return (
             f"about {in_words(total)} to train: base {in_words(self.base)}, trained parameters with gradients and "
-            f"optimizer state {in_words(self.training)}{each}, activations about {in_words(self.activations)} "
-            f"({token}); scoring is not included{answers}"
+            f"optimizer state {in_words(self.training)}{each}, activations about "
+            f"{in_words(self.activations)}{token}; scoring is not included{answers}"
         )
 
     def _fits(self) -> str:

@@ -13,9 +13,6 @@ import torch
 from llm_fed.bench.build import Experiment
 from llm_fed.engine.calibration import Calibration, calibrate
 from llm_fed.engine.footprint import training_copies
-from llm_fed.engine.language import LanguageEngine
-from llm_fed.models.lora import Lora
-from llm_fed.models.origin import origin_of
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import processes
@@ -31,7 +28,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     base it is, as far as that can be known; a run that moves finds its base elsewhere, so this is not compared here.
     """
     now = environment(experiment.base.device, experiment.config.base.dtype, experiment.runtime.clients_per_pass)
-    now["base"] = origin_of(experiment.base).as_json()
+    now["base"] = experiment.base.source.as_json()
     recorded = run.recall("environment.json")
     if recorded is None:
         if measured := packing(experiment):
@@ -56,10 +53,11 @@ def packing(experiment: Experiment) -> Calibration | None:
     """What is measured of the adapters that are trained here; None where constants stay: on a CPU, of image models,
     where nobody trains, and in runs that began before it was measured."""
     sites, engine = list(experiment.clients.values()), experiment.engine
-    if not isinstance(engine, LanguageEngine) or not sites:
+    if not sites:
         return None
     largest = max((site.structure for site in sites), key=lambda structure: experiment.base.layout(structure).size)
-    assert isinstance(largest, Lora)
+    if not largest.fused:
+        return None
     at_once = min(experiment.runtime.clients_per_pass, experiment.server.cohort)
     copies = training_copies(largest, experiment.config.local, at_once)
     return calibrate(engine.adapted(largest), 4 * copies * experiment.base.layout(largest).size)  # float32

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -10,16 +11,13 @@ from torch import Tensor
 
 from llm_fed.basics.figures import rounded
 from llm_fed.bench.build import Experiment
+from llm_fed.kinds import Kind
 from llm_fed.method.site import Site
-from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Structure
 from llm_fed.runs.folder import EXPERTS, Run
 from llm_fed.state import State
 
 MAX_CLIENTS = 200  # of more, the first: the report shows a row for each
 MAX_EXAMPLES = 50  # of each client, its first test examples
-
-WEIGHED = ("gate", "logits", "probabilities")  # answers of whole models side by side that weigh them
 
 
 def write(experiment: Experiment, run: Run, personal: Mapping[str, State]) -> None:
@@ -33,18 +31,19 @@ def write(experiment: Experiment, run: Run, personal: Mapping[str, State]) -> No
     Raises:
         RunError: the disk is full.
     """
-    asked = {id: site for id, site in experiment.scored.items() if names_of(site.structure) and _examples(site)}
-    asked = dict(list(asked.items())[:MAX_CLIENTS])
-    found = experiment.runtime.run({id: _weights(site, personal[id]) for id, site in asked.items()})
+    weighing = {id: site for id, site in experiment.scored.items() if site.structure.weighed}
+    given = {id: _examples(experiment.base, site) for id, site in weighing.items()}
+    asked = dict([(id, examples) for id, examples in given.items() if examples][:MAX_CLIENTS])
+    found = experiment.runtime.run({id: _weights(weighing[id], personal[id], asked[id]) for id in asked})
     lines = []
-    for id, site in asked.items():
+    for id in asked:
         weights = found[id]
         if isinstance(weights, Exception):
             raise weights
-        names, alike = names_of(site.structure), weights.ndim == 1
+        names, alike = weighing[id].structure.weighed, weights.ndim == 1
         mean = weights if alike else weights.mean(0)
         std = None if alike else _by_name(names, weights.std(0, correction=0))
-        examples = len(_examples(site)) if alike else len(weights)
+        examples = len(asked[id]) if alike else len(weights)
         lines.append({"client": id, "examples": examples, "mean": _by_name(names, mean), "std": std})
     if lines:
         run.write_lines(EXPERTS, lines)
@@ -52,31 +51,21 @@ def write(experiment: Experiment, run: Run, personal: Mapping[str, State]) -> No
         run.forget(EXPERTS)
 
 
-def names_of(structure: Structure) -> tuple[str, ...]:
-    """The experts that a structure weighs; none where it weighs nothing."""
-    if isinstance(structure, Lora):
-        return () if structure.gate == "sum" else structure.experts
-    return tuple(name for name, _ in structure.parts) if structure.answer in WEIGHED else ()
-
-
-async def _weights(site: Site, state: State) -> Tensor:
+async def _weights(site: Site, state: State, examples: Sequence[Any]) -> Tensor:
     """(N, E) of its test examples, or (E,) where they do not depend on the example."""
-    if isinstance(site.structure, Lora):
-        return (await site.expert_weights(state, _examples(site))).double()
-    if site.structure.answer == "gate":
-        gate = (await site.answers(state, _examples(site))).gate
-        assert gate is not None
-        return gate.double()
-    return state["weights"].double()
+    if site.structure.fused:
+        return (await site.expert_weights(state, examples)).double()
+    if "weights" in state.layout.slices:
+        return state["weights"].double()
+    gate = (await site.answers(state, examples)).gate
+    assert gate is not None
+    return gate.double()
 
 
-def _examples(site: Site) -> list[Any]:
-    """Pictures, or prompts with their first answers as training would see them; those that are too long are left
-    out."""
-    queries = site.data.queries.get("test", ())
-    if site.data.num_labels:
-        return list(queries[:MAX_EXAMPLES])
-    return [query.example for query in queries if query.example is not None][:MAX_EXAMPLES]
+def _examples(base: Kind, site: Site) -> list[Any]:
+    """Its test examples as training would see them; those that are too long are left out."""
+    queries = (base.trained_form(query) for query in site.data.queries.get("test", ()))
+    return list(islice((example for example in queries if example is not None), MAX_EXAMPLES))
 
 
 def _by_name(names: tuple[str, ...], values: Tensor) -> dict[str, float]:

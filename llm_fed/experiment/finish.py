@@ -21,7 +21,6 @@ from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
 from llm_fed.method.site import OPTIMIZER, Site
-from llm_fed.models.prompt import prompt_of
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.notes import notes_on_length
@@ -153,7 +152,7 @@ def contents(
         spent: what the run spent of its clients' privacy.
     """
     config, method = experiment.config, experiment.method
-    prompt = prompt_of(experiment.base, config)
+    prompt = experiment.base.prompt_of(config)
     looks = type(method).personalize is not Method.personalize
     for site in sites:
         id = site.id

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed import methods, tasks
+from llm_fed import kinds, methods
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.bench.parents import config_of
 from llm_fed.export import peft_folders
 from llm_fed.method import Method
 from llm_fed.method.client import Client
-from llm_fed.models.loading import Base
-from llm_fed.models.lora import Lora
+from llm_fed.models.base import Base
 from llm_fed.models.structure import structure_of
+from llm_fed.models.trained import Structure
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import exported, finished
 from llm_fed.settings.config import Config
@@ -28,11 +28,11 @@ class Pool:
     """Adapters of one structure, by name."""
 
     members: dict[str, State]
-    structure: Lora
+    structure: Structure
     what: str  # they are, in words
 
 
-Personal = tuple[State, Lora, dict[str, Any]]  # an adapter, its structure, and how it was made
+Personal = tuple[State, Structure, dict[str, Any]]  # an adapter, its structure, and how it was made
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ def check(folder: Path, config: Config) -> None:
         UserError: why, and what to do.
     """
     finished(folder)
-    if config.adapter is None or tasks.find(config.task.name).images:
-        raise UserError(f"{folder} trained image models; only adapters of language models can be joined")
+    kind = kinds.chosen(config)
+    if config.adapter is None or not kind.knows:
+        raise UserError(f"{folder} trained {kind.noun}s; only adapters of language models can be joined")
     folder, config, _ = _federation(folder, config)
     if not _at_server(methods.build(config.method)):
         exported(folder)
@@ -71,7 +72,7 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
     method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
     if _at_server(method):
         structure = method.wrap(structure_of(config.adapter, base.head), None)
-        assert isinstance(structure, Lora) and structure.plain  # they are merged as they are
+        assert structure.plain  # they are merged as they are
         models = method.pool(_server_state(folder, round))
         members = {f"model {j}": model for j, model in enumerate(models)}
         of = f"{name}'s server after round {round}"
@@ -80,7 +81,6 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
         )
     if asked is not None:
         structure = structure_of(config.adapter, base.head)
-        assert isinstance(structure, Lora)  # see `check`
         model = method.broadcast(_server_state(folder, asked), "")
         return Pool({name: model}, structure, f"the adapter of {name} after round {asked}")
     paths = exported(folder)
@@ -106,7 +106,7 @@ def _at_server(method: Method) -> bool:
     return type(method).pool is not Method.pool
 
 
-def _check_plain(folder: Path, structure: Lora) -> None:
+def _check_plain(folder: Path, structure: Structure) -> None:
     if not structure.plain:
         raise UserError(
             f"{folder} gives each client several adapters with a gate of its own, which cannot be merged; join a "

@@ -25,10 +25,8 @@ from llm_fed.experiment.mode import Mode
 from llm_fed.experiment.simulation import Simulation
 from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.loop import federate
+from llm_fed.kinds import Kind
 from llm_fed.method.merge import Merge
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
-from llm_fed.models.lora import check_names
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, look
 from llm_fed.runs.tracking import Reporter
@@ -44,7 +42,7 @@ def train(
     *,
     fresh: bool = False,
     reporter: Reporter | None = None,
-    base: Base | ImageBase | None = None,
+    base: Kind | None = None,
     contents: Contents | None = None,
     mode: Mode | None = None,
 ) -> dict[str, Any]:
@@ -86,7 +84,7 @@ def train(
         experiment = prepare(run.config, reporter, base=base, **mode.given(run.config, rows.all))
         run.config = config = experiment.config
         if begins:
-            check_names(experiment.base.model, config.adapter)
+            experiment.base.check_names(config.adapter)
         if run.before is not None:
             for line in extend.notes(run.before, config, folder, experiment.method):
                 reporter.note(line)
@@ -112,7 +110,7 @@ def dry_run(
     *,
     fresh: bool = False,
     reporter: Reporter | None = None,
-    base: Base | ImageBase | None = None,
+    base: Kind | None = None,
 ) -> announce.RunPlan:
     """What `train` would do with the same arguments, with what it would cost; nothing is trained or written.
 

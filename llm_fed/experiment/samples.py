@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import Experiment
 from llm_fed.method.requests import Query
-from llm_fed.models.loading import Base
-from llm_fed.models.prompt import prompt_of
 from llm_fed.runs.folder import SAMPLES, Run
 from llm_fed.scoring.evaluation import predict
-from llm_fed.scoring.scores import METRICS
-from llm_fed.tasks.common import Example, Turn, text_of
-from llm_fed.tasks.templates import encode_prompt
 
-_SYSTEM, _USER = "Be brief and polite.", "Which one?"  # by which the template is found
 MAX_CLIENTS = 50  # of more, the first: a page of samples is for looking at, and the base answers each of them anew
 
 
@@ -56,34 +48,24 @@ class Samples:
         Raises:
             RunError: the disk is full.
         """
-        if not self._taken:
+        shown = self._experiment.base.shown(self._experiment.config)
+        if not self._taken or shown is None:
             run.forget(SAMPLES)
             return
         experiment = self._experiment
-        base, metric = experiment.base, experiment.metric
-        assert isinstance(base, Base)  # `wanted`
         asked = {
             client: experiment.scored[client].data.queries["test"][: len(self._taken[client])]
             for client in self._clients
             if client in self._taken
         }
         answered = self._of_base(asked, known)
-        lines, around = [], _Around(experiment)
+        lines = []
         for client, queries in asked.items():
             examples = getattr(experiment.scored[client].data.queries["test"], "examples", ())[: len(queries)]
             answers = zip(queries, answered[client], self._taken[client], strict=True)
             for number, (query, alone, own) in enumerate(answers):
-                prompt = str(base.tokenizer.decode(query.prompt, skip_special_tokens=True))
-                lines.append(
-                    {
-                        "client": client,
-                        "prompt": prompt,
-                        **(around.parts(examples[number], prompt) if examples else {}),
-                        "references": list(query.answers),
-                        "base": _text(base, metric, query, alone),
-                        "answer": _text(base, metric, query, own),
-                    }
-                )
+                example = examples[number] if examples else None
+                lines.append({"client": client, **shown.line(query, alone, own, example)})
         run.write_lines(SAMPLES, lines)
 
     def _of_base(
@@ -108,50 +90,4 @@ class Samples:
 def wanted(experiment: Experiment) -> int:
     """How many samples there are of a client at most."""
     config = experiment.config
-    return config.report.samples if isinstance(experiment.base, Base) and config.privacy.clip is None else 0
-
-
-class _Around:
-    """What the template puts around prompts, found by prompts of which it is known what they are.
-
-    Attributes:
-        _known: by whether there is a system text, what stands before and behind the prompt.
-    """
-
-    def __init__(self, experiment: Experiment):
-        base = experiment.base
-        assert isinstance(base, Base)  # `wanted`
-        said = prompt_of(base, experiment.config)
-        assert said is not None  # of a language model there is always one
-        self._known: dict[bool, tuple[str, str]] = {}
-        for system in (False, True):
-            turns = [Turn("system", _SYSTEM)] * system + [Turn("user", _USER)]
-            with suppress(UserError):  # of a template that takes no system text
-                ids = encode_prompt(turns, base.tokenizer, template=said.template)
-                before, user, after = str(base.tokenizer.decode(ids, skip_special_tokens=True)).partition(_USER)
-                if user and before.count(_SYSTEM) == system:
-                    self._known[system] = before.replace(_SYSTEM, "{system}"), after
-
-    def parts(self, example: Example, prompt: str) -> dict[str, str]:
-        """The prompt as the data have it (`text`), its system text, if it has one (`system`), and what the template
-        puts around both (`template`); nothing where the prompt is not the template with these in it."""
-        asked = example.prompt
-        turns = [Turn("user", asked)] if isinstance(asked, str) else [*asked]
-        system = "\n".join(turn.content for turn in turns if turn.role == "system").strip()
-        spoken = [turn for turn in turns if turn.role != "system"]
-        if (known := self._known.get(bool(system))) is None:
-            return {}
-        before, after = known
-        begins = prompt.startswith(before.replace("{system}", system)) and spoken[0].content.strip() in prompt
-        if not begins or not prompt.endswith(after):
-            return {}
-        text = spoken[0].content if len(spoken) == 1 else text_of(spoken)
-        return {"text": text, "template": f"{before}{{prompt}}{after}"} | ({"system": system} if system else {})
-
-
-def _text(base: Base, metric: str, query: Query, prediction: Any) -> str:
-    """A prediction as text: of log-likelihoods the option that has the highest, and of equal ones the first."""
-    if METRICS[metric].scores != "options":
-        return str(prediction)
-    best = max(range(len(prediction)), key=lambda option: prediction[option])
-    return str(base.tokenizer.decode(query.options[best], skip_special_tokens=True)).strip()
+    return config.report.samples if config.privacy.clip is None and experiment.base.shown(config) is not None else 0

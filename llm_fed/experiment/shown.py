@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from llm_fed import tasks
+from llm_fed import kinds, tasks
 from llm_fed.basics.errors import UserError, printable
-from llm_fed.bench.encoding import Encoder
-from llm_fed.bench.sites import with_examples
 from llm_fed.experiment.announce import SPLITS
 from llm_fed.experiment.costs import Counts
+from llm_fed.kinds.encoding import Encoder
+from llm_fed.kinds.texts import Texts
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.models.loading import read_tokenizer
@@ -94,20 +94,19 @@ def shown(config: Config, most: int) -> ShownData:
     Raises:
         UserError: the task is one of pictures, or the data or the tokenizer cannot be read.
     """
-    if tasks.find(str(config.task.name)).images:
-        raise UserError(f"--show shows the tokens of texts, but {config.task.name} is a task of pictures; leave it out")
+    if "texts" not in (kind := kinds.chosen(config)).reads:
+        raise UserError(f"--show shows what language models read, but this task trains {kind.noun}s; leave it out")
     data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
     tokenizer, stops, rows = read_tokenizer(config.base)
     template = template_of(config.task.template, tokenizer)
     ends = sorted({*stops, *filled(template, tokenizer).ends})
     encoder = Encoder(tokenizer, config.task, template, rows)
     parties = dict(data.clients) | ({"server": data.server} if data.server else {})
-    splits = (split for given in parties.values() for split in (given.train, given.validation, given.test))
-    lengths = encoder.lengths(splits)
+    texts = Texts(encoder, config, data)
     examples: list[ShownExample] = []
     counts: dict[str, list[int]] = {split: [] for split in SPLITS}
     for client, given in parties.items():
-        known = with_examples(client, given, Data(), encoder, config, list(islice(lengths, 3)))
+        known = texts.data(client, given, Data())
         held: Any = zip(SPLITS, (known.train, known.queries["validation"], known.queries["test"]), strict=True)
         for split, items in held:
             if client in data.clients:

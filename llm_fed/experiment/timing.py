@@ -18,10 +18,8 @@ from accelerate import PartialState
 
 from llm_fed.basics import signs
 from llm_fed.bench.build import Experiment
-from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.drive import drive
 from llm_fed.engine.generation import seconds_of_tokens
-from llm_fed.engine.images import VisionEngine
 from llm_fed.experiment.announce import local_steps
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.samples import Samples
@@ -30,8 +28,6 @@ from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
-from llm_fed.models.loading import Base
-from llm_fed.models.lora import Lora
 from llm_fed.runs.forecast import Forecast, Span
 from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.local import LocalRuntime
@@ -165,7 +161,7 @@ class _Timed:
         for _ in (trials := _Trials()):
             copies = {site.id: _copied(site, steps) for site in sites}
             work = {id: built.method.client_update(site, unpack(messages[id])) for id, site in copies.items()}
-            _check(LocalRuntime(_engine(built), len(work)).run(work))
+            _check(LocalRuntime(copy(built.engine), len(work)).run(work))
         return trials.least, len(copies[ids[0]].losses)
 
 
@@ -174,14 +170,6 @@ def _copied(site: Client, steps: int) -> Client:
     found.memory, found.local = {}, replace(site.local, steps=steps, epochs=None)
     found.begin(1, site.local.lr)
     return found
-
-
-def _engine(built: Experiment) -> Any:
-    """A copy of this process's engine: what it finds out of memory, and the work that it counts, are its own."""
-    engine = copy(built.engine)
-    if isinstance(engine, VisionEngine):
-        engine.adapters = copy(engine.adapters)
-    return engine
 
 
 def _answers(built: Experiment, ahead: Ahead) -> tuple[Span, Span]:
@@ -208,7 +196,6 @@ def _texts(built: Experiment, asked: Sequence[tuple[Site, Any]], most: int, batc
         most: how many of them may be timed.
         batch: how many will be answered at once.
     """
-    assert isinstance(built.base, Base)
     bare, state = built.untrained()
     queries = [query for _, its in asked for query in its[: -(-most // len(asked))]][:most]
     site = next(iter(bare.values()))
@@ -216,9 +203,7 @@ def _texts(built: Experiment, asked: Sequence[tuple[Site, Any]], most: int, batc
     if METRICS[built.metric].scores == "options":
         one = _per_item(built, lambda items: site.option_scores(state, items), queries) + loss
         return Span(one, one), Span(one, one)
-    assert isinstance(site.structure, Lora)  # of the base alone
-    bank = AdapterBank(built.base.model, site.structure, 1, state.row.dtype)
-    bank.load(0, state)
+    bank = built.engine.bank(site.structure, [state])
     prompts = [(0, query.prompt) for query in queries]
     first, further = seconds_of_tokens(built.base, bank, prompts, TOKENS)
     if first < BRIEF:
@@ -241,7 +226,7 @@ def _per_item(
 ) -> float:
     """Seconds of each of these."""
     for _ in (trials := _Trials()):
-        _check(LocalRuntime(_engine(built), 1).run({"": work(items)}))
+        _check(LocalRuntime(copy(built.engine), 1).run({"": work(items)}))
     return trials.least / len(items)
 
 

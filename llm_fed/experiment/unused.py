@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from llm_fed import tasks
+from llm_fed import kinds, tasks
 from llm_fed.basics.errors import UserError, inert
 from llm_fed.settings.config import ColumnsConfig, Config
 
@@ -33,8 +33,8 @@ def _partition(kinds: tuple[str, ...]) -> Callable[[Config], bool]:
     return lambda config: config.task.partition.kind in kinds
 
 
-def _text(config: Config) -> bool:
-    return not tasks.find(config.task.name).images
+def _read(name: str) -> Callable[[Config], bool]:
+    return lambda config: name in kinds.chosen(config).uses
 
 
 def _columns(config: Config) -> bool:
@@ -55,7 +55,7 @@ RULES = (
         f"task.partition.kind={', '.join(BY_LABEL)}, or with task.partition.test",
     ),
     *(
-        Rule(f"task.{name}", _text, "a task of text")
+        Rule(f"task.{name}", _read(name), "a task of text")
         for name in ("template", "loss_on", "max_length", "too_long", "bad_rows")
     ),
     *(
@@ -68,7 +68,7 @@ RULES = (
         lambda config: config.task.name not in tasks.TASKS or config.task.name == "files",
         "the task files",
     ),
-    Rule("eval.max_new_tokens", _text, "a task of text"),
+    Rule("eval.max_new_tokens", _read("template"), "a task of text"),
     Rule("eval.of_last", lambda config: config.eval.select == "best", "eval.select=best"),
     Rule("delay.per", lambda config: config.delay.sigma > 0, "delay.sigma above 0"),
     Rule("privacy.delta", lambda config: config.privacy.clip is not None, "privacy.clip"),

@@ -12,18 +12,21 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification
 
+from llm_fed import kinds
 from llm_fed.basics.errors import UserError, lookup, one_line
 from llm_fed.export import models, peft_folders
 from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal
-from llm_fed.models.images import ARCHITECTURES, ImageBase, head_of, load_images
+from llm_fed.kinds import Kind
+from llm_fed.kinds.images import CONFIG, PROCESSING, Images, load_images
+from llm_fed.models.images import ARCHITECTURES, head_of
 from llm_fed.models.joined import respond
-from llm_fed.models.loading import Base, load_base
 from llm_fed.models.prompt import read_prompt
 from llm_fed.models.structure import Full, GateShape
 from llm_fed.settings import check_fields
-from llm_fed.settings.config import BaseConfig, Dtype
+from llm_fed.settings.config import BaseConfig, Config, Dtype
 from llm_fed.state import State
+from llm_fed.tasks.common import TaskData
 
 # What torch, transformers and Python raise where a file says something else than a model's settings.
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
@@ -31,9 +34,10 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, Ar
 
 def load_client(
     folder: str | Path,
-    base: Base | ImageBase | str,
+    base: Kind | str,
     *,
     labels: int = 0,
+    kind: str | None = None,
     dtype: Dtype | None = None,
     device: str = "cpu",
 ) -> Personal:
@@ -43,22 +47,21 @@ def load_client(
         base: the base model, or its Hub id or folder, which is then loaded on `device`, quantised as in training.
         dtype: of a base that is loaded (default: that of training, or float32 where the folder does not say it).
         labels: the number of labels of an image model; 0: a language model.
+        kind: another kind of base, as `base.kind` names it.
 
     Raises:
         UserError: the base cannot be loaded, or the folder is damaged or does not hold an adapter of this base.
     """
     if isinstance(base, str):
-        config = BaseConfig(name=base, dtype=dtype or "float32")
+        config = BaseConfig(name=base, dtype=dtype or "float32", kind=kind)
         check_fields(config, "")
         notes: list[str] = []
         config = as_trained(config, read_origin(Path(folder)), ["base.dtype"] if dtype else [], notes.append)
         if notes and not config.quantization:  # it could not be what it was
             warnings.warn(notes[0], peft_folders.AdapterWarning, stacklevel=2)
-        base = load_images(config, tuple(map(str, range(labels))), device) if labels else load_base(config, device)
+        base = kinds.load(Config(base=config), TaskData("", "", {}, tuple(map(str, range(labels)))), device)
     state, structure = peft_folders.read(Path(folder), base)
-    if isinstance(base, Base):
-        base = replace(base, prompt=read_prompt(Path(folder)))
-    return Personal(base, state, structure)
+    return Personal(replace(base, prompt=read_prompt(Path(folder))), state, structure)
 
 
 class ImageModel(nn.Module):
@@ -68,7 +71,7 @@ class ImageModel(nn.Module):
         labels: names of the C classes.
     """
 
-    def __init__(self, base: ImageBase, structure: Full, state: State):
+    def __init__(self, base: Images, structure: Full, state: State):
         super().__init__()
         self.module = base.model_of(structure)
         self.module.load_state_dict({**state.tensors(), **state.extras}, strict=False)  # but for counters
@@ -89,11 +92,11 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
     """
     folder = Path(folder)
     settings, processing = (
-        models.read_settings(folder / models.CONFIG),
-        models.read_settings(folder / models.PROCESSING),
+        models.read_settings(folder / CONFIG),
+        models.read_settings(folder / PROCESSING),
     )
     if "id2label" not in settings:
-        raise UserError(f"{folder / models.CONFIG} names no labels; give a folder of an exported image model")
+        raise UserError(f"{folder / CONFIG} names no labels; give a folder of an exported image model")
     try:
         with torch.random.fork_rng(devices=[]):  # weights are drawn, which the folder's will replace
             labels = tuple(label for _, label in sorted(settings["id2label"].items(), key=lambda item: int(item[0])))
@@ -106,12 +109,11 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
             return ImageModel(base, structure, models.read(folder, structure, base))
     except _DAMAGED as error:
         raise UserError(
-            f"{folder / models.CONFIG} or {models.PROCESSING} is damaged: {one_line(repr(error))}; "
-            "export the model again"
+            f"{folder / CONFIG} or {PROCESSING} is damaged: {one_line(repr(error))}; export the model again"
         ) from error
 
 
-def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[str, ...], device: str) -> ImageBase:
+def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[str, ...], device: str) -> Images:
     """A base from which the parts that config.json names can be made, with any weights."""
     if "checkpoint" in settings:
         name, config = "", AutoConfig.for_model(**settings["checkpoint"])
@@ -119,7 +121,7 @@ def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[st
     else:
         name = settings["parts"][0][1]
         model = lookup("parts of config.json", name, ARCHITECTURES)(len(labels))
-    return ImageBase(
-        model.to(device), name, labels, processing["size"]["height"], tuple(processing["image_mean"]),
-        tuple(processing["image_std"]), head_of(model), pretrained=False,
+    return Images(
+        model=model.to(device), name=name, labels=labels, size=processing["size"]["height"],
+        mean=tuple(processing["image_mean"]), std=tuple(processing["image_std"]), head=head_of(model),
     )  # fmt: skip

@@ -16,11 +16,14 @@ from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import put_folder, remove, sync_files, sync_folder
 from llm_fed.export import model_files, older, peft_folders, peft_settings, proof
-from llm_fed.export.card import Model, merged_card
+from llm_fed.export.card import merged_card
 from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.folding import fold, untied
-from llm_fed.models.loading import DTYPES, Base, check_name, explain, load_base, settle_dtype
-from llm_fed.models.origin import origin_of
+from llm_fed.kinds import wording
+from llm_fed.kinds.language import load_base
+from llm_fed.kinds.wording import Model
+from llm_fed.models.base import Base
+from llm_fed.models.loading import DTYPES, check_name, explain, settle_dtype
 from llm_fed.models.prompt import FILE, read_prompt
 from llm_fed.runs.reading import read_config
 from llm_fed.settings.config import BaseConfig, Config
@@ -100,8 +103,8 @@ class Plan:
             proof.check(folder, probes, self.base)
 
     def _described(self, base: Base) -> Model:
-        origin = origin_of(base)
-        return Model(origin.name, "merged", prompt=base.prompt, dtype=self.base.dtype, revision=origin.revision)
+        origin = base.source
+        return Model(origin.name, wording.MERGED, prompt=base.prompt, dtype=self.base.dtype, revision=origin.revision)
 
 
 def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> Plan:

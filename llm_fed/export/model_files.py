@@ -13,8 +13,8 @@ from huggingface_hub import snapshot_download
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from llm_fed.export import older
-from llm_fed.models.loading import Base, check_name
-from llm_fed.models.origin import origin_of
+from llm_fed.models.base import Base
+from llm_fed.models.loading import check_name
 from llm_fed.models.prompt import Prompt
 from llm_fed.settings.config import BaseConfig
 
@@ -126,7 +126,5 @@ def base_folder(base: Base, config: BaseConfig) -> Path:
     if folder.is_dir():
         return folder
     return Path(
-        snapshot_download(
-            config.name, revision=origin_of(base).revision or config.revision, allow_patterns=list(_COPIED)
-        )
+        snapshot_download(config.name, revision=base.source.revision or config.revision, allow_patterns=list(_COPIED))
     )

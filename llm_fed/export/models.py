@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,14 @@ from llm_fed.basics.errors import UserError, one_line, require
 from llm_fed.basics.files import write_folder
 from llm_fed.basics.names import same_name
 from llm_fed.export import peft_folders
-from llm_fed.export.card import Model
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
-from llm_fed.models.origin import origin_of
-from llm_fed.models.prompt import FILE, Prompt
-from llm_fed.models.structure import Full, Structure
-from llm_fed.settings.paths import public
+from llm_fed.kinds import Kind
+from llm_fed.kinds.wording import Model
+from llm_fed.models.prompt import Prompt
+from llm_fed.models.trained import Structure
 from llm_fed.state import State
 
-WEIGHTS, CONFIG, PROCESSING = "model.safetensors", "config.json", "preprocessor_config.json"
+WEIGHTS = "model.safetensors"
 
 
 def seen(records: Iterable[Mapping[str, Any]], round: int) -> set[str]:
@@ -52,29 +48,16 @@ def check_names(asked: tuple[str, ...] | str, everybody: Collection[str]) -> Non
         require("export.clients", name, everybody)
 
 
-def kind(structure: Structure, base: Base | ImageBase) -> str:
-    """What a personal model is, for its card: a name in `card.WORDINGS`."""
-    if isinstance(structure, Full):
-        assert isinstance(base, ImageBase)  # only image models train whole
-        if not structure.plain:
-            return "image models"
-        ((_, architecture),) = structure.parts
-        return "image model" if base.pretrained and architecture in ("", base.name) else "built image model"
-    image = "image " if isinstance(base, ImageBase) else ""
-    return image + ("adapter" if structure.plain else "experts")
-
-
-def described(structure: Structure, base: Base | ImageBase, labels: int, prompt: Prompt | None) -> Model:
+def described(structure: Structure, base: Kind, labels: int, prompt: Prompt | None) -> Model:
     """What a personal model's card says of it.
 
     Args:
-        labels: how many an image model tells apart.
+        labels: how many a classifier tells apart.
     """
-    parts = structure.parts if isinstance(structure, Full) else (("", ""),)
-    names = tuple(dict.fromkeys(architecture or base.name for _, architecture in parts))
-    origin, own = origin_of(base), names if names != (base.name,) else ()
+    names = tuple(dict.fromkeys(architecture or base.name for _, architecture in structure.parts))
+    origin, own = base.source, names if names != (base.name,) else ()
     return Model(
-        origin.name, kind(structure, base), labels, own, prompt, str(base.dtype).removeprefix("torch."),
+        origin.name, base.wording(structure), labels, own, prompt, str(base.dtype).removeprefix("torch."),
         origin.revision, origin.quantization,
     )  # fmt: skip
 
@@ -83,7 +66,7 @@ def write(
     folder: Path,
     state: State,
     structure: Structure,
-    base: Base | ImageBase,
+    base: Kind,
     card: str,
     prompt: Prompt | None = None,
 ) -> None:
@@ -93,37 +76,24 @@ def write(
         UserError: the folder holds other files.
         RunError: the disk is full, or the folder cannot be written.
     """
-    what = "a model" if isinstance(structure, Full) else peft_folders.WHAT
+    what = peft_folders.WHAT if structure.fused else "a model"
     write_folder(folder, contents(state, structure, base, card, prompt), what)
 
 
-def contents(
-    state: State, structure: Structure, base: Base | ImageBase, card: str, prompt: Prompt | None = None
-) -> dict[str, bytes]:
+def contents(state: State, structure: Any, base: Kind, card: str, prompt: Prompt | None = None) -> dict[str, bytes]:
     """What the folder of one personal model holds, by path in it: an adapter as `peft_folders.contents` has it, a whole
-    model as safetensors.
+    model as safetensors, beside what its kind adds.
 
-    The `prompt` of a language model lies beside its adapter.
-
-    A checkpoint's model becomes a folder that `AutoModelForImageClassification.from_pretrained` loads; one that is
-    built here, and models side by side, one that `load.load_image_model` loads.
+    A checkpoint's model becomes a folder that transformers loads; one that is built here, and models side by side, one
+    that `load.load_image_model` loads.
     """
-    if not isinstance(structure, Full):
-        more = {FILE: prompt.as_json(base.tokenizer, origin_of(base))} if prompt and isinstance(base, Base) else {}
-        return peft_folders.contents(state, structure, base, card, more)
-    assert isinstance(base, ImageBase)  # only image models train whole
-    module = base.model_of(structure)
-    counters = {name: value for name, value in module.state_dict().items() if not value.is_floating_point()}
-    whole = {**counters, **state.tensors(), **state.extras}
-    processing = {
-        "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_resize": True,
-        "size": {"height": base.size, "width": base.size}, "image_mean": base.mean, "image_std": base.std,
-    }  # fmt: skip
-    settings = json.loads(json.dumps(_settings(structure, base), sort_keys=True, default=str))
+    if structure.fused:
+        return peft_folders.contents(state, structure, base, card, base.beside_adapters(prompt))
+    counters = {name: v for name, v in base.model_of(structure).state_dict().items() if not v.is_floating_point()}
+    settings = base.settings(structure)
     return {
-        WEIGHTS: pack(whole, {}, {CONFIG: settings, PROCESSING: processing}),
-        CONFIG: json.dumps(settings, indent=2, sort_keys=True).encode(),
-        PROCESSING: json.dumps(processing, indent=2).encode(),
+        WEIGHTS: pack({**counters, **state.tensors(), **state.extras}, {}, settings),
+        **{name: json.dumps(values, indent=2).encode() for name, values in settings.items()},
         peft_folders.CARD: card.encode(),
     }
 
@@ -143,34 +113,17 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is absent or damaged ({error}); give a folder of an exported image model") from error
 
 
-def _settings(structure: Full, base: ImageBase) -> dict[str, Any]:
-    """What config.json says: transformers' words for a checkpoint's model, else [name, architecture] of each part."""
-    labels = dict(enumerate(base.labels))
-    # It names the folder that it was loaded from.
-    checkpoint: dict[str, Any] = public(base.model.config.to_dict()) if base.pretrained else {}  # type: ignore[operator, union-attr]
-    if kind(structure, base) == "image model":
-        return {**checkpoint, "id2label": labels, "label2id": {name: index for index, name in labels.items()}}
-    # A checkpoint is none of our architectures, and its name may be a path of this machine: its configuration, then.
-    unnamed = ("", base.name) if base.pretrained else ()
-    parts = [[name, "" if own in unnamed else own or base.name] for name, own in structure.parts]
-    settings: dict[str, Any] = {"parts": parts, "answer": structure.answer, "id2label": labels}
-    if structure.answer == "gate":
-        settings["gate"] = asdict(structure.gate)
-    return settings | ({"checkpoint": checkpoint} if "" in dict(parts).values() else {})
-
-
-def read(folder: Path, structure: Structure, base: Base | ImageBase) -> State:
+def read(folder: Path, structure: Any, base: Kind) -> State:
     """The state in a folder that `write` made.
 
     Raises:
         UserError: no such folder, damaged files, or a model of another base.
     """
-    if not isinstance(structure, Full):
+    if structure.fused:
         return peft_folders.read(folder, base, structure)[0]
-    assert isinstance(base, ImageBase)
     tensors, metadata = load(folder / WEIGHTS, "export the model again")
-    settings = {name: read_settings(folder / name) for name in (CONFIG, PROCESSING)}
-    check_settings(metadata, settings, folder / CONFIG)
+    settings = {name: read_settings(folder / name) for name in base.settings(structure)}
+    check_settings(metadata, settings, folder / next(iter(settings)))
     module = base.model_of(structure)
     entries = dict(module.named_parameters())
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}

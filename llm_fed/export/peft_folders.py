@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,9 @@ from llm_fed.export.peft_settings import CONFIG, AdapterSettings, trained_whole
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.merge import delta
 from llm_fed.merge.factors import rank_of
+from llm_fed.models.base import Base
 from llm_fed.models.lora import Lora, extras_flaw, layout
-from llm_fed.models.origin import origin_of
 from llm_fed.state import Layout, State
-
-if TYPE_CHECKING:
-    from llm_fed.models.images import ImageBase
-    from llm_fed.models.loading import Base
 
 WEIGHTS, CARD = "adapter_model.safetensors", "README.md"
 WHAT = "an adapter"  # what such a folder holds, for messages
@@ -40,9 +36,7 @@ class AdapterWarning(UserWarning):
     """An adapter that fits the base names another one."""
 
 
-def write(
-    folder: Path, state: State, structure: Lora, base: Base | ImageBase, card: str, more: Mapping[str, bytes] = {}
-) -> None:
+def write(folder: Path, state: State, structure: Lora, base: Base, card: str, more: Mapping[str, bytes] = {}) -> None:
     """Write one adapter as a folder that `peft.PeftModel.from_pretrained(model, folder)` loads; it appears complete or
     not at all, see `files.write_folders`.
 
@@ -55,9 +49,7 @@ def write(
     write_folder(Path(folder), contents(state, structure, base, card, more), WHAT)
 
 
-def contents(
-    state: State, structure: Lora, base: Base | ImageBase, card: str, more: Mapping[str, bytes] = {}
-) -> dict[str, bytes]:
+def contents(state: State, structure: Lora, base: Base, card: str, more: Mapping[str, bytes] = {}) -> dict[str, bytes]:
     """What an adapter's folder holds, by path in it.
 
     What lies beneath an adapter becomes part of it, which gives it a higher rank. Several experts become one such
@@ -77,7 +69,7 @@ def contents(
     return {**_files(state, structure, base), CARD: card.encode(), **more}
 
 
-def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) -> tuple[State, Lora]:
+def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State, Lora]:
     """Read a PEFT LoRA folder, whoever wrote it, or a folder of several experts as `write` makes it: its state (at
     least float32) and its structure.
 
@@ -118,7 +110,7 @@ def read(folder: Path, base: Base | ImageBase, structure: Lora | None = None) ->
     return state, found
 
 
-def check_head(folder: Path, structure: Lora, base: Base | ImageBase) -> None:
+def check_head(folder: Path, structure: Lora, base: Base) -> None:
     """Refuse an adapter without the head that adapters of this base have.
 
     Raises:
@@ -130,7 +122,7 @@ def check_head(folder: Path, structure: Lora, base: Base | ImageBase) -> None:
         )
 
 
-def _files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, bytes]:
+def _files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
     """What an adapter's folder holds beside its card, by path in the folder."""
     if not structure.plain:
         return _expert_files(state, structure, base)
@@ -141,7 +133,7 @@ def _files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, b
     }
 
 
-def _expert_files(state: State, structure: Lora, base: Base | ImageBase) -> dict[str, bytes]:
+def _expert_files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
     files, gate = {}, {name: state[name] for name in state if ".lora_" not in name}
     for expert in structure.experts:
         own = state.select(re.escape(f".{expert}.lora_")).renamed(f".{expert}.lora_", ".lora_")
@@ -158,7 +150,7 @@ def _decisive(structure: Lora) -> dict[str, Any]:
     return {"lora_alpha": float(structure.alpha), "modules_to_save": list(structure.whole)}
 
 
-def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) -> tuple[State, Lora]:
+def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[State, Lora]:
     path = folder / GATE
     tensors, metadata = load(path, "export the adapter again")
     gate, experts = metadata.get("gate", ""), tuple(metadata.get("experts", "").split(" "))
@@ -202,7 +194,7 @@ def _read_experts(folder: Path, base: Base | ImageBase, structure: Lora | None) 
     return state, together
 
 
-def _width(base: Base | ImageBase) -> int:
+def _width(base: Base) -> int:
     """Of the features that a base computes of a prompt or a picture."""
     model: Any = base.model
     return model.get_submodule(base.head).in_features if base.head else model.config.get_text_config().hidden_size
@@ -217,9 +209,9 @@ def _peft_name(entry: str) -> str:
     return f"{_PREFIX}{entry}.weight" if entry.endswith((".lora_A", ".lora_B")) else f"{_PREFIX}{entry}"
 
 
-def _other_base(folder: Path, base: Base | ImageBase) -> str:
+def _other_base(folder: Path, base: Base) -> str:
     """In words that an adapter was made for another base, or nothing."""
-    origin, here = read_origin(folder), origin_of(base)
+    origin, here = read_origin(folder), base.source
     if origin is None or origin.same_weights(here):
         return ""
     weights = ", which has other weights" if Path(origin.name).name == Path(here.name).name else ""

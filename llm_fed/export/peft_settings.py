@@ -8,21 +8,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.models.base import Base
 from llm_fed.models.lora import Lora, matching, names_of, targets
-from llm_fed.models.origin import Origin, origin_of
+from llm_fed.models.origin import Origin
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.settings.paths import hub_place, is_local, public
-
-if TYPE_CHECKING:
-    from llm_fed.models.images import ImageBase
-    from llm_fed.models.loading import Base
 
 CONFIG = "adapter_config.json"
 
@@ -184,9 +181,9 @@ def read(folder: Path) -> AdapterSettings:
     return made
 
 
-def written(structure: Lora, base: Base | ImageBase) -> bytes:
+def written(structure: Lora, base: Base) -> bytes:
     """What adapter_config.json says; of all clients with one structure it is made once."""
-    origin = origin_of(base)
+    origin = base.source
     known = _TEXTS.setdefault(base.model, {})
     if (structure, origin, base.head) not in known:
         modules, alpha = targets(base.model, structure).values(), structure.alpha

@@ -5,26 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from llm_fed.basics import turns
-from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.engine import generation
-from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.image_adapters import ImageAdapterEngine
-from llm_fed.engine.inference import mixing_weights
-from llm_fed.engine.sampling import Sampling
 from llm_fed.export.peft_folders import AdapterWarning
-from llm_fed.method.requests import Logits
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base, check_rows
+from llm_fed.kinds import Kind
 from llm_fed.models.lora import Lora
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture, Template
+from llm_fed.tasks.common import Template
 from llm_fed.tasks.control import THINK
-from llm_fed.tasks.templates import encode_prompt
 
 Conversation = Sequence[Mapping[str, str]]  # {"role", "content"} of each message
 MOST = 128  # tokens of an answer, where nobody says
@@ -34,7 +26,7 @@ MOST = 128  # tokens of an answer, where nobody says
 class Personal:
     """A base with one client's adapter, or with its experts and the gate that weighs them."""
 
-    base: Base | ImageBase
+    base: Any  # a `Kind`
     state: State
     structure: Lora
 
@@ -57,15 +49,8 @@ class Personal:
         Raises:
             UserError: it is an image model, the template is unknown, or a prompt is longer than the base's context.
         """
-        base, tokens = self._encoded(prompts, template)
-        return generation.generate(
-            base,
-            self._bank(),
-            [(0, prompt) for prompt in tokens],
-            max_new_tokens=self._most(max_new_tokens),
-            batch_size=batch_size,
-            mix=self._mix(base, tokens),
-        )
+        tokens = self._tokens(prompts, template)
+        return self.base.write(self.structure, self.state, tokens, self._most(max_new_tokens), batch_size)
 
     def reply(
         self,
@@ -73,28 +58,25 @@ class Personal:
         *,
         template: str | Template | None = None,
         max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
+        sampling: Any = None,
     ) -> Iterator[str]:
         """Stream one answer in pieces, without reasoning; joined, those of a greedy one are what `generate` returns.
 
         Args:
             prompt: a text, or a conversation whose last message is to be answered.
             template: the template or its name (default: as in `generate`).
-            sampling: how tokens are drawn (default: the answer is greedy, as in scores).
+            sampling: an `engine.sampling.Sampling`, how tokens are drawn (default: the answer is greedy, as in scores).
 
         Raises:
             UserError: as `generate`, before the first piece.
         """
-        base, (tokens,) = self._encoded([prompt], template)
+        (tokens,) = self._tokens([prompt], template)
         ids: list[int] = []
         shown, text = "", ""
-        mix = self._mix(base, [tokens])
-        stream = generation.stream(
-            base, self._bank(), tokens, max_new_tokens=self._most(max_new_tokens), mix=mix, sampling=sampling
-        )
+        stream = self.base.stream(self.structure, self.state, tokens, self._most(max_new_tokens), sampling)
         while (token := _next(stream)) is not None:
             ids.append(token)
-            text = generation.answer_text(base, tokens, ids)
+            text = self.base.answer_text(tokens, ids)
             if THINK.startswith(text):
                 continue  # it may be the beginning of reasoning
             whole = text.rstrip("\ufffd")  # of a character that has several tokens, some may still be missing
@@ -105,52 +87,29 @@ class Personal:
             yield text[len(shown) :]
 
     @turns.taken()
-    def classify(self, pixels: Tensor) -> Tensor:
-        """Classify images (N, 1 or 3, height, width) uint8: the numbers (N,) of their labels.
+    def classify(self, pixels: Any) -> Tensor:
+        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8, or of what else the base's kind
+        classifies.
 
         Raises:
             UserError: it is a language model.
         """
-        if not isinstance(self.base, ImageBase):
-            raise UserError("this is a language model; give it prompts with `generate`")
-        asked = Logits("", self.structure, self.state, [Picture(image, -1, "") for image in pixels])
-        (logits,) = ImageAdapterEngine(self.base).execute([asked])
-        return logits.argmax(-1)
+        return self.base.classify(self.structure, self.state, pixels)
 
-    def _encoded(
-        self, prompts: Sequence[str | Conversation], template: str | Template | None
-    ) -> tuple[Base, list[list[int]]]:
-        """The language model, and the tokens of each prompt."""
-        if isinstance(self.base, ImageBase):
-            raise UserError("this is an image model; give it pictures with `classify`")
-        said = self.base.prompt
-        if template is None and said is None:
+    def _tokens(self, prompts: Sequence[str | Conversation], template: str | Template | None) -> list[list[int]]:
+        tokens = self.base.tokens(prompts, template)
+        if template is None and self.base.prompt is None:
             warnings.warn(
                 "the folder does not say with which prompt template it was trained, so alpaca-short is used; give "
                 "template=... if it was another",
                 AdapterWarning,
                 stacklevel=3,
             )
-        chosen = template or (said.template if said else "alpaca-short")
-        tokens = [encode_prompt(prompt, self.base.tokenizer, template=chosen) for prompt in prompts]
-        for ids in tokens:
-            check_rows(ids, self.base.rows, self.base.tokenizer)
-        return self.base, tokens
+        return tokens
 
     def _most(self, asked: int | None) -> int:
-        said = self.base.prompt if isinstance(self.base, Base) else None
+        said = self.base.prompt
         return asked if asked is not None else said.max_new_tokens if said else MOST
-
-    def _bank(self) -> AdapterBank:
-        bank = AdapterBank(self.base.model, self.structure, 1, self.state.row.dtype)
-        bank.load(0, self.state)
-        return bank
-
-    def _mix(self, base: Base, tokens: Sequence[Sequence[int]]) -> Tensor | None:
-        """The weights of two experts for each prompt, where the prompt decides them."""
-        if self.structure.gate != "mix":
-            return None
-        return mixing_weights(base, [(self.state, prompt) for prompt in tokens])
 
 
 @turns.taken()
@@ -158,7 +117,7 @@ def _next(tokens: Iterator[int]) -> int | None:
     return next(tokens, None)
 
 
-def alone(base: Base) -> Personal:
+def alone(base: Kind) -> Personal:
     """A language model without any adapter: one whose B is zero, so that it adds nothing."""
     structure = Lora(rank=1, alpha=1, dropout=0.0, target_modules="all-linear")
     return Personal(base, base.draw(structure, generator(0)), structure)

@@ -6,7 +6,6 @@ Shape letters: T positions whose logits are compared, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,9 +15,8 @@ from torch import Tensor
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import generator
-from llm_fed.engine import generation
-from llm_fed.engine.bank import AdapterBank
-from llm_fed.models.loading import Base, load_base
+from llm_fed.kinds.language import Language, load_base
+from llm_fed.models.base import Base
 from llm_fed.models.lora import Lora
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.settings.config import BaseConfig
@@ -60,14 +58,13 @@ class Probe:
     logits: Tensor
 
 
-def probe(base: Base, structure: Lora, state: State, prompt: Prompt) -> list[Probe]:
+def probe(base: Language, structure: Lora, state: State, prompt: Prompt) -> list[Probe]:
     """What a base with an adapter does, as it is scored.
 
     Raises:
         RunError: it computes NaN.
     """
-    bank = AdapterBank(base.model, structure, 1, state.row.dtype)
-    bank.load(0, state)
+    bank = base.bank(structure, state)
     size = min(len(base.tokenizer), len(cast(Tensor, base.model.get_input_embeddings().weight)))
     drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
     texts = [*TEXTS, str(base.tokenizer.decode(drawn))]
@@ -77,7 +74,7 @@ def probe(base: Base, structure: Lora, state: State, prompt: Prompt) -> list[Pro
         ids = drawn if text is None else _encoded(base, text, template)
         if not (ids := _cut(base, ids)):
             continue
-        answer = list(generation.stream(base, bank, ids, max_new_tokens=_ANSWER))
+        answer = list(base.stream(structure, state, ids, _ANSWER))
         with bank.attached(torch.tensor([0])):
             found.append(Probe(text, template, ids, answer, _logits(base, ids, answer)))
     return found
@@ -128,7 +125,7 @@ def _cut(base: Base, ids: list[int]) -> list[int]:
 def _logits(base: Base, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
     """Centred, as a constant added to all logits changes nothing: (T, V)."""
     ids = torch.tensor([[*prompt, *answer]], device=base.model.device)
-    with _computing(base):
+    with base.computing():
         logits = base.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
     kept = logits[-len(answer) - 1 :].float().cpu()
     if not kept.isfinite().all():
@@ -140,14 +137,10 @@ def _logits(base: Base, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
 def _greedy(base: Base, prompt: Sequence[int]) -> list[int]:
     """The answer of transformers' own `generate`, by the generation_config.json of the folder."""
     ids = torch.tensor([prompt], device=base.model.device)
-    with _computing(base):
+    with base.computing():
         model: Any = base.model
         output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=_ANSWER)
     return list(output[0, len(prompt) :].tolist())
-
-
-def _computing(base: Base) -> AbstractContextManager[None]:
-    return torch.autocast(base.device.type, base.autocast, enabled=base.autocast is not None)
 
 
 def _differs(logits: Tensor, answer: Sequence[int], stop: Sequence[int], tolerance: float) -> str:

@@ -247,7 +247,7 @@ class Work:
 
 
 class Engine(Protocol):
-    """Executes what sites await: `LanguageEngine` or `VisionEngine`, of `engine/`.
+    """Executes what sites await: see `engine.engine.Engine`.
 
     Attributes:
         packing: budget and overhead of micro-batches as they were measured; None: by device.

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llm_fed.method import Client, Message, Method, State
+from llm_fed.method import Client, Message, Method, State, Structure
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Full, Structure
 from llm_fed.settings import PositiveInt
 
 
@@ -37,12 +36,10 @@ class FedEM(Method):
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
         names = [f"expert{j}" for j in range(self.num_models)]
-        if isinstance(structure, Full):
-            return structure.several(*names, answer="probabilities")
-        return structure.with_experts(*names, gate="router")
+        return structure.mixture(*names)
 
     async def client_update(self, client: Client, message: Message) -> Message:
-        if not isinstance(client.structure, Full):
+        if client.structure.fused:
             return await super().client_update(client, message)
         state = client.assemble(message)
         labels = torch.tensor([picture.label for picture in client.train])

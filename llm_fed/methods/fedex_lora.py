@@ -3,7 +3,7 @@ Vepakomma; ACL 2025)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.merge import delta
@@ -11,7 +11,6 @@ from llm_fed.merge.factors import stacked
 from llm_fed.merge.mean import mean
 from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.methods import folded
-from llm_fed.models.lora import Lora
 from llm_fed.state.entries import FACTORS
 from llm_fed.state.roles import Echo, Roles
 
@@ -34,7 +33,7 @@ class FedExLoRA(Method):
     sends: ClassVar[Roles] = {"version": Echo()}
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
-        return replace(structure, delta=True) if isinstance(structure, Lora) else structure
+        return structure.over_frozen()
 
     def init(self, server: Server) -> Message:
         model = server.initial()
@@ -55,7 +54,6 @@ class FedExLoRA(Method):
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
-        assert isinstance(server.structure, Lora)
         uploads, adapters, examples = folded.answers(uploads)
         model = mean(adapters, examples)
         step = residual(adapters, examples, model, server.structure.scaling)

@@ -18,10 +18,9 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.merge import robust
-from llm_fed.method import Client, Message, Method, Server, Upload, refuse_inert
-from llm_fed.models.structure import Full
+from llm_fed.method import Client, Message, Method, Server, State, Upload, refuse_inert
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state import Layout, State, block_of, combine, module_of, stack, unstack
+from llm_fed.state import Layout, block_of, combine, module_of, stack, unstack
 from llm_fed.state.roles import Roles, Weights
 
 SoupStep = Literal["normalized", "gradient"]
@@ -326,4 +325,4 @@ def weights_report(weights: dict[str, Tensor]) -> dict[str, Any]:
 
 def by_form(server: Server, *, adapters: str, whole: str) -> str:
     """What a setting's null means: the value for LoRA adapters, or that for whole models."""
-    return whole if isinstance(server.structure, Full) else adapters
+    return adapters if server.structure.fused else whole

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from llm_fed.method import Client, Message, Method, Server, refuse_inert
 from llm_fed.models.structure import GateShape, Structure
@@ -33,7 +33,7 @@ class FedMoE(Method):
     gate_norm: bool = True  # batch normalisation of the gate's scores before its softmax, as in the paper
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
-        wrapped = structure.beside("own", "small", "gate" if self.gate == "learned" else "even")
+        wrapped: Any = structure.beside("own", "small", "gate" if self.gate == "learned" else "even")
         return replace(wrapped, gate=GateShape(self.gate_width, self.gate_norm))
 
     def init(self, server: Server) -> Message:

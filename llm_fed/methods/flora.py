@@ -3,16 +3,15 @@ Wang, Lyu, Li; NeurIPS 2024)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llm_fed.basics.rng import generator
 from llm_fed.merge import delta
 from llm_fed.merge.factors import heads, stacked
-from llm_fed.method import Client, Message, Method, Server, Site, Structure, Upload
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.methods import folded, served
-from llm_fed.models.lora import Lora
-from llm_fed.state import Layout, State
+from llm_fed.state import Layout
 from llm_fed.state.entries import FACTORS, HEAD, factor_of
 from llm_fed.state.roles import Echo, Roles
 
@@ -33,10 +32,9 @@ class FLoRA(Method):
     sends: ClassVar[Roles] = {"version": Echo()}
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
-        return replace(structure, delta=True) if isinstance(structure, Lora) else structure
+        return structure.over_frozen()
 
     def init(self, server: Server) -> Message:
-        assert isinstance(server.structure, Lora)
         model = server.initial()
         before = delta.nothing(model)
         if server.start is not None:  # a run that starts from an adapter has it in its base
@@ -65,7 +63,6 @@ class FLoRA(Method):
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
-        assert isinstance(server.structure, Lora)
         uploads, adapters, examples = folded.answers(uploads)
         # p_k s_k: A is stacked as it is, B with its weight and its client's scaling.
         weights = []

@@ -15,7 +15,6 @@ from llm_fed.merge.products import layers
 from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.method.optimizer import Tail
 from llm_fed.methods import served
-from llm_fed.models.lora import Lora
 from llm_fed.settings import Above, AtMost, NonNegativeFloat
 from llm_fed.state.roles import Index, Roles
 
@@ -63,7 +62,7 @@ class HetLoRA(Method):
         kept = max(1, math.floor(self.decay * rank + 1e-9)) if self.pruning else rank
         if kept < rank:
             optimizer = replace(optimizer, tail=Tail(self.pruning, kept))
-        theta = await client.fit(message, structure=_of_rank(client, rank), optimizer=optimizer)
+        theta = await client.fit(message, structure=client.structure.of_rank(rank), optimizer=optimizer)
         if kept < rank and _tail(theta, kept) < _tail(message, kept):
             return {"adapter": resized(resized(theta, kept), rank), "rank": kept}
         return {"adapter": theta, "rank": rank}
@@ -86,7 +85,6 @@ class HetLoRA(Method):
         return {"model": self._mean(padded, examples), "clients": dict(sorted(clients.items()))}
 
     async def personalize(self, client: Site, message: Message) -> Message:
-        assert isinstance(client.structure, Lora)
         return resized(message, client.structure.rank)
 
     def report(self, state: Message) -> dict[str, Any]:
@@ -102,13 +100,6 @@ class HetLoRA(Method):
             for name in (a, b):
                 entries[name] = _weighted([state[name] for state in padded], share / share.sum())
         return rebuilt(padded[0], entries)
-
-
-def _of_rank(client: Client, rank: int) -> Lora:
-    """The client's structure at a rank to which it has pruned itself, with the scaling that it had."""
-    structure = client.structure
-    assert isinstance(structure, Lora)
-    return structure if rank == structure.rank else replace(structure, rank=rank, alpha=structure.scaling * rank)
 
 
 def _tail(state: State, first: int) -> float:

@@ -10,7 +10,6 @@ import torch
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
-from llm_fed.models.lora import Lora
 from llm_fed.settings import NonNegativeInt, PositiveInt
 from llm_fed.state.roles import Index, Roles, Weights
 
@@ -43,7 +42,7 @@ class IFCA(Method):
         return "they choose a model by their training examples" if self.choice_data == "held-out" else ""
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
-        if self.warmup_rounds < 1 < self.num_models and isinstance(structure, Lora):
+        if self.warmup_rounds < 1 < self.num_models and structure.fused:
             raise UserError(
                 f"method.warmup_rounds is {self.warmup_rounds}; with adapters it must be at least 1, because fresh "
                 "ones all have the same loss"

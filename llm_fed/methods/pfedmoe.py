@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Client, Method
-from llm_fed.models.structure import Full, Structure
+from llm_fed.method import Client, Method, Structure
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,4 @@ class PFedMoE(Method):
     shared: ClassVar[str] = r"(^|\.)global\."
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
-        if isinstance(structure, Full):
-            return structure.beside("local", "global", "gate")
-        return structure.with_experts("global", "local", gate="router")
+        return structure.gated("local", "global")

@@ -31,6 +31,11 @@ class Answer:
         gate = None if self.gate is None else change(self.gate)
         return Answer(change(self.logits), change(self.features), parts, gate)
 
+    def split(self, counts: Sequence[int]) -> list[Answer]:
+        """The inverse of `joined`: the answers to so many images each; only of one model."""
+        each = zip(self.logits.split(list(counts)), self.features.split(list(counts)), strict=True)
+        return [Answer(logits, features) for logits, features in each]
+
     @staticmethod
     def joined(answers: Sequence[Answer]) -> Answer:
         """Those to consecutive images as one."""
@@ -127,12 +132,15 @@ def respond(module: nn.Module, pixel_values: Tensor, head: str) -> Answer:
     Args:
         head: the name of its last linear layer.
     """
-    if isinstance(module, Joined):
-        return module(pixel_values)
+    return module(pixel_values) if isinstance(module, Joined) else heard(module, head, pixel_values=pixel_values)
+
+
+def heard(module: nn.Module, head: str, **inputs: Tensor) -> Answer:
+    """The answer of a classifier, with what its last linear layer `head` reads."""
     seen: list[Tensor] = []
     handle = module.get_submodule(head).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
     try:
-        output = module(pixel_values=pixel_values)
+        output = module(**inputs)
     finally:
         handle.remove()
     return Answer(output if isinstance(output, Tensor) else output.logits, seen[0])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
@@ -24,52 +22,17 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
-from llm_fed.basics import turns, waits
-from llm_fed.basics.errors import UserError, lookup
-from llm_fed.models import forms, lora
+from llm_fed.basics import waits
+from llm_fed.basics.errors import UserError
+from llm_fed.models import forms
 from llm_fed.models.families import check_family
-from llm_fed.models.frozen import freeze
-from llm_fed.models.origin import Origin
 from llm_fed.settings.config import BaseConfig, Dtype
-from llm_fed.state import Layout, State
 
 if TYPE_CHECKING:
-    from llm_fed.models.prompt import Prompt
+    pass
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits
-
-
-@dataclass
-class Base:
-    """A frozen causal language model: no parameter requires a gradient and its own dropout is off."""
-
-    model: PreTrainedModel  # in eval mode
-    tokenizer: PreTrainedTokenizerBase  # has a pad token
-    name: str  # as configured: what exported adapters name as their base
-    dtype: torch.dtype  # of the weights; of the products, where the weights are quantized
-    autocast: torch.dtype | None  # the autocast dtype of forward passes; None for float32
-    # What an adapter's folder says of its prompts, in the place of `task.template` and of the base's own stop tokens.
-    prompt: Prompt | None = None
-    origin: Origin | None = None  # None where it was made in memory
-    head: ClassVar[str] = ""  # no module is trained whole beside adapters
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def rows(self) -> int:
-        """Of the embedding: tokens from this number on have none."""
-        return len(cast(torch.Tensor, self.model.get_input_embeddings().weight))
-
-    def layout(self, structure: Any) -> Layout:
-        """The entries of a state of `structure` (a `Lora`)."""
-        return lora.layout(self.model, structure)
-
-    def draw(self, structure: Any, generator: torch.Generator) -> State:
-        """A fresh adapter, from a CPU generator."""
-        return lora.draw(self.model, structure, generator)
 
 
 def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
@@ -88,65 +51,6 @@ def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
     elif kind != "cpu":
         why, other = f"this device ({kind}) is not known to have bfloat16", ""
     return replace(config, dtype=dtype), f"computing in {dtype}, because {why}; base.dtype{other} overrides"
-
-
-@turns.taken()
-def load_base(config: BaseConfig, device: str) -> Base:
-    """The base of a run on `device` ("cpu", "cuda:1"). Only safetensors is read; no repository's code is run.
-
-    A tokenizer without a pad token pads with its EOS; padding is always masked, so this changes no result.
-    With activation checkpointing the model stays in eval mode too: its layers are only marked here, and
-    `memory.activation_checkpointing` makes them recompute.
-
-    Raises:
-        UserError: unknown dtype or quantization, a device map without a GPU, no such folder or Hub model, or it is no
-            complete causal LM, or of a family whose rows depend on their neighbours.
-    """
-    config, _ = settle_dtype(config, device)
-    dtype = lookup("base.dtype", config.dtype, DTYPES)
-    if config.quantization is not None:
-        lookup("base.quantization", config.quantization, QUANTIZATIONS)
-    if config.device_map and device == "cpu":
-        raise UserError("base.device_map=auto splits the base over GPUs, but this run is on the CPU; leave it out")
-    folder_or_id = check_name(config.name)
-    # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # It warns of missing optional kernels when imported, and with int8 at every layer of every forward pass.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    config_of(config.name, folder_or_id, config.revision)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder_or_id, revision=config.revision, trust_remote_code=False)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder_or_id,
-            revision=config.revision,
-            dtype=dtype,
-            device_map=config.device_map or {"": device},
-            quantization_config=_quantization(config.quantization, dtype),
-            attn_implementation=_attention(dtype, device),
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
-        raise UserError(explain(config.name, error, "a causal LM")) from error
-    model, report = loaded
-    if missing := missing_weights(model, report["missing_keys"]):
-        raise UserError(
-            f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
-            f"e.g. {missing[0]}; give a complete causal language model"
-        )
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError(
-                f"the tokenizer of {config.name!r} has neither a pad nor an EOS token; "
-                'set "eos_token" or "pad_token" in its tokenizer_config.json'
-            )
-        tokenizer.pad_token = tokenizer.eos_token
-    freeze(model)
-    if config.activation_checkpointing:
-        _checkpoint_activations(model, config.name)
-    autocast = None if dtype == torch.float32 else dtype
-    return Base(model, tokenizer, config.name, dtype, autocast, origin=Origin.of(config))
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int] | None) -> set[int]:
@@ -196,7 +100,7 @@ def missing_weights(model: PreTrainedModel, reported: Collection[str]) -> list[s
     return sorted(missing)
 
 
-def _attention(dtype: torch.dtype, device: str) -> str | None:
+def attention(dtype: torch.dtype, device: str) -> str | None:
     """None lets transformers choose. The fused attention of CPUs without AMX has a slow backward pass in bfloat16."""
     return "eager" if device == "cpu" and dtype == torch.bfloat16 else None
 
@@ -288,7 +192,7 @@ def explain(name: str, error: Exception, kind: str) -> str:
     )
 
 
-def _quantization(name: str | None, dtype: torch.dtype) -> BitsAndBytesConfig | None:
+def quantization(name: str | None, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     if name is None:
         return None
     if QUANTIZATIONS[name] == 8:
@@ -301,7 +205,7 @@ def _quantization(name: str | None, dtype: torch.dtype) -> BitsAndBytesConfig | 
     )
 
 
-def _checkpoint_activations(model: PreTrainedModel, name: str) -> None:
+def checkpoint_activations(model: PreTrainedModel, name: str) -> None:
     # One method under two names: the second is older, and deprecated where the first exists.
     mark = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:

@@ -11,13 +11,14 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import ClassVar
 
 import regex
 import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.models.trained import Structure
 from llm_fed.settings import check_fields
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.state import Layout, State
@@ -28,12 +29,14 @@ ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `
 
 
 @dataclass(frozen=True)
-class Lora:
+class Lora(Structure):
     """The structure of what clients train (Hu et al. 2022); equal ones are trained together.
 
     With several experts each adapted layer adds `s * sum_e g_e B_e A_e x`. The gate says what g is: 1 (`sum`), a
     softmax of `router @ x` for every token and layer (`router`), or weights given per row of a batch (`mix`).
     """
+
+    fused: ClassVar[bool] = True
 
     rank: int
     alpha: float
@@ -60,22 +63,45 @@ class Lora:
         """s: what the adapter's output B A x is multiplied by."""
         return self.alpha / self.rank
 
-    def with_experts(self, *names: str, gate: str) -> Lora:
-        """Several such adapters on each layer, combined by `gate`."""
-        return replace(self, experts=names, gate=gate)
-
-    def beside(self, own: str, shared: str, answer: str) -> NoReturn:
-        """Raises UserError: only whole models stand side by side."""
-        raise UserError("this method gives each client a second, whole model; set adapter=null")
-
-    def only(self, expert: str) -> Lora:
-        """One of the experts alone, under its name and without a gate."""
-        return replace(self, experts=(expert,), gate="sum")
-
     @property
     def plain(self) -> bool:
         """Whether this is one adapter that stock PEFT knows."""
         return self.experts == ("",)
+
+    @property
+    def weighed(self) -> tuple[str, ...]:
+        """The experts, where a gate weighs them."""
+        return () if self.gate == "sum" else self.experts
+
+    def with_experts(self, *names: str, gate: str) -> Lora:
+        return replace(self, experts=names, gate=gate)
+
+    def only(self, expert: str) -> Lora:
+        return replace(self, experts=(expert,), gate="sum")
+
+    def mixture(self, *names: str) -> Lora:
+        return self.with_experts(*names, gate="router")
+
+    def gated(self, own: str, shared: str) -> Lora:
+        return self.with_experts(shared, own, gate="router")
+
+    def over_frozen(self) -> Lora:
+        return replace(self, delta=True)
+
+    def of_rank(self, rank: int) -> Lora:
+        return self if rank == self.rank else replace(self, rank=rank, alpha=self.scaling * rank)
+
+    def doubled(self) -> Lora:
+        return replace(self, rank=2 * self.rank, alpha=2 * self.alpha)
+
+    def in_words(self, ranks: Sequence[int] = ()) -> str:
+        chosen = self.target_modules
+        layers = chosen if isinstance(chosen, str) else ", ".join(chosen)
+        several = f"{len(self.experts)} LoRA adapters" if len(self.experts) > 1 else "a LoRA adapter"
+        head = f" and the head {', '.join(self.whole)}" if self.whole else ""
+        low, high = min(ranks, default=self.rank), max(ranks, default=self.rank)
+        rank = f"rank {low}" if low == high else f"ranks {low} to {high}"
+        return f"{several} of {rank} on {layers}{head}"
 
 
 def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:

@@ -9,17 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.paths import hub_place, is_local, public
-
-if TYPE_CHECKING:
-    from llm_fed.models.images import ImageBase
-    from llm_fed.models.loading import Base
 
 _SAMPLES, _SAMPLE = 4, 256  # parts of each tensor in a digest, and bytes of a part
 
@@ -107,11 +103,6 @@ class Origin:
         if wrong := [key for key, value in known.items() if not isinstance(value, str | None)]:
             raise ValueError(f"base.{wrong[0]} is not a text")
         return cls(**known)
-
-
-def origin_of(base: Base | ImageBase) -> Origin:
-    """Where a base is from; of one that was made in memory only what it is called."""
-    return base.origin or Origin(base.name, dtype=str(base.dtype).removeprefix("torch."))
 
 
 def _snapshot(name: str, revision: str | None) -> Path | None:

@@ -4,8 +4,7 @@ tokens of one."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from llm_fed.basics import checksum
 from llm_fed.basics.errors import UserError
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base, end_tokens
+from llm_fed.models.base import Base
+from llm_fed.models.loading import end_tokens
 from llm_fed.models.origin import Origin
-from llm_fed.settings.config import Config
 from llm_fed.tasks.common import Template
-from llm_fed.tasks.templates import filled, template_of
+from llm_fed.tasks.templates import filled
 
 FILE = "prompt.json"
 ORIGIN = "base"  # the key of the base in it, see `export.origins`
@@ -53,41 +51,9 @@ class Prompt:
         return json.dumps(checksum.added(values), indent=2, ensure_ascii=False).encode()
 
 
-def prompt_of(base: Base | ImageBase, config: Config) -> Prompt | None:
-    """How a configuration puts prompts to a base; None of an image model, which has none.
-
-    Raises:
-        UserError: the template is `chat` and the tokenizer has none.
-    """
-    if isinstance(base, ImageBase):
-        return None
-    if base.prompt is not None:
-        return replace(base.prompt, max_new_tokens=config.eval.max_new_tokens)
-    template = template_of(config.task.template, base.tokenizer)
-    return Prompt(template, stops(base, template), config.eval.max_new_tokens)
-
-
 def stops(base: Base, template: Template) -> tuple[int, ...]:
     """Every token that ends an answer: the base's, and the one with which the template ends a turn."""
     return tuple(sorted({id for id in stop_tokens(base) if id is not None} | {*filled(template, base.tokenizer).ends}))
-
-
-def as_said(base: Base, config: Config, said: Prompt | None, keys: Collection[str]) -> tuple[Base, Config]:
-    """The base and the configuration that put prompts as an adapter's folder says, but for what was set explicitly.
-
-    Args:
-        keys: those that were.
-    """
-    if said is None:
-        return base, config
-    if "task.template" in keys:
-        template = template_of(config.task.template, base.tokenizer)
-        said = replace(said, template=template, stop=stops(replace(base, prompt=said), template))
-    if "eval.max_new_tokens" in keys:
-        said = replace(said, max_new_tokens=config.eval.max_new_tokens)
-    task = replace(config.task, template=said.template.name)
-    evaluation = replace(config.eval, max_new_tokens=said.max_new_tokens)
-    return replace(base, prompt=said), replace(config, task=task, eval=evaluation)
 
 
 def read_prompt(folder: Path) -> Prompt | None:

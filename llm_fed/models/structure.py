@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import ClassVar
 
-from llm_fed.basics.errors import UserError
 from llm_fed.models import ranks
 from llm_fed.models.lora import Lora
+from llm_fed.models.trained import Structure as Structure
 from llm_fed.settings.config import AdapterConfig
 
 
@@ -20,43 +21,53 @@ class GateShape:
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Structure):
     """Every parameter is an entry of the state; floating buffers are its extras.
 
     One image model, or several side by side, whose entries begin with their names. `answer` says how these classify
     together (`models.joined`).
     """
 
-    parts: tuple[tuple[str, str], ...] = (("", ""),)  # (name, architecture): no name where it is alone, and the run's
-    # base where there is no architecture
+    fused: ClassVar[bool] = False
+
+    parts: tuple[tuple[str, str], ...] = (("", ""),)
     answer: str = ""
     gate: GateShape = GateShape()  # where the answer is `gate`
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Raises UserError: only adapters have one."""
+        self._needs_adapters("has no rank")
 
     @property
     def plain(self) -> bool:
         """Whether it is one model."""
         return not self.answer
 
+    @property
+    def weighed(self) -> tuple[str, ...]:
+        """The models, where a gate or weights say how much each counts."""
+        return tuple(name for name, _ in self.parts) if self.answer in ("gate", "probabilities", "logits") else ()
+
     def beside(self, own: str, shared: str, answer: str) -> Full:
-        """This model under the name `own`, and the run's base, which all clients know, under the name `shared`."""
         ((_, architecture),) = self.parts
         return Full(((own, architecture), (shared, "")), answer, self.gate)
 
     def several(self, *names: str, answer: str) -> Full:
-        """So many models like this one."""
         ((_, architecture),) = self.parts
         return Full(tuple((name, architecture) for name in names), answer)
 
-    def with_experts(self, *names: str, gate: str) -> NoReturn:
-        """Raises UserError: only adapters can stand side by side in every layer."""
-        raise UserError("this method gives clients several experts, which are LoRA adapters; set adapter.rank")
+    def mixture(self, *names: str) -> Full:
+        return self.several(*names, answer="probabilities")
 
-    def only(self, expert: str) -> NoReturn:
-        """Raises UserError: there are no experts."""
-        raise UserError(f"a whole model has no expert {expert!r}; set adapter.rank")
+    def gated(self, own: str, shared: str) -> Full:
+        return self.beside(own, shared, "gate")
 
-
-Structure = Lora | Full
+    def in_words(self, ranks: Sequence[int] = ()) -> str:
+        if self.plain:
+            return "a whole model"
+        names = [name for name, _ in self.parts]
+        return f"{len(names)} whole models side by side ({', '.join(names)})"
 
 
 def structure_of(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed import tasks
+from llm_fed import kinds, tasks
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.bench import bases, taking_part
@@ -25,8 +25,7 @@ from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.loop import Federation, Scoring
 from llm_fed.federation.progress import Progress, restore
-from llm_fed.models.images import ImageBase
-from llm_fed.models.loading import Base
+from llm_fed.kinds import Kind
 from llm_fed.network import limits
 from llm_fed.network.bundle import RUN_NAME
 from llm_fed.network.clients import RemoteClients
@@ -48,7 +47,7 @@ def train(
     *,
     fresh: bool = False,
     reporter: Reporter | None = None,
-    base: Base | ImageBase | None = None,
+    base: Kind | None = None,
     name: str | None = None,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end; personal models and their scores are made by the clients.
@@ -263,7 +262,6 @@ def _own_data(config: Config, known: Record | None) -> TaskData:
         known: the rows that the run knows.
     """
     if config.task.server.examples == 0 and not config.task.server.test:
-        task = tasks.find(config.task.name)
-        labels = (tasks.images.labels_of(config.task) or ()) if task.images else ()
-        return TaskData(config.task.name, task.metric, {}, labels)
+        labels = kinds.chosen(config).known_labels(config)
+        return TaskData(config.task.name, tasks.find(config.task.name).metric, {}, labels)
     return replace(tasks.load(config.task, config.federation_seed, config.evaluation_seed, known), clients={})

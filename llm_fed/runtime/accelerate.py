@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from torch import distributed, nn
+from torch import distributed
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError
@@ -34,13 +34,12 @@ class Shared:
     engine: Engine
     examples: list[object]
     fingerprint: str  # equal on all ranks, or their results would be nonsense
-    packages: tuple[str, ...] = ()  # of the method, where it is from outside; see `portable`
+    packages: tuple[str, ...] = ()  # of method and base, where they are from outside; see `portable`
 
     @classmethod
-    def of(cls, engine: Engine, sites: Iterable[Site], model: nn.Module | None, method: Method) -> Shared:
-        """Args: model: the base, where its weights are a checkpoint's; one that each rank draws is never used."""
+    def of(cls, engine: Engine, sites: Iterable[Site], base: Any, method: Method) -> Shared:
         examples = examples_of(sites)
-        return cls(engine, examples, fingerprint(examples, model), packages_of(method))
+        return cls(engine, examples, fingerprint(examples, base.model), packages_of(method, base))
 
     @property
     def codec(self) -> Codec:

@@ -19,11 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed.method import Method
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Site
 from llm_fed.state import Layout, State, wire
-from llm_fed.tasks.common import Picture
 
 _PACKAGE = __name__.partition(".")[0]
 _SAMPLE = 256  # numbers of a tensor that are looked at before two tensors are compared
@@ -44,17 +42,17 @@ def fingerprint(examples: Iterable[object], model: nn.Module | None = None) -> s
     digest = hashlib.blake2b(digest_size=8)
     for item in examples:
         digest.update(repr(item).encode())
-        if isinstance(item, Picture):
-            digest.update(item.pixels.cpu().numpy().tobytes())
+        if isinstance(pixels := getattr(item, "pixels", None), Tensor):
+            digest.update(pixels.cpu().numpy().tobytes())
     for parameter in model.parameters() if model else ():
         digest.update(parameter.detach().flatten()[:8].double().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
-def packages_of(method: Method) -> tuple[str, ...]:
-    """The packages from outside whose classes the method's class is made of."""
-    found = {kind.__module__.partition(".")[0] for kind in type(method).__mro__ if issubclass(kind, Method)}
-    return tuple(sorted(found - {_PACKAGE}))
+def packages_of(*things: Any) -> tuple[str, ...]:
+    """The packages from outside whose classes those of a method and a base are made of."""
+    found = {kind.__module__.partition(".")[0] for thing in things for kind in type(thing).__mro__}
+    return tuple(sorted(found - {_PACKAGE, "abc", "builtins", "typing"}))
 
 
 class Codec:

@@ -8,7 +8,6 @@ from typing import Any
 
 from llm_fed.method.requests import Fit, Generate, Query, Request
 from llm_fed.state import State
-from llm_fed.tasks.common import Encoded, Picture
 
 
 def split(costs: Sequence[float], parts: int) -> list[list[int]]:
@@ -36,13 +35,12 @@ def cost(request: Request[Any]) -> float:
 
 
 def _units(item: Any) -> int:
-    if isinstance(item, Encoded):
-        return len(item.input_ids)
-    if isinstance(item, Picture):
-        return 1
     if isinstance(item, Query):
         return len(item.prompt) + sum(map(len, item.options))
-    return sum(map(_units, item)) if isinstance(item, list | tuple) else 0
+    if isinstance(item, list | tuple):
+        return sum(map(_units, item))
+    ids = getattr(item, "input_ids", None)
+    return len(ids) if ids is not None else int(hasattr(item, "label"))
 
 
 def _states(item: Any) -> int:

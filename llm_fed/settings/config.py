@@ -52,6 +52,9 @@ class BaseConfig:
     device_map: Literal["auto"] | None = None
     activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
     revision: str | None = None  # revision of the base on the Hub
+    # the kind of model and data: language, images, or a class of your own as package.module:Class; null: images where
+    # the task's examples are pictures, else language
+    kind: str | None = None
 
 
 @dataclass(frozen=True)

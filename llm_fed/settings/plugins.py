@@ -1,4 +1,5 @@
-"""Methods and tasks from outside llm_fed, by name: `package.module:Name`, or an entry point of an installed package.
+"""Methods, tasks and kinds of model from outside llm_fed, by name: `package.module:Name`, or an entry point of an
+installed package.
 
 To name one is to run the code of its module. A process that another party tells what to do says by `only` which names
 it may look up; nothing else is imported then. A run folder may be another party's as well: `check_folder` refuses what
@@ -23,11 +24,16 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError, did_you_mean
 
-METHODS, TASKS = "llm_fed.methods", "llm_fed.tasks"  # groups of entry points
+METHODS, TASKS, KINDS = "llm_fed.methods", "llm_fed.tasks", "llm_fed.kinds"  # groups of entry points
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 # Where a configuration names something from outside.
-_KEYS = {("method", "name"): METHODS, ("task", "name"): TASKS, ("task", "server", "name"): TASKS}
+_KEYS = {
+    ("method", "name"): METHODS,
+    ("task", "name"): TASKS,
+    ("task", "server", "name"): TASKS,
+    ("base", "kind"): KINDS,
+}
 _allowed: ContextVar[Collection[str] | None] = ContextVar("_allowed", default=None)  # None: every name
 _trusted: ContextVar[frozenset[str]] = ContextVar("_trusted", default=frozenset())  # also where a folder names them
 
@@ -43,7 +49,7 @@ def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
 
     Args:
         key: the setting that holds the name, for messages.
-        group: METHODS or TASKS.
+        group: METHODS, TASKS or KINDS.
         builtin: the names that llm_fed itself knows, for messages.
 
     Raises:
@@ -116,7 +122,7 @@ def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
     Raises:
         NotAllowed: it names such code; how to allow it.
     """
-    known = {f"{point.module}:{point.attr}" for group in (METHODS, TASKS) for point in _installed(group)}
+    known = {f"{point.module}:{point.attr}" for group in (METHODS, TASKS, KINDS) for point in _installed(group)}
     refused = {key: name for key, name in named_in(tree).items() if name not in known | _trusted.get()}
     if not refused:
         return

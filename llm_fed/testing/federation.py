@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 
-from llm_fed import methods
+from llm_fed import kinds, methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import check_kinds
-from llm_fed.engine.images import VisionEngine
-from llm_fed.engine.language import LanguageEngine
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Schedule, Synchronous
@@ -34,7 +32,7 @@ from llm_fed.models.structure import Full, Structure
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.settings.config import Config, EvalConfig, LocalConfig
+from llm_fed.settings.config import Config, LocalConfig
 from llm_fed.settings.configfile import from_dict, overlay
 from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import TaskData
@@ -76,16 +74,18 @@ class Setup:
 
     def structure_of(self, id: str) -> Structure:
         """What a site trains; the server's adapter has the largest rank."""
-        if not self.ranks or not isinstance(self.structure, Lora):
+        if not self.ranks:
             return self.structure
-        return replace(self.structure, rank=self.ranks.get(id, max(self.ranks.values())))
+        adapter: Any = self.structure
+        return replace(adapter, rank=self.ranks.get(id, max(self.ranks.values())))
 
     def refusal(self, method: Method, settings: Mapping[str, Any]) -> str:
         """Why the method does not train such models, in its words; empty where it does."""
         config = from_dict({**self.config, "method": dict(settings)})
         metric = "accuracy" if self.labels else "rouge1"
+        kind = kinds.of(config.base, bool(self.labels))
         try:
-            check_kinds(config, TaskData(config.task.name, metric, {}, self.labels), method, metric)
+            check_kinds(kind, config, TaskData(config.task.name, metric, {}, self.labels), method, metric)
         except UserError as error:
             return str(error)
         return ""
@@ -101,14 +101,14 @@ STRUCTURE = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj
 ADAPTERS = Setup(
     "adapters of a LLaMA", language_base, STRUCTURE, LocalConfig(steps=3, batch_size=2, lr=0.05),
     lambda base, structure, dtype, generator: draw(base.model, structure, generator, dtype=dtype),
-    lambda base: LanguageEngine(base, EvalConfig()), tiny.answers, fused=True, falls=0.3, least=1000,
+    lambda base: base.engine(), tiny.answers, fused=True, falls=0.3, least=1000,
     config={},
 )  # fmt: skip
 MODELS = Setup(
     "whole ResNets", cache(partial(tiny.architecture, "resnet-9")), Full(),
     LocalConfig(steps=3, batch_size=4, lr=0.003, optimizer="adam"),
     lambda base, structure, dtype, generator: base.draw(structure, generator),
-    VisionEngine, tiny.pictures_of, fused=False, falls=0.02, least=100,
+    lambda base: base.engine(), tiny.pictures_of, fused=False, falls=0.02, least=100,
     config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
 )  # fmt: skip
 

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from llm_fed.kinds.images import Images
+from llm_fed.kinds.language import Language
 from llm_fed.models.cnn import CNN
-from llm_fed.models.images import ARCHITECTURES, HALF, ImageBase, head_of
-from llm_fed.models.loading import Base
+from llm_fed.models.images import ARCHITECTURES, head_of
 from llm_fed.tasks.common import Encoded, Picture
 
 VOCABULARY = 61
@@ -51,9 +52,9 @@ def tokenizer(**special: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
-def language_base(model: PreTrainedModel, name: str = "tiny", autocast: torch.dtype | None = None) -> Base:
+def language_base(model: PreTrainedModel, name: str = "tiny", autocast: torch.dtype | None = None) -> Language:
     """A base of a model that is here already."""
-    return Base(model, tokenizer(**SPECIAL), name, model.dtype, autocast)
+    return Language(model=model, tokenizer=tokenizer(**SPECIAL), name=name, dtype=model.dtype, autocast=autocast)
 
 
 def answers(client: int, size: int) -> list[Encoded]:
@@ -64,15 +65,18 @@ def answers(client: int, size: int) -> list[Encoded]:
     return [Encoded([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)) for prompt in prompts]
 
 
-def image_base(make: Callable[[], nn.Module], size: int, dtype: torch.dtype) -> ImageBase:
+def image_base(make: Callable[[], nn.Module], size: int, dtype: torch.dtype) -> Images:
     """A base of a model of CLASSES classes for pictures of `size` pixels."""
     model = drawn(make, 1)
     names = tuple(f"class {label}" for label in range(CLASSES))
     pretrained = not isinstance(model, CNN)
-    return ImageBase(model.to(dtype).eval(), "tiny", names, size, HALF, HALF, head_of(model), pretrained, dtype)
+    return Images(
+        model=model.to(dtype).eval(), name="tiny", labels=names, size=size, head=head_of(model), pretrained=pretrained,
+        dtype=dtype,
+    )  # fmt: skip
 
 
-def architecture(name: str, dtype: torch.dtype = torch.float64) -> ImageBase:
+def architecture(name: str, dtype: torch.dtype = torch.float64) -> Images:
     """A base of an architecture that `base.name` knows (cnn, resnet-9, ...)."""
     made = image_base(lambda: ARCHITECTURES[name](CLASSES), 32, dtype)
     made.name, made.pretrained = name, False

@@ -31,8 +31,8 @@ from llm_fed.bench.build import Experiment
 from llm_fed.experiment.finish import personal_models
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
+from llm_fed.kinds.images import Images
 from llm_fed.method.site import Site
-from llm_fed.models.images import ImageBase
 from llm_fed.models.structure import Structure
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.scoring.scores import Summary
@@ -43,7 +43,7 @@ from llm_fed.tasks.common import Picture, pixels_of
 BATCH = 256  # pictures whose statistics are one term of the mean
 
 
-def recomputed(base: ImageBase, structure: Structure, state: State, pictures: Sequence[Picture]) -> State:
+def recomputed(base: Images, structure: Structure, state: State, pictures: Sequence[Picture]) -> State:
     """`state` with the statistics that the pictures have in it: means over equal parts of some BATCH pictures."""
     flat = base.flat(structure)
     flat.load(state)

@@ -10,7 +10,7 @@ from pathlib import Path
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import Experiment
 from llm_fed.commands.evaluate import reopen
-from llm_fed.models.images import ImageBase
+from llm_fed.kinds.images import Images
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Full
 from llm_fed.runs.reading import finished, read_config
@@ -43,7 +43,7 @@ class Scored:
     models: tuple[str, ...]  # names of those that stand side by side
 
 
-def whole(run: Path) -> tuple[Experiment, ImageBase, dict[str, State]]:
+def whole(run: Path) -> tuple[Experiment, Images, dict[str, State]]:
     """A finished run of whole image models: its experiment, the models' base, and what it exported of each who is
     scored.
 
@@ -54,7 +54,7 @@ def whole(run: Path) -> tuple[Experiment, ImageBase, dict[str, State]]:
     if config.adapter is not None:
         raise UserError(f"{run} trained adapters; give a run of whole image models, with adapter: null")
     built, states = reopen(run, config)
-    assert isinstance(built.base, ImageBase)  # only image models train whole
+    assert isinstance(built.base, Images)  # only image models train whole
     return built, built.base, states
 
 

@@ -31,7 +31,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.fit import fit, token_losses
+from llm_fed.engine.examples import TEXT
+from llm_fed.engine.fit import fit
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import collate, plan
 from llm_fed.method.optimizer import Optimizer
@@ -128,7 +129,7 @@ class Bench:
             lengths = [len(example.input_ids) for example in everybody]
             for chosen in plan(lengths, self.args.budget or default, overhead):
                 with self.context():
-                    losses = token_losses(self.model, collate([everybody[i] for i in chosen]))
+                    losses = TEXT.losses(self.model, collate([everybody[i] for i in chosen]))
                 losses.mean().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -81,11 +81,13 @@ class Pretended(TorchDispatchMode):
         launches: how many operations reached the device, by name; copies from the host among them.
         waits: how often the host asked for values, by name; it is given zeros. What has as many rows as there are
             values that hold (`nonzero`, a mask as an index) raises torch's DynamicOutputShapeException.
+        from_host: how many operations read tensors of the host; numbers do not count.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.launches, self.waits = Counter[str](), Counter[str]()
+        self.from_host = 0
         self._fake, self._functions = FakeTensorMode(), _Functions()
         # Transformers looks at no values of tensors that it knows to be fake.
         self._values = patch("transformers.utils.import_utils.is_fake_tensor", lambda tensor: False)
@@ -115,6 +117,8 @@ class Pretended(TorchDispatchMode):
         ):
             self.waits[name] += 1
             return torch.zeros(given[0].shape, dtype=kwargs.get("dtype") or given[0].dtype)
+        hosts = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
+        self.from_host += any(not isinstance(leaf, FakeTensor) for leaf in hosts)
         args, kwargs = tree_map_only(Tensor, self._shape_of, (args, kwargs))
         with self._fake:
             found = func(*args, **kwargs)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import formula
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llm_fed.basics.rng import generator
-from llm_fed.engine import formula
 from llm_fed.engine.footprint import training_copies
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import plan

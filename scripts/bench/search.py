@@ -28,14 +28,15 @@ from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, 
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine.drive import drive
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
+from llm_fed.kinds.images import Images
 from llm_fed.method import Upload
 from llm_fed.method.requests import Gradient
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data
 from llm_fed.methods import build
 from llm_fed.models.cnn import CNN, SIZE
-from llm_fed.models.images import HALF, ImageBase, head_of
+from llm_fed.models.images import head_of
 from llm_fed.models.structure import Full, Structure
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
@@ -49,7 +50,7 @@ LOCAL = LocalConfig(steps=None, epochs=1, batch_size=32, lr=1e-3, lr_end=1e-3, o
 VARIANTS = ("project", "graph of one product", "graph of M terms")
 
 
-def image_base(kind: str, size: int, device: str = "cpu") -> ImageBase:
+def image_base(kind: str, size: int, device: str = "cpu") -> Images:
     """A random cnn, resnet18 or vit-b for pictures of `size`."""
     torch.manual_seed(0)
     model: nn.Module
@@ -61,7 +62,7 @@ def image_base(kind: str, size: int, device: str = "cpu") -> ImageBase:
         model = ViTForImageClassification(ViTConfig(image_size=size, num_labels=CLASSES))  # type: ignore[call-arg]
     labels = tuple(map(str, range(CLASSES)))
     model = nn.Module.to(model, device).eval()
-    return ImageBase(model, kind, labels, size, HALF, HALF, head_of(model), pretrained=False)
+    return Images(model=model, name=kind, labels=labels, size=size, head=head_of(model))
 
 
 def pictures(count: int, size: int) -> list[Picture]:
@@ -70,7 +71,7 @@ def pictures(count: int, size: int) -> list[Picture]:
     return [Picture(image, i % CLASSES, str(i % CLASSES)) for i, image in enumerate(pixels)]
 
 
-def server_site(base: ImageBase, structure: Structure, examples: int, clients: int, cohort: int, batch: int) -> Server:
+def server_site(base: Images, structure: Structure, examples: int, clients: int, cohort: int, batch: int) -> Server:
     """A server with examples of its own."""
     local = LocalConfig(**{**vars(LOCAL), "batch_size": batch})
     data = Data(pictures(examples, base.size), num_labels=CLASSES)
@@ -90,12 +91,14 @@ class Search:
 
     def __init__(self, given: argparse.Namespace, kind: str):
         self.base = image_base(kind, given.size, given.device)
-        self.engine = VisionEngine(self.base)
+        self.engine = Engine(self.base)
         self.model = self.base.draw(Full(), generator(0))
         self.atlas = torch.stack([update.row for update in updates(self.model, given.anchors)])
         self.found = torch.full((given.anchors,), 1 / given.anchors)
         self.batch = pictures(given.batch, self.base.size)
-        self.module = self.engine.loaded(Full(), self.model).module
+        flat = self.base.flat(Full())
+        flat.load(self.model)
+        self.module = flat.module
         device = self.base.device
         self.start = {name: tensor.to(device) for name, tensor in self.model.tensors().items()}
         rows = self.atlas.to(device)
@@ -108,7 +111,7 @@ class Search:
         """The gradient of the loss by the coefficients, (M,)."""
         if variant == "project":
             at = self.model.like(self.model.row + self.found @ self.atlas)
-            _, gradient = self.engine.gradient(Gradient("server", Full(), at, self.batch))
+            ((_, gradient),) = self.engine.execute([Gradient("server", Full(), at, self.batch)])
             return self.atlas @ gradient.row
         found = self.found.to(self.base.device).requires_grad_()
         merged = {
@@ -190,7 +193,7 @@ def round_table(given: argparse.Namespace) -> None:
     print("| model | step of the server | time / one pass of fine-tuning |\n|---|---|---|")
     for kind in given.models:
         base = image_base(kind, given.size, given.device)
-        engine, half = VisionEngine(base), given.anchors // 2
+        engine, half = Engine(base), given.anchors // 2
         server = server_site(base, Full(), given.examples, 500, half, LOCAL.batch_size)
         model = server.initial()
         uploads = [Upload(f"c{i}", 10, 0, delta) for i, delta in enumerate(updates(model, half))]

@@ -21,7 +21,7 @@ from search import LOCAL, image_base, server_site, updates
 from torch.utils.flop_counter import FlopCounterMode
 
 from llm_fed.engine.drive import drive
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.method import Upload
 from llm_fed.method.server import Server
 from llm_fed.methods import build
@@ -45,7 +45,7 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {  # settings, and which of the
 class Rounds:
     """The server of one method."""
 
-    def __init__(self, given: argparse.Namespace, name: str, site: Callable[[], Server], engine: VisionEngine):
+    def __init__(self, given: argparse.Namespace, name: str, site: Callable[[], Server], engine: Engine):
         self.given, self.engine, self.server, (self.settings, self.key) = given, engine, site(), METHODS[name]
         self.settings, self.pictures = {"name": name, **self.settings}, self.server.train
         model = self.server.initial()
@@ -98,7 +98,7 @@ def main() -> None:
     given = parser.parse_args()
     base = image_base("vit-b", given.pixels)
     structure = Lora(4, 8, 0.0, ("q_proj", "v_proj"), whole=(base.head,))
-    engine = VisionEngine(base)
+    engine = Engine(base)
 
     def site() -> Server:
         return server_site(base, structure, 2, given.clients, given.cohort, 1)

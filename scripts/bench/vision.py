@@ -24,18 +24,17 @@ from alternating import compare
 from torch import nn
 
 from llm_fed.basics.rng import generator
-from llm_fed.bench.placement import placed
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Synchronous
+from llm_fed.kinds.images import Images, load_images, placed
 from llm_fed.method.client import Client
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data
 from llm_fed.methods.fedit import FedIT
-from llm_fed.models.images import ImageBase, load_images
 from llm_fed.models.structure import Full
 from llm_fed.runs.folder import Run
 from llm_fed.runtime.local import LocalRuntime
@@ -76,7 +75,7 @@ def main() -> None:
     compare(rounds, given.repeats, given.device)
 
 
-def make(given: argparse.Namespace, device: str) -> tuple[list[Fit], ImageBase]:
+def make(given: argparse.Namespace, device: str) -> tuple[list[Fit], Images]:
     """The clients' jobs, their pictures on `device`."""
     base = load_images(BaseConfig(name=given.model, dtype="float32"), LABELS, given.device)
     start = base.draw(Full(), generator(0))
@@ -93,8 +92,8 @@ def engine(
     given: argparse.Namespace, dtype: Dtype, jobs: list[Fit], augment: Literal["crop-flip"] | None = None
 ) -> Callable[[], object]:
     base = load_images(BaseConfig(name=given.model, dtype=dtype), LABELS, given.device)
-    runner = VisionEngine(base)
-    return lambda: [runner.fit(replace(job, augment=augment)) for job in jobs]
+    runner = Engine(base)
+    return lambda: [runner.fit_whole(replace(job, augment=augment)) for job in jobs]
 
 
 def fedavg(given: argparse.Namespace, jobs: list[Fit]) -> Callable[[], object]:
@@ -102,7 +101,7 @@ def fedavg(given: argparse.Namespace, jobs: list[Fit]) -> Callable[[], object]:
     checkpoints."""
     local = LocalConfig(steps=None, epochs=given.epochs, batch_size=32, lr=1e-3, optimizer="adam")
     base = load_images(BaseConfig(name=given.model, dtype="float32"), LABELS, given.device)
-    runtime = LocalRuntime(VisionEngine(base), len(jobs))
+    runtime = LocalRuntime(Engine(base), len(jobs))
     rate = {"lr": local.lr, "lr_end": local.lr}
     config = configfile.from_dict({"rounds": given.rounds, "adapter": None, "local": rate})
 
@@ -127,7 +126,7 @@ def pictures_of(job: Fit, count: int) -> list[Picture]:
     return list(job.examples[:count])
 
 
-def plain(base: ImageBase, job: Any, layout: torch.memory_format) -> nn.Module:
+def plain(base: Images, job: Any, layout: torch.memory_format) -> nn.Module:
     """What one would write for one client."""
     model = copy.deepcopy(base.model).train()
     model.load_state_dict(job.start.tensors(), strict=False)  # statistics of batches begin anew
@@ -142,7 +141,7 @@ def plain(base: ImageBase, job: Any, layout: torch.memory_format) -> nn.Module:
     return model
 
 
-def at_once(base: ImageBase, jobs: list[Fit]) -> dict[str, torch.Tensor]:
+def at_once(base: Images, jobs: list[Fit]) -> dict[str, torch.Tensor]:
     """The clients' parameters stacked, one batch of each in every step; statistics of batches are not kept."""
     device = base.device
     parameters = {

@@ -23,11 +23,12 @@ from transformers import ViTConfig, ViTForImageClassification
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.examples import Pictures
 from llm_fed.engine.fit import fit
+from llm_fed.kinds.images import Images
+from llm_fed.kinds.pictures import Pictures
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
-from llm_fed.models.images import HALF, ImageBase, head_of
+from llm_fed.models.images import head_of
 from llm_fed.models.lora import Lora
 from llm_fed.tasks.common import Picture
 
@@ -57,17 +58,17 @@ def main() -> None:
     compare(variants, given.repeats, given.device)
 
 
-def make(device: str) -> ImageBase:
+def make(device: str) -> Images:
     torch.manual_seed(0)
     config = ViTConfig(
         hidden_size=192, num_hidden_layers=6, num_attention_heads=3, intermediate_size=768, image_size=32, patch_size=4,
         num_labels=len(LABELS),  # type: ignore[call-arg]
     )  # fmt: skip
     model = ViTForImageClassification(config).to(device).eval()  # type: ignore[arg-type]
-    return ImageBase(model, "bench", LABELS, 32, HALF, HALF, head_of(model), pretrained=True)
+    return Images(model=model, name="bench", labels=LABELS, size=32, head=head_of(model), pretrained=True)
 
 
-def job(base: ImageBase, structure: Lora, client: int, steps: int) -> Fit:
+def job(base: Images, structure: Lora, client: int, steps: int) -> Fit:
     draws = generator(0, client)
     images = torch.randint(256, (steps, 10, 3, 32, 32), generator=draws, dtype=torch.uint8)
     labels = torch.randint(len(LABELS), (steps, 10), generator=draws).tolist()
@@ -78,7 +79,7 @@ def job(base: ImageBase, structure: Lora, client: int, steps: int) -> Fit:
     return Fit.on(f"{client}", structure, base.draw(structure, draws), batches, Optimizer(1e-3, "adam"))
 
 
-def passes(base: ImageBase, structure: Lora, groups: list[list[Fit]], budget: int | None = None) -> None:
+def passes(base: Images, structure: Lora, groups: list[list[Fit]], budget: int | None = None) -> None:
     """The jobs of each group fused, the groups one after another."""
     kind = Pictures.of(base, structure)
     for jobs in groups:
@@ -87,7 +88,7 @@ def passes(base: ImageBase, structure: Lora, groups: list[list[Fit]], budget: in
             raise failed[0]
 
 
-def stock(base: ImageBase, structure: Lora) -> nn.Module:
+def stock(base: Images, structure: Lora) -> nn.Module:
     names = list(structure.target_modules)
     config = peft.LoraConfig(
         r=8, lora_alpha=16, lora_dropout=structure.dropout, target_modules=names, modules_to_save=["classifier"]
@@ -95,7 +96,7 @@ def stock(base: ImageBase, structure: Lora) -> nn.Module:
     return peft.get_peft_model(copy.deepcopy(base.model), config).train()  # type: ignore[arg-type]
 
 
-def one_by_one(base: ImageBase, wrapped: nn.Module, jobs: list[Fit]) -> None:
+def one_by_one(base: Images, wrapped: nn.Module, jobs: list[Fit]) -> None:
     """Each client's adapter is loaded, trained and read."""
     trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     for job in jobs:

@@ -21,7 +21,7 @@ from llm_fed.engine import generation
 from llm_fed.engine.sampling import Sampling
 from llm_fed.experiment import run as experiment
 from llm_fed.export.personal import Personal, alone
-from llm_fed.models.loading import load_base
+from llm_fed.kinds.language import load_base
 from llm_fed.settings import configfile
 from llm_fed.settings.config import BaseConfig
 from llm_fed.tasks.templates import template_of

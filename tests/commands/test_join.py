@@ -18,8 +18,8 @@ from llm_fed.basics.rng import generator
 from llm_fed.commands.join import join
 from llm_fed.experiment import joining, run
 from llm_fed.export import peft_folders
+from llm_fed.kinds.language import load_base
 from llm_fed.method.site import Site
-from llm_fed.models.loading import load_base
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import read_config

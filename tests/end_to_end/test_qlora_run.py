@@ -17,12 +17,13 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from llm_fed import load_client
-from llm_fed.bench import bases
 from llm_fed.engine import fit
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
-from llm_fed.models.loading import Base, load_base
+from llm_fed.kinds import language
+from llm_fed.kinds.language import load_base
+from llm_fed.models.base import Base
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records, timed_rounds
 from llm_fed.settings import configfile
@@ -146,13 +147,13 @@ def test_activation_checkpointing_recomputes_and_changes_nothing(train, monkeypa
     def count(what: str) -> None:
         passes[what] += 1
 
-    def counted_losses(*args: Any, **settings: Any) -> torch.Tensor:
+    def counted_pass(*args: Any, **settings: Any) -> None:
         count("training")
-        return losses_of(*args, **settings)
+        passed(*args, **settings)
 
-    losses_of = fit.token_losses
-    monkeypatch.setattr(bases, "load_base", counted)
-    monkeypatch.setattr(fit, "token_losses", counted_losses)
+    passed = fit.FusedFit._pass
+    monkeypatch.setattr(language, "load_base", counted)
+    monkeypatch.setattr(fit.FusedFit, "_pass", counted_pass)
     plain = adapters_of(train("plain"))
     once = dict(passes)
     recomputed = adapters_of(train("recomputed", base={"activation_checkpointing": True}))

@@ -9,8 +9,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from llm_fed import tasks
-from llm_fed.bench.encoding import Encoder
 from llm_fed.commands.evaluate import evaluate_run
+from llm_fed.kinds.encoding import Encoder
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import Example
 from llm_fed.tasks.conversations import encoded

@@ -18,8 +18,9 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine import generation, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.fit import fit, token_losses
-from llm_fed.engine.language import LanguageEngine
+from llm_fed.engine.engine import Engine
+from llm_fed.engine.examples import TEXT
+from llm_fed.engine.fit import fit
 from llm_fed.engine.packing import collate
 from llm_fed.export import peft_folders
 from llm_fed.method.optimizer import Optimizer
@@ -86,7 +87,7 @@ def test_training_equals_a_plain_loop(base, structure):
         for examples in steps:
             optimizer.zero_grad()
             with by_the_formula(base.model, structure, entries):
-                token_losses(base.model, collate(examples)).mean().backward()
+                TEXT.losses(base.model, collate(examples)).mean().backward()
             optimizer.step()
         expected = State.of({name: value.data for name, value in entries.items()})
         torch.testing.assert_close(result.state.row, expected.row, rtol=0, atol=1e-10)
@@ -154,7 +155,7 @@ def test_mean_losses_are_those_of_transformers(base):
     got = inference.mean_losses(AdaptedModel(base.model, ROUTED), bank, list(enumerate(lists)))
     for one, examples, loss in zip(states, lists, got, strict=True):
         with by_the_formula(base.model, ROUTED, one.tensors()):
-            alone = torch.cat([token_losses(base.model, collate([example])) for example in examples])
+            alone = torch.cat([TEXT.losses(base.model, collate([example])) for example in examples])
         assert loss == pytest.approx(float(alone.mean()), abs=1e-6)
 
 
@@ -180,7 +181,7 @@ def test_weights_of_experts_are_means_over_tokens_and_layers(base):
         ExpertWeights("a", ROUTED, states[0], examples[:2]),
         ExpertWeights("b", ROUTED, states[1], examples[2:]),
     ]
-    got = torch.cat(list(LanguageEngine(base, EvalConfig()).execute(asked)))
+    got = torch.cat(list(Engine(base, EvalConfig()).execute(asked)))
     for one, example, weights in zip([states[0], states[0], states[1]], examples, got, strict=True):
         seen: list[Tensor] = []
 
@@ -200,7 +201,7 @@ def test_weights_of_experts_are_means_over_tokens_and_layers(base):
 
 def test_weights_of_a_mix_are_those_of_each_prompt(base):
     one, (example,) = mixed(base, 0.5, [[6, 7], [3, 9]]), tiny.examples(3, [7])
-    (got,) = LanguageEngine(base, EvalConfig()).execute([ExpertWeights("a", MIXED, one, [example])])
+    (got,) = Engine(base, EvalConfig()).execute([ExpertWeights("a", MIXED, one, [example])])
     torch.testing.assert_close(got, inference.mixing_weights(base, [(one, example.prompt)]))
 
 
@@ -209,7 +210,7 @@ def test_answers_and_options_under_a_mix_follow_each_prompts_own_weights(base):
     prompts, options = [[5, 6, 7], [8, 9]], [[10, 11], [12]]
     one = mixed(base, 0.75, [prompts[0]])
     opposite = State(one.layout, one.row, {**one.extras, ANCHORS: -one.extras[ANCHORS]})
-    runtime = LocalRuntime(LanguageEngine(base, EvalConfig(max_new_tokens=6)), 2)
+    runtime = LocalRuntime(Engine(base, EvalConfig(max_new_tokens=6)), 2)
     bank = runtime.engine.bank(MIXED, [one, opposite])
     asked = [(0, prompts[0]), (1, prompts[0])]
     weights = runtime.engine.mixing_weights(MIXED, [(one, prompts[0]), (opposite, prompts[0])])
@@ -258,7 +259,7 @@ def test_load_client_answers_as_the_run_did(base, tmp_path):
         )
         bank = AdapterBank(base.model, structure, 1, torch.float64)
         bank.load(0, one)
-        runtime = LocalRuntime(LanguageEngine(base, EvalConfig()), 1)
+        runtime = LocalRuntime(Engine(base, EvalConfig()), 1)
         prompts = [encode_prompt(text, base.tokenizer, template="alpaca-short") for text in ("w3 w4 w5", "w7")]
         mix = runtime.engine.mixing_weights(structure, [(one, prompt) for prompt in prompts])
         asked = [(0, prompt) for prompt in prompts]

@@ -18,13 +18,13 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.drive import drive
-from llm_fed.engine.examples import Pictures
+from llm_fed.engine.engine import Engine
 from llm_fed.engine.gradients import per_example_gradients
-from llm_fed.engine.images import VisionEngine
+from llm_fed.kinds.images import Images
+from llm_fed.kinds.pictures import Pictures
 from llm_fed.mergers.mixing import mixed
 from llm_fed.method.merge import doubled
 from llm_fed.method.requests import Distillation
-from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, targets
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
@@ -36,11 +36,11 @@ SIZES = {"a": 6, "b": 1, "c": 13, "d": 8}
 
 
 @pytest.fixture(scope="module")
-def base() -> ImageBase:
+def base() -> Images:
     return tiny_images.vit()
 
 
-def state(base: ImageBase, structure: Lora, seed: int = 0) -> State:
+def state(base: Images, structure: Lora, seed: int = 0) -> State:
     """A state without a zero in it: experts, routers and the head's bias all matter."""
     draws = torch.Generator().manual_seed(seed)
     fresh = base.draw(structure, draws)
@@ -48,7 +48,7 @@ def state(base: ImageBase, structure: Lora, seed: int = 0) -> State:
 
 
 @contextmanager
-def by_the_formula(base: ImageBase, structure: Lora, entries: dict[str, Tensor], mix: Any = MIX) -> Iterator[nn.Module]:
+def by_the_formula(base: Images, structure: Lora, entries: dict[str, Tensor], mix: Any = MIX) -> Iterator[nn.Module]:
     """The base with y + s sum_e g_e B_e (A_e x) in every adapted layer, and W x + b for its head."""
 
     def hook(name):
@@ -75,9 +75,9 @@ def by_the_formula(base: ImageBase, structure: Lora, entries: dict[str, Tensor],
         handle.remove()
 
 
-def together(base: ImageBase, structure: Lora, starts: dict[str, State], local: LocalConfig, **options: Any):
+def together(base: Images, structure: Lora, starts: dict[str, State], local: LocalConfig, **options: Any):
     """Clients of different sizes train in one pass: their results, sites and engine."""
-    engine = VisionEngine(base)
+    engine = Engine(base)
     sites = {
         id: tiny_images.party(base, tiny_images.pictures(SIZES[id], seed), id, structure, local, lr=0.02)
         for seed, id in enumerate(starts)
@@ -210,7 +210,7 @@ def test_per_example_gradients_are_those_of_a_loop(base, structure, budget):
     pictures, one = tiny_images.pictures(7), state(base, structure)
     kind = Pictures.of(base, structure)
     found = per_example_gradients(AdaptedModel(base.model, structure, kind, budget=budget), one, pictures)
-    engine, site = VisionEngine(base), tiny_images.party(base, pictures, structure=structure)
+    engine, site = Engine(base), tiny_images.party(base, pictures, structure=structure)
     for row, picture in zip(found, pictures, strict=True):
         loss, alone = tiny_images.answer(engine, site.gradient(one, [picture]))
         torch.testing.assert_close(row, -alone.row, rtol=0, atol=1e-12)
@@ -234,9 +234,9 @@ def test_per_example_gradients_are_those_of_a_loop(base, structure, budget):
 
 def test_pictures_are_mixed_by_similarity(base, monkeypatch):
     """alpha = scale * the mean cosine of what the base's own head reads, by hand; several clients in passes of four."""
-    monkeypatch.setattr("llm_fed.engine.image_adapters.budget_and_overhead", lambda device: (20, 0))
+    monkeypatch.setattr("llm_fed.engine.classifying.budget_and_overhead", lambda device: (20, 0))
     pictures = tiny_images.pictures(6)
-    engine = VisionEngine(base)
+    engine = Engine(base)
     sites = {id: tiny_images.party(base, pictures, id, MIXED) for id in "ab"}
     features = tiny_images.answer(engine, sites["a"].features(pictures))
     with torch.no_grad():
@@ -260,7 +260,7 @@ def test_pictures_are_mixed_by_similarity(base, monkeypatch):
 
 def test_losses_are_those_of_stock_peft(base):
     """Of several states, for several clients at once."""
-    engine, pictures = VisionEngine(base), tiny_images.pictures(7)
+    engine, pictures = Engine(base), tiny_images.pictures(7)
     states = [state(base, LORA, seed) for seed in range(2)]
     sites = {id: tiny_images.party(base, pictures[:size], id, LORA) for id, size in (("a", 7), ("b", 3))}
     found = drive({id: site.losses_of(states) for id, site in sites.items()}, engine.execute)
@@ -274,7 +274,7 @@ def test_distillation_follows_the_teachers_mean_logits(base):
     """The divergence of the predictions from theirs, in a plain loop; a teacher beside another client's. In two epochs
     each teacher sees a picture once."""
     seen: list[int] = []
-    engine, start = VisionEngine(base), state(base, LORA)
+    engine, start = Engine(base), state(base, LORA)
     sites = {
         id: tiny_images.party(base, tiny_images.pictures(9, seed), id, LORA, lr=0.02) for seed, id in enumerate("ab")
     }

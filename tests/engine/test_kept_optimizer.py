@@ -16,7 +16,7 @@ from tiny_images import BATCHES
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.experiment import run
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, Fitted
@@ -63,10 +63,10 @@ def test_two_fits_of_a_whole_model_are_one():
     base = tiny_images.MAKERS["cnn"]()
     start = base.draw(Full(), generator(0))
     job = Fit.on("c", Full(), start, [*BATCHES, *BATCHES], Optimizer(1e-3, "adam"))
-    (whole,) = VisionEngine(base).execute([job])
+    (whole,) = Engine(base).execute([job])
     first, second = halves(job)
-    (done,) = VisionEngine(base).execute([first])
-    (found,) = VisionEngine(base).execute([replace(second, start=done.state, moments=done.moments)])
+    (done,) = Engine(base).execute([first])
+    (found,) = Engine(base).execute([replace(second, start=done.state, moments=done.moments)])
     assert found.state.equal(whole.state)
 
 

@@ -25,10 +25,11 @@ def counted() -> dict[str, tuple[int, int]]:
 
 
 def test_further_clients_cost_no_launches(counted):
-    """In one micro-batch. Clipping multiplies each client's gradient by a factor of its own."""
-    assert counted["three clients"][0] == counted["one client"][0] == 266
-    assert counted["one client, clipped"][0] == 266 + 8
-    assert counted["three clients, clipped"][0] == 266 + 8 + 2
+    """In one micro-batch, for which the host asks for one copy. Clipping multiplies each client's gradient by a factor
+    of its own."""
+    assert counted["three clients"][0] == counted["one client"][0] == 261
+    assert counted["one client, clipped"][0] == 261 + 8
+    assert counted["three clients, clipped"][0] == 261 + 8 + 2
 
 
 def test_no_step_waits_for_the_device(counted):

@@ -11,7 +11,7 @@ import torch
 from stock_training import fitted
 
 from llm_fed.basics.rng import generator
-from llm_fed.engine.fused import FusedEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, Fitted, PerExample
 from llm_fed.models.lora import Lora, draw
@@ -164,4 +164,4 @@ def test_noisy_and_plain_fits_do_not_train_together():
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
     jobs = [job(model, structure, k) for k in range(2)]
     with pytest.raises(ValueError, match="one pass"):
-        FusedEngine.fit(None, [jobs[0], replace(jobs[1], private=None)])  # type: ignore[arg-type]
+        Engine.fit(None, [jobs[0], replace(jobs[1], private=None)])  # type: ignore[arg-type]

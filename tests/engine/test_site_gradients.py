@@ -11,8 +11,7 @@ import torch
 from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, loaded, stock
 from torch import nn
 
-from llm_fed.engine.images import VisionEngine
-from llm_fed.engine.language import LanguageEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.method.server import Server
 from llm_fed.models.lora import draw
 from llm_fed.models.structure import Full
@@ -24,11 +23,11 @@ from llm_fed.testing import federation
 @pytest.mark.parametrize("kind", MAKERS)
 def test_losses_and_logits(kind, monkeypatch):
     """In evaluation mode, in chunks, under several states one after another."""
-    monkeypatch.setattr("llm_fed.engine.images.CHUNK", 4)
+    monkeypatch.setattr("llm_fed.engine.whole.CHUNK", 4)
     base, examples = MAKERS[kind](), BATCHES[0] + BATCHES[2]
     site = tiny_images.party(base, examples)
     states = [site.initial(), site.initial("other")]
-    engine = VisionEngine(base)
+    engine = Engine(base)
     losses = tiny_images.answer(engine, site.losses_of(states))
     for state, loss in zip(states, losses, strict=True):
         module = loaded(base, state).eval()
@@ -45,7 +44,7 @@ def test_the_gradient_of_images_is_autograd(kind):
     """Without dropout, on running statistics, and no remains of the call before."""
     base = MAKERS[kind]()
     site = tiny_images.party(base, BATCHES[0])
-    engine, state = VisionEngine(base), site.initial()
+    engine, state = Engine(base), site.initial()
     for examples in (BATCHES[2], BATCHES[0]):
         loss, gradient = tiny_images.answer(engine, site.gradient(state, examples))
         module = loaded(base, state).eval().requires_grad_(True)
@@ -62,7 +61,7 @@ def test_the_gradient_under_another_head(kind, structure):
     base, examples = MAKERS[kind](), tiny_images.pictures(7, classes=6)
     site = tiny_images.party(base, examples, structure=structure)
     site.data = replace(site.data, num_labels=6)
-    engine, state = VisionEngine(base), site.initial()
+    engine, state = Engine(base), site.initial()
     head = site.new_head(state)
     assert {name: (tuple(value.shape), float(value.abs().max())) for name, value in head.tensors().items()} == {
         "weight": ((6, base.model.get_submodule(base.head).in_features), 0.0), "bias": ((6,), 0.0)
@@ -108,7 +107,7 @@ def test_the_gradient_of_text_is_autograd(monkeypatch):
     (total / count).backward()
     expected = {name: parameter.grad for name, parameter in tiny.peft_entries(wrapped).items()}
     for budget in (None, 30):
-        engine = LanguageEngine(base, EvalConfig())
+        engine = Engine(base, EvalConfig())
         engine.budget = budget
         loss, gradient = tiny_images.answer(engine, site.gradient(state, examples))  # type: ignore[arg-type]
         assert loss == pytest.approx((total / count).item(), abs=1e-6)  # logits are float32

@@ -15,7 +15,8 @@ from llm_fed.basics.errors import ClientError, RunError, UserError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.fit import fit, token_losses
+from llm_fed.engine.examples import TEXT
+from llm_fed.engine.fit import fit
 from llm_fed.engine.packing import collate, padded_tokens, plan
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, Fitted
@@ -323,7 +324,7 @@ def test_work_counts_tokens_padding_and_micro_batches():
 def test_token_losses_are_those_of_every_target_token():
     model = tiny.build("llama", torch.float64)
     batch = tiny.examples(0, [9, 4, 6])
-    losses = token_losses(model, collate(batch))
+    losses = TEXT.losses(model, collate(batch))
     expected = []
     for example in batch:
         log_probabilities = model(input_ids=torch.tensor([example.input_ids])).logits[0].log_softmax(-1)

@@ -15,12 +15,12 @@ from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, load
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import ClientError, UserError
-from llm_fed.engine import images
+from llm_fed.engine import whole
 from llm_fed.engine.drive import drive
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
+from llm_fed.kinds.images import Images
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.site import Site
-from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
 from llm_fed.settings.config import LocalConfig
@@ -28,7 +28,7 @@ from llm_fed.state import State
 
 
 def plain(
-    base: ImageBase,
+    base: Images,
     module: nn.Module,
     local: LocalConfig,
     lr: float,
@@ -56,7 +56,7 @@ def plain(
     return {name: value.detach() for name, value in module.state_dict().items()}, losses
 
 
-def fit(site: Site, engine: VisionEngine, state: State, batches: Any = BATCHES, **options: Any) -> State:
+def fit(site: Site, engine: Engine, state: State, batches: Any = BATCHES, **options: Any) -> State:
     """`site.fit` on these batches, with changes to the site's optimizer among the options."""
     changes = {key: options.pop(key) for key in ("lr", "proximal", "correction") if key in options}
     examples = [picture for batch in batches for picture in batch]
@@ -79,7 +79,7 @@ def test_a_fit_is_a_plain_loop(kind, changes):
     site = tiny_images.party(base, BATCHES[0], local=local, lr=0.02)
     start = site.initial()
     before = start.row.clone(), {name: value.clone() for name, value in start.extras.items()}
-    found = fit(site, VisionEngine(base), start)
+    found = fit(site, Engine(base), start)
     expected, losses = plain(base, loaded(base, start), local, 0.02, BATCHES)
     assert_state(found, expected)
     assert site.losses == pytest.approx(losses, abs=1e-12)
@@ -98,20 +98,20 @@ def test_a_part_of_the_model_is_trained(kind, train):
     base, local = MAKERS[kind](), replace(tiny_images.LOCAL, clip=0.3)
     site = tiny_images.party(base, BATCHES[0], local=local)
     start = site.initial()
-    found = fit(site, VisionEngine(base), start, train=train, lr=0.02, proximal=0.1)
+    found = fit(site, Engine(base), start, train=train, lr=0.02, proximal=0.1)
     assert_state(found, plain(base, loaded(base, start), local, 0.02, BATCHES, train, proximal=0.1)[0])
     chosen = start.layout.matching(train)
     for name in start:
         assert torch.equal(found[name], start[name]) == (name not in chosen), name
     with pytest.raises(UserError, match="matches none of"):
-        fit(site, VisionEngine(base), start, train="lora_B")
+        fit(site, Engine(base), start, train="lora_B")
 
 
 def test_training_goes_on_by_steps_or_epochs():
     """Seven pictures in batches of three are three steps an epoch; a second fit of a round sees another order."""
     base = tiny_images.cnn()
     local = LocalConfig(steps=None, epochs=2, batch_size=3, optimizer="adam")
-    site, engine = tiny_images.party(base, BATCHES[0] + BATCHES[1], local=local), VisionEngine(base)
+    site, engine = tiny_images.party(base, BATCHES[0] + BATCHES[1], local=local), Engine(base)
     for options, steps in (({}, 6), ({"epochs": 1}, 3), ({"steps": 4}, 4)):
         site.begin(1, 0.01)
         fitted = tiny_images.answer(engine, site.fit(site.initial(), **options))
@@ -124,9 +124,9 @@ def test_training_goes_on_by_steps_or_epochs():
 
 def test_losses_and_logits_are_of_each_state_over_all_pictures(monkeypatch):
     """Running statistics come with the state. Nine pictures are three forward passes."""
-    monkeypatch.setattr(images, "CHUNK", 4)
+    monkeypatch.setattr(whole, "CHUNK", 4)
     base = tiny_images.resnet()
-    site, engine = tiny_images.party(base, tiny_images.pictures(9)), VisionEngine(base)
+    site, engine = tiny_images.party(base, tiny_images.pictures(9)), Engine(base)
     start = site.initial()
     moved = State(start.layout, 1.1 * start.row, {name: value + 0.3 for name, value in start.extras.items()})
     modules = [loaded(base, state).eval() for state in (start, moved)]
@@ -176,7 +176,7 @@ def test_nothing_of_one_client_is_left_for_the_next():
     ):
 
         def results(*order: str, base=base, structure=structure) -> dict[str, State]:
-            engine = VisionEngine(base)
+            engine = Engine(base)
             sites = {
                 id: tiny_images.party(base, tiny_images.pictures(9, seed), id, structure)
                 for seed, id in enumerate(("a", "b", "c"))
@@ -199,7 +199,7 @@ def test_dropout_is_active_in_training_alone_and_leaves_the_global_generator():
     ):
         site = tiny_images.party(base, tiny_images.pictures(9), structure=structure)
         start = site.initial().like(site.initial().row + 0.05)
-        engine, before = VisionEngine(base), torch.get_rng_state()
+        engine, before = Engine(base), torch.get_rng_state()
         states = []
         for round in (1, 1, 2):
             site.begin(round, 0.01)
@@ -212,7 +212,7 @@ def test_dropout_is_active_in_training_alone_and_leaves_the_global_generator():
 
 def test_a_client_whose_loss_is_not_finite_ends_alone():
     base = tiny_images.resnet(torch.float32)
-    engine = VisionEngine(base)
+    engine = Engine(base)
     sites = {id: tiny_images.party(base, tiny_images.pictures(9), id) for id in ("a", "b", "c")}
     start = sites["a"].initial()
     bad = start.like(start.row * float("nan"))
@@ -222,10 +222,10 @@ def test_a_client_whose_loss_is_not_finite_ends_alone():
     assert isinstance(outcomes["b"], ClientError)
     assert re.search(r"client b: loss is nan at local step 1 \(lr 0.001\); lower local.lr", str(outcomes["b"]))
     assert outcomes["a"].is_finite()
-    alone = tiny_images.answer(VisionEngine(base), sites["c"].fit(start))
+    alone = tiny_images.answer(Engine(base), sites["c"].fit(start))
     assert not alone.equal(outcomes["c"])  # the second fit of the round draws other batches
     sites["c"].begin(1, 1e-3)
-    assert tiny_images.answer(VisionEngine(base), sites["c"].fit(start)).equal(outcomes["c"])
+    assert tiny_images.answer(Engine(base), sites["c"].fit(start)).equal(outcomes["c"])
 
 
 def test_weights_or_statistics_that_overflow_are_an_error():
@@ -234,16 +234,16 @@ def test_weights_or_statistics_that_overflow_are_an_error():
     site = tiny_images.party(base, tiny_images.pictures(4), local=local)
     start = site.initial()
     with pytest.raises(ClientError, match="not finite after 1 local steps"):
-        tiny_images.answer(VisionEngine(base), site.fit(start.like(30 * start.row), optimizer=Optimizer(3e38, "sgd")))
+        tiny_images.answer(Engine(base), site.fit(start.like(30 * start.row), optimizer=Optimizer(3e38, "sgd")))
     huge = start.updated(start.select("embedder.embedder.convolution") * 1e25)
     with pytest.raises(ClientError, match="not finite after 1 local steps"):
-        tiny_images.answer(VisionEngine(base), site.fit(huge, optimizer=Optimizer(1e-9, "sgd")))
+        tiny_images.answer(Engine(base), site.fit(huge, optimizer=Optimizer(1e-9, "sgd")))
 
 
 def test_a_client_without_pictures_is_an_error():
     base = tiny_images.cnn()
     with pytest.raises(ClientError, match="client c0 has no training example"):
-        tiny_images.answer(VisionEngine(base), tiny_images.party(base, []).fit(State.of({})))
+        tiny_images.answer(Engine(base), tiny_images.party(base, []).fit(State.of({})))
 
 
 # LoRA
@@ -257,7 +257,7 @@ def test_lora_with_a_head_trained_whole_is_stock_peft(changes):
     start = start.like(start.row + 0.05 * torch.randn(start.row.shape, generator=torch.Generator().manual_seed(0)))
     names = [f"vit.layers.{i}.attention.{part}_proj.lora_{m}" for i in (0, 1) for part in "qv" for m in "AB"]
     assert list(start) == [*names, "classifier.weight", "classifier.bias"] and not start.extras
-    engine = VisionEngine(base)
+    engine = Engine(base)
     found = fit(site, engine, start, lr=0.02, proximal=0.2)
     wrapped = stock(base, start).train()
     entries = trained_by(wrapped)
@@ -288,7 +288,7 @@ def test_statistics_under_an_adapter_are_frozen_with_the_base():
     base = tiny_images.resnet()
     structure = Lora(rank=2, alpha=4, dropout=0.0, target_modules=("classifier.1",))
     site = tiny_images.party(base, BATCHES[0], structure=structure)
-    engine, start = VisionEngine(base), site.initial()
+    engine, start = Engine(base), site.initial()
     before = {name: buffer.clone() for name, buffer in base.model.named_buffers()}
     found = fit(site, engine, start, lr=0.05)
     assert list(found) == ["classifier.1.lora_A", "classifier.1.lora_B"] and not found.extras

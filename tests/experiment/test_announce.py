@@ -189,7 +189,7 @@ def test_the_plan_as_json(small, tmp_path):
 
 
 def test_activations_are_those_that_a_step_keeps(small, tmp_path):
-    """The estimate is extrapolated from 16 and 32 tokens; here it is compared with what autograd saves in a real step
+    """The estimate is of tensors without values; here it is compared with what autograd saves in a real step
     of three clients with two examples of nine tokens each, 54 tokens."""
     import torch
 

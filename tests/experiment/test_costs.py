@@ -29,9 +29,9 @@ def test_memory_by_its_parts():
     )
 
 
-def test_what_no_formula_predicts_is_called_measured():
+def test_whole_models_have_no_tokens():
     said = costs(token=None, cache=None).rows()["memory"]
-    assert "(measured on two small passes); scoring is not included" in said and "generated" not in said
+    assert "activations about 4.0 GB; scoring is not included" in said and "generated" not in said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import tiny_base
 from tokenizers import processors
 
 from llm_fed.basics.errors import UserError
-from llm_fed.bench.encoding import Encoder
+from llm_fed.kinds.encoding import Encoder
 from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import Example, Turn

@@ -18,7 +18,7 @@ from llm_fed.basics import files
 from llm_fed.bench import build, encoding
 from llm_fed.experiment import announce, run, timing
 from llm_fed.method.requests import Query
-from llm_fed.models.loading import Base
+from llm_fed.models.base import Base
 from llm_fed.rows import Row
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.records import read_records

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import tiny_images
@@ -11,10 +11,12 @@ import torch
 from rich.console import Console
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llm_fed import methods, tasks
+from llm_fed import kinds, methods, tasks
 from llm_fed.basics.rng import generator
-from llm_fed.bench import bases, placement, sites
+from llm_fed.bench import build
 from llm_fed.experiment import run
+from llm_fed.kinds import images
+from llm_fed.method.site import Data
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
@@ -34,9 +36,13 @@ TASK = TaskData(
 SIZE = 12 * 3 * 16 * 16
 
 
-def everyone(task: TaskData) -> list[ClientData]:
-    assert task.server
-    return [*task.clients.values(), task.server]
+def data(config=None, device=META, said=lambda line: None):
+    """By party what it is given, and its data with pictures that were made ready for a base on `device`."""
+    base = tiny_images.cnn()
+    base.model.to(device)
+    encoding = base.encoding(config or configfile.from_dict({}), TASK, "labels", said)
+    parties = [*TASK.clients.values(), TASK.server]
+    return [(given, encoding.data(given.client, given, Data())) for given in parties]
 
 
 @pytest.fixture
@@ -49,46 +55,48 @@ def reporter(said):
     return Reporter(Console(file=said, soft_wrap=True))
 
 
-def test_every_picture_is_placed_and_nothing_else_changes(reporter, said):
-    placed = placement.place(TASK, META, reporter)
-    assert replace(placed, clients={}, server=None) == replace(TASK, clients={}, server=None)
-    assert list(placed.clients) == list(TASK.clients)
-    for before, after in zip(everyone(TASK), everyone(placed), strict=True):
-        assert before.client == after.client
-        for split in ("train", "validation", "test"):
-            old, new = getattr(before, split), getattr(after, split)
+def splits(given: ClientData, made: Data) -> list[tuple[Any, Any]]:
+    queries = [(given.validation, made.queries["validation"]), (given.test, made.queries["test"])]
+    return [(given.train, made.train), (given.validation, made.held_out), *queries]
+
+
+def test_every_picture_is_placed_and_nothing_else_changes():
+    lines: list[str] = []
+    for given, made in data(said=lines.append):
+        for old, new in splits(given, made):
             assert [(p.label, p.group, p.pixels.shape) for p in old] == [
                 (p.label, p.group, p.pixels.shape) for p in new
             ]
             assert all(p.pixels.device == META and p.pixels.dtype == torch.uint8 for p in new)
             assert all(p.pixels.device.type == "cpu" for p in old)
-    assert not said.getvalue()
+    assert not lines
 
 
 def test_each_picture_keeps_its_own_pixels():
-    placed = placement.placed(PICTURES, torch.device("cpu"))
+    placed = images.placed(PICTURES, torch.device("cpu"))
     assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(PICTURES, placed, strict=True))
     assert len({picture.pixels.untyped_storage().data_ptr() for picture in placed}) == 1
 
 
 @pytest.mark.parametrize(("free", "fits"), [(4 * SIZE, True), (4 * SIZE - 1, False)])
-def test_a_quarter_of_free_memory_is_the_limit(free, fits, reporter, said, monkeypatch):
-    monkeypatch.setattr(placement, "free_memory", lambda device: free)
-    placed = placement.place(TASK, META, reporter)
-    assert (placed is TASK) == (not fits)
+def test_a_quarter_of_free_memory_is_the_limit(free, fits, monkeypatch):
+    monkeypatch.setattr(images, "free_memory", lambda device: free)
+    lines: list[str] = []
+    ((given, made), *_) = data(said=lines.append)
+    assert (made.train is given.train) == (not fits)
     expected = "would fill over a quarter of the free memory of meta, so they stay in the host's memory"
-    assert (expected in said.getvalue()) == (not fits)
+    assert any(expected in line for line in lines) == (not fits)
 
 
-def test_a_cpu_leaves_them_where_they_are(reporter):
-    assert placement.place(replace(TASK, server=None), torch.device("cpu"), reporter).clients is TASK.clients
+def test_a_cpu_leaves_them_where_they_are():
+    assert all(made.train is given.train for given, made in data(device=torch.device("cpu")))
 
 
 def test_a_run_places_them_where_its_base_is(tmp_path, reporter):
     config = configfile.from_dict(tiny_images.tree(tiny_images.npz(tmp_path / "data.npz"), base={"name": "cnn"}))
     task = tasks.load(config.task, config.seed)
-    base = bases.load(config, task, "meta")
-    clients, *_ = sites.build(config, task, base, methods.build(config.method), "accuracy", reporter, every=True)
+    base = kinds.load(config, task, "meta")
+    clients, _ = build.build(config, task, base, methods.build(config.method), "accuracy", reporter)
     found = [p for site in clients.values() for p in (*site.train, *site.data.held_out, *site.data.queries["test"])]
     assert {picture.pixels.device for picture in found} == {META}
 
@@ -98,7 +106,7 @@ def test_augmented_and_made_ready_they_stay_there(flip):
     """The draws are a CPU's, so that a run's pictures are the same on every device."""
     base = tiny_images.cnn()
     base.model.to(META)
-    pictures = placement.placed(PICTURES, META)
+    pictures = images.placed(PICTURES, META)
     with FakeTensorMode(allow_non_fake_inputs=True):  # refuses to mix devices, as a GPU does
         found = moved(pixels_of(pictures), generator(0), flip=flip)
         inputs = base.prepare(found)

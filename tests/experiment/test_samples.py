@@ -15,7 +15,7 @@ from small_run import CLIENTS, SIZES
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.experiment import finish, samples
 from llm_fed.experiment import run as experiment
-from llm_fed.models.loading import load_base
+from llm_fed.kinds.language import load_base
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import score
 from llm_fed.settings.config import BaseConfig

@@ -109,7 +109,7 @@ def test_refusals(tmp_path, llm_fed, small):
     llm_fed("run", config, "--dry-run", "--show", 0).assert_refused()
     pictures = tmp_path / "p.yaml"
     pictures.write_text(yaml.safe_dump({"task": {"name": "cifar10"}, "method": {"name": "fedit"}}))
-    llm_fed("run", pictures, "--dry-run", "--show", 2).assert_refused("cifar10 is a task of pictures; leave it out")
+    llm_fed("run", pictures, "--dry-run", "--show", 2).assert_refused("this task trains image models; leave it out")
 
 
 def test_a_run_says_the_same_tokens(small, finished):

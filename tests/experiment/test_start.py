@@ -22,7 +22,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.export import models, peft_folders
 from llm_fed.merge.delta import joined
 from llm_fed.methods import METHODS
-from llm_fed.models.loading import Base
+from llm_fed.models.base import Base
 from llm_fed.network import server
 from llm_fed.runs import tracking
 from llm_fed.runs.records import read_records

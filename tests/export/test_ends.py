@@ -15,8 +15,8 @@ from llm_fed import load_client
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
-from llm_fed.models.loading import load_base
-from llm_fed.models.prompt import FILE, as_said, prompt_of, read_prompt, stop_tokens
+from llm_fed.kinds.language import load_base
+from llm_fed.models.prompt import FILE, read_prompt, stop_tokens
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
 
@@ -68,9 +68,9 @@ def test_the_adapters_folder_says_so_and_a_chat_stops_there(run, base, monkeypat
     model: Any = load_client(run / "adapters/ada", str(base))
     assert stop_tokens(model.base) == {1, END}
     loaded = load_base(from_dict({"base": {"name": str(base), "dtype": "float32"}}).base, "cpu")
-    plain, config = as_said(loaded, from_dict({}), read_prompt(run / "adapters/ada"), ["task.template"])
+    plain, config, _ = loaded.as_said(from_dict({}), lambda: read_prompt(run / "adapters/ada"), ["task.template"])
     assert plain.prompt and plain.prompt.template.name == config.task.template == "alpaca-short"
-    chat = prompt_of(loaded, from_dict({"task": {"template": "chat"}}))
+    chat = loaded.prompt_of(from_dict({"task": {"template": "chat"}}))
     assert chat and chat.stop == (1, END)
 
 

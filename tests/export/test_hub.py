@@ -19,8 +19,9 @@ from huggingface_hub import constants, snapshot_download
 from transformers import AutoModelForCausalLM
 
 from llm_fed.basics.errors import UserError
-from llm_fed.export.card import Model, model_card
+from llm_fed.export.card import model_card
 from llm_fed.export.hub import repository_names
+from llm_fed.kinds.wording import EXPERTS, Model
 from llm_fed.models.prompt import Prompt
 from llm_fed.tasks.common import Template
 
@@ -331,7 +332,7 @@ def test_model_card(base, on_hub):
 def test_the_card_of_experts_says_how_to_load_them():
     settings = "task: {name: flan, path: null}"
     card = model_card(
-        Model("a/b", "experts"), client="c", method="fedem", paper="-", metrics={}, config=settings,
+        Model("a/b", EXPERTS), client="c", method="fedem", paper="-", metrics={}, config=settings,
         recipe={"fed": "/runs/fed"},
     )  # fmt: skip
     assert "load_client(\"path/to/this/folder\", 'a/b', dtype='float32')" in card and "PeftModel" not in card

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from llm_fed import load_image_model, methods
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.export import models
 from llm_fed.export.card import model_card
+from llm_fed.kinds.images import Images
 from llm_fed.method import Method
 from llm_fed.methods.fedem import FedEM
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmoe import FedMoE
-from llm_fed.models.images import ImageBase
 from llm_fed.models.structure import Full, Structure
 from llm_fed.state import State
 
@@ -43,7 +43,7 @@ def images() -> Tensor:
     return torch.stack([picture.pixels for picture in pictures(5, 8)])
 
 
-def handed_out(base: ImageBase, structure: Structure, state: State, folder: Any) -> str:
+def handed_out(base: Images, structure: Structure, state: State, folder: Any) -> str:
     """The card of the exported model."""
     text = model_card(
         models.described(structure, base, CLASSES, None), client="ada", method="m", paper="P", metrics={},
@@ -59,7 +59,7 @@ def test_what_is_exported_answers_as_the_run_did(tmp_path, form):
     method, name, own = FORMS[form]
     base = base_of(name, torch.float32)
     (client,) = sites(base, method, (own,), {"ada": pictures(6)}).values()
-    engine = VisionEngine(base)
+    engine = Engine(base)
     draws = torch.Generator().manual_seed(5)
     state = client.initial()
     state = state.like(state.row + 0.02 * torch.randn(state.layout.size, generator=draws))
@@ -95,7 +95,7 @@ def test_a_checkpoint_beside_a_model_of_ones_own(tmp_path):
     assert "somewhere" not in text + (tmp_path / "ada/config.json").read_text()
     model = load_image_model(tmp_path / "ada")
     site = party(base, (), structure=structure)
-    expected = answer(VisionEngine(base), site.logits(state, pictures(5, 8)))
+    expected = answer(Engine(base), site.logits(state, pictures(5, 8)))
     with torch.no_grad():
         torch.testing.assert_close(model(images()), expected, rtol=0, atol=1e-6)
 

@@ -23,7 +23,8 @@ from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run, reop
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
-from llm_fed.export.card import Model, model_card
+from llm_fed.export.card import model_card
+from llm_fed.kinds.wording import Model
 from llm_fed.models.loading import _quantization
 from llm_fed.models.origin import weights_digest
 from llm_fed.models.prompt import FILE, Prompt, read_prompt

@@ -22,8 +22,8 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.export import peft_folders, peft_settings
 from llm_fed.export.origins import check_text
+from llm_fed.kinds.language import load_base
 from llm_fed.models import lora
-from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
 from llm_fed.settings.config import BaseConfig
 from llm_fed.state import State

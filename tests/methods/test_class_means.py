@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, mse_loss, softmax
 from unlike import LOCAL, LR, C, Federation, H, assert_entries, of_classes, seen
 
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.method.heads import class_means
 from llm_fed.methods.fd import FD
 from llm_fed.methods.fedproto import FedProto
@@ -169,7 +169,7 @@ def test_the_head_of_lg_fedavg_is_found_by_what_it_is():
     site = tiny_images.party(base, tiny_images.pictures(5, size=16), local=LOCAL)
     start = site.initial()
     message = method.init(site)
-    engine = VisionEngine(base)
+    engine = Engine(base)
     update = tiny_images.answer(engine, method.client_update(site, message))
     personal = tiny_images.answer(engine, method.personalize(site, message + update))
     assert not torch.equal(personal["classifier.1.weight"], start["classifier.1.weight"])

@@ -20,8 +20,7 @@ from server_steps import serve
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.drive import drive
-from llm_fed.engine.images import VisionEngine
-from llm_fed.engine.language import LanguageEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.method import Method, Upload
 from llm_fed.method.client import Client
 from llm_fed.method.server import Server
@@ -98,14 +97,14 @@ def of_text() -> Federation:
         return kind(id, structure, local, 0, fresh, Data(train))
 
     clients = {id: site(id, tiny.answers(k, size)) for k, (id, size) in enumerate(SIZES.items())}
-    return Federation(clients, site("server", ()), LanguageEngine(base, EvalConfig()))
+    return Federation(clients, site("server", ()), Engine(base, EvalConfig()))
 
 
 def of_pictures() -> Federation:
     base = tiny_images.cnn()
     party = partial(tiny_images.party, base, structure=Full(), local=LOCAL)
     clients = {id: party(tiny.pictures_of(k, size), id) for k, (id, size) in enumerate(SIZES.items())}
-    return Federation(clients, party([], "server"), VisionEngine(base))
+    return Federation(clients, party([], "server"), Engine(base))
 
 
 @pytest.fixture(params=[of_text, of_pictures], ids=["adapters", "whole models"])

@@ -14,11 +14,10 @@ from server_steps import serve
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from llm_fed.engine.images import VisionEngine
-from llm_fed.engine.language import LanguageEngine
+from llm_fed.engine.engine import Engine
+from llm_fed.kinds.images import Images
 from llm_fed.method.server import Server
 from llm_fed.methods.feddle import Feddle
-from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import draw
 from llm_fed.settings.config import EvalConfig, LocalConfig
 from llm_fed.state import State
@@ -82,7 +81,7 @@ def entries(state: State, row: Tensor) -> dict[str, Tensor]:
     return {name: row[state.layout.slices[name]].view(state.layout.shape_of[name]) for name in state}
 
 
-def image_loss(base: ImageBase, state: State, head: dict[str, Tensor] | None = None) -> Any:
+def image_loss(base: Images, state: State, head: dict[str, Tensor] | None = None) -> Any:
     """Mean cross-entropy of the whole model at a row, or under another head."""
     module = copy.deepcopy(base.model).eval()
 
@@ -101,7 +100,7 @@ def test_the_search_over_images_is_autograd_through_all_anchors(make):
     base = make()
     server = tiny_images.party(base, tiny_images.pictures(20), "server")
     method = Feddle(search_epochs=2, search_lr=0.01)
-    run = searched(method, server, VisionEngine(base))
+    run = searched(method, server, Engine(base))
     assert_searched(method, run, image_loss(base, run.before["model"]))
 
 
@@ -111,7 +110,7 @@ def test_a_search_out_of_domain_is_autograd_under_the_new_head():
     server = tiny_images.party(base, tiny_images.pictures(20, classes=6), "server")
     server.data = replace(server.data, num_labels=6, foreign=True)
     method = Feddle(search_epochs=2, search_lr=0.01, head_epochs=3, head_lr=0.05)
-    run = searched(method, server, VisionEngine(base))
+    run = searched(method, server, Engine(base))
     head = {f"head.{name}": value for name, value in run.after["head"].tensors().items()}
     assert head["head.weight"].shape == (6, 64) and head["head.weight"].abs().max() > 0.01
     assert_searched(method, run, image_loss(base, run.before["model"], head), pull=0.01)
@@ -126,7 +125,7 @@ def test_the_new_head_is_fitted_to_the_features_at_the_start_of_the_search(fallb
     server = tiny_images.party(base, tiny_images.pictures(20, classes=6), "server")
     server.data = replace(server.data, num_labels=6, foreign=True)
     method = Feddle(head_epochs=2, head_lr=0.05, fallback_start=fallback_start)
-    run = searched(method, server, VisionEngine(base))
+    run = searched(method, server, Engine(base))
     model = run.before["model"].row
     if fallback_start:
         model = model + sum(update.row for update in run.updates[1:]) / 2
@@ -155,7 +154,7 @@ def test_the_search_over_text_is_autograd_through_all_anchors(foreign):
     server = Server("server", structure, local, 0, lambda g: draw(base.model, structure, g, torch.float64))
     server.data = replace(server.data, train=answers(0, 7), foreign=foreign)
     method = Feddle(search_epochs=2, search_lr=0.01)
-    run = searched(method, server, LanguageEngine(base, EvalConfig()), scale=0.3)
+    run = searched(method, server, Engine(base, EvalConfig()), scale=0.3)
     wrapped = tiny.stock_peft(base.model, structure, run.before["model"]).eval()
     names = {name: f"base_model.model.{name}.default.weight" for name in run.before["model"]}
 
@@ -179,7 +178,7 @@ def test_an_update_in_the_wrong_direction_gets_a_negative_coefficient():
     """One client learned right labels, the other wrong ones. FedBuff would add both halves; the search subtracts the
     second and reaches a lower loss on the server's pictures."""
     base = tiny_images.cnn(torch.float32)
-    engine = VisionEngine(base)
+    engine = Engine(base)
     right = tiny_images.pictures(32, seed=1)
     wrong = [replace(picture, label=(picture.label + 1) % tiny_images.CLASSES) for picture in right]
     server = tiny_images.party(base, tiny_images.pictures(32, seed=2), "server")

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
+from llm_fed.kinds.images import Images
 from llm_fed.method.site import Site
 from llm_fed.methods.fedem import FedEM, expected_loss, posterior
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmoe import FedMoE
 from llm_fed.models.gate import Gate
-from llm_fed.models.images import ARCHITECTURES, ImageBase
+from llm_fed.models.images import ARCHITECTURES
 from llm_fed.models.joined import Answer
 from llm_fed.state import State
 
@@ -138,7 +139,7 @@ def test_pfedmoe_is_fedmoe_with_one_architecture():
 # FedEM
 
 
-def plain_em(base: ImageBase, site: Site, models: list[nn.Module], pi: Tensor, lr: float) -> Tensor:
+def plain_em(base: Images, site: Site, models: list[nn.Module], pi: Tensor, lr: float) -> Tensor:
     """One client's round by the formulas, each model on its own; pi afterwards."""
     inputs = base.prepare(torch.stack([picture.pixels for picture in site.train]))
     labels = [picture.label for picture in site.train]
@@ -189,7 +190,7 @@ def test_fedem_is_expectation_maximisation(name):
     each = torch.stack([model.eval()(inputs).softmax(1) for model in means], -1).detach()
     for weights in torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64):
         asked = mixed.updated(State.of({"weights": weights}))
-        said = answer(VisionEngine(base), stranger.answers(asked, images)).logits.softmax(1)
+        said = answer(Engine(base), stranger.answers(asked, images)).logits.softmax(1)
         torch.testing.assert_close(said, each @ weights, rtol=0, atol=1e-12)
 
 
@@ -228,5 +229,5 @@ def test_one_class_a_class_of_ones_own_and_one_picture(name):
     for site in clients.values():
         found = personal(base, method, site, state)
         assert found.is_finite() and all(bool(value.isfinite().all()) for value in found.extras.values())
-        said = answer(VisionEngine(base), site.answers(found, fours + others)).logits
+        said = answer(Engine(base), site.answers(found, fours + others)).logits
         assert said.shape == (len(fours + others), CLASSES) and bool(said.isfinite().all())

@@ -16,10 +16,10 @@ from llm_fed.bench import build
 from llm_fed.experiment import finish, merging, run
 from llm_fed.experiment.simulation import Simulation
 from llm_fed.export import peft_folders
+from llm_fed.kinds.language import load_base
 from llm_fed.merge.mean import WEIGHTS, mix_factors
 from llm_fed.mergers import potara
 from llm_fed.methods import MERGERS, METHODS
-from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
 from llm_fed.runs import tracking
 from llm_fed.runs.checkpoint import Checkpoints

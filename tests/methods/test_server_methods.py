@@ -15,8 +15,7 @@ from torch import nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.drive import drive
-from llm_fed.engine.images import VisionEngine
-from llm_fed.engine.language import LanguageEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Distillation, Fit, Fitted
@@ -174,7 +173,7 @@ def test_distillation_of_images_is_a_plain_loop(make):
     """KL(softmax of the mean logits || student), the mean over a batch; teachers in evaluation mode. The labels play
     no part."""
     base = make()
-    engine = VisionEngine(base)
+    engine = Engine(base)
     server = tiny_images.party(base, tiny_images.pictures(12), "server")
     student, *teachers = (server.initial(label) for label in range(4))
     found = distilled(engine, server, student, teachers)
@@ -204,7 +203,7 @@ def test_distillation_of_text_is_a_plain_loop():
     """The divergence at each target token, the mean over those of a batch, through stock PEFT."""
     base, structure = federation.language_base(), federation.STRUCTURE
     local = LocalConfig(batch_size=2, optimizer="sgd")
-    engine = LanguageEngine(base, EvalConfig())
+    engine = Engine(base, EvalConfig())
     server = Server("server", structure, local, 0, lambda g: draw(base.model, structure, g, torch.float64))
     server.data = replace(server.data, train=tiny.examples(5, [9, 6, 7, 5]))
     student, *teachers = (server.initial(label) for label in range(4))
@@ -235,7 +234,7 @@ def test_distillation_of_text_is_a_plain_loop():
 def test_labels_of_text_play_no_part_in_distillation():
     """Another last target, which no later prediction reads."""
     base, structure = federation.language_base(), federation.STRUCTURE
-    engine = LanguageEngine(base, EvalConfig())
+    engine = Engine(base, EvalConfig())
     server = Server("server", structure, LocalConfig(batch_size=2), 0,
                   lambda g: draw(base.model, structure, g, torch.float64))  # fmt: skip
     examples = tiny.examples(5, [9, 6, 7, 5])
@@ -255,7 +254,7 @@ def test_labels_of_text_play_no_part_in_distillation():
 def test_each_fit_has_its_own_teachers():
     """Several sites that distil in one pass get what each would get alone, beside one that trains on labels."""
     base, structure = federation.language_base(), federation.STRUCTURE
-    engine = LanguageEngine(base, EvalConfig())
+    engine = Engine(base, EvalConfig())
     sites = {}
     for i, id in enumerate("abc"):
         sites[id] = Client(id, structure, LocalConfig(steps=2, batch_size=2), 0,

@@ -12,7 +12,7 @@ from tiny_rounds import base_of, batches, federate, personal, server_of, sites
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.method import Upload
 from llm_fed.methods.fedit import FedIT, FedLoRA
 from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed, coordinates, draw_soup
@@ -67,7 +67,7 @@ def test_of_whole_models_the_head_decides_and_steps_have_a_fixed_length():
 
     def logits_after(change: State) -> Tensor:
         upload = Upload("c0", 3, 0, State(change.layout, change.row, message.extras))
-        (row,) = answer(VisionEngine(base), method.server_update(server, state, [upload]))["logits"].values()
+        (row,) = answer(Engine(base), method.server_update(server, state, [upload]))["logits"].values()
         return row
 
     everything, zero = message.like(draws), message.like(torch.zeros_like(draws))
@@ -113,7 +113,7 @@ def test_a_soup_of_whole_models_differs_in_what_is_drawn():
 def test_ifca_needs_no_warm_up_where_models_start_different():
     base, method = base_of("cnn"), IFCA(num_models=2, warmup_rounds=0)
     clients = sites(base, method)
-    server, engine = server_of(base, method, clients), VisionEngine(base)
+    server, engine = server_of(base, method, clients), Engine(base)
     first = method.init(server)
     losses = {name: answer(engine, site.losses_of(first["models"])) for name, site in clients.items()}
     assert all(found[0] != found[1] for found in losses.values())
@@ -127,7 +127,7 @@ def test_fine_tuning_of_a_whole_model_is_personal():
     clients = sites(base, method)
     state = federate(base, method, clients)
     clients["c0"].begin(3, 0.02)
-    answer(VisionEngine(base), method.finish(clients["c0"], state))
+    answer(Engine(base), method.finish(clients["c0"], state))
     found = personal(base, method, clients["c0"], state)
     model = tiny_images.loaded(base, state).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

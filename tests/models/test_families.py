@@ -11,9 +11,9 @@ from transformers import BertConfig
 
 from llm_fed.basics.errors import UserError
 from llm_fed.commands.bases import known_of
+from llm_fed.kinds.language import load_base
 from llm_fed.models import families
 from llm_fed.models.families import check_family, feels_padding
-from llm_fed.models.loading import load_base
 from llm_fed.settings.config import BaseConfig
 
 

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from llm_fed.basics.errors import UserError
+from llm_fed.kinds.language import load_base
 from llm_fed.models import forms
-from llm_fed.models.loading import check_name, load_base
+from llm_fed.models.loading import check_name
 from llm_fed.settings.config import BaseConfig
 
 

@@ -19,11 +19,14 @@ from transformers import AutoModelForImageClassification, ResNetForImageClassifi
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.export import models, peft_folders
-from llm_fed.export.card import WORDINGS, Model, model_card
+from llm_fed.export.card import model_card
+from llm_fed.kinds import wording
+from llm_fed.kinds.images import Images, load_images
+from llm_fed.kinds.wording import Model, Wording
 from llm_fed.models.cnn import CNN
-from llm_fed.models.images import HALF, ImageBase, head_of, load_images
+from llm_fed.models.images import HALF, head_of
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, structure_of
 from llm_fed.settings.config import AdapterConfig, BaseConfig
@@ -43,30 +46,30 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return made
 
 
-def load(name: str | Path, labels: tuple[str, ...] = LABELS, **settings: Any) -> ImageBase:
+def load(name: str | Path, labels: tuple[str, ...] = LABELS, **settings: Any) -> Images:
     return load_images(BaseConfig(**{"name": str(name), "dtype": "float32", **settings}), labels, "cpu")
 
 
-def trained(base: ImageBase, structure: Any) -> State:
+def trained(base: Images, structure: Any) -> State:
     """A state that is nowhere as it was drawn, and whose statistics moved."""
     site = tiny_images.party(base, pictures(8), structure=structure, lr=0.01)
     start = site.initial()
     start = start.like(start.row + 0.02 * torch.randn(start.row.shape, generator=generator(0)))
-    return tiny_images.answer(VisionEngine(base), site.fit(start, epochs=2))
+    return tiny_images.answer(Engine(base), site.fit(start, epochs=2))
 
 
-def logits(base: ImageBase, structure: Any, state: State) -> torch.Tensor:
+def logits(base: Images, structure: Any, state: State) -> torch.Tensor:
     site = tiny_images.party(base, pictures(5), structure=structure)
-    return tiny_images.answer(VisionEngine(base), site.logits(state, pictures(5, 3)))
+    return tiny_images.answer(Engine(base), site.logits(state, pictures(5, 3)))
 
 
-def inputs(base: ImageBase) -> torch.Tensor:
+def inputs(base: Images) -> torch.Tensor:
     return base.prepare(torch.stack([picture.pixels for picture in pictures(5, 3)]))
 
 
-def card(kind: str, base: ImageBase) -> str:
+def card(shown: Wording, base: Images) -> str:
     config = "task: {name: images, path: null}\n"
-    return model_card(Model(base.name, kind, len(base.labels)), client="ada", method="fedavg", paper="-",
+    return model_card(Model(base.name, shown, len(base.labels)), client="ada", method="fedavg", paper="-",
                       metrics={"accuracy": 50.0}, config=config)  # fmt: skip
 
 
@@ -206,8 +209,8 @@ def test_an_adapter_folder_is_stock_pefts(folders, tmp_path):
     """Loaded by PEFT as the card says, it gives the same logits, and it is read back bit by bit."""
     base = load(folders["vit"], tuple("abcdefg"))
     state, before = trained(base, LORA), torch.get_rng_state()
-    assert models.kind(LORA, base) == "image adapter"
-    text = card("image adapter", base)
+    assert base.wording(LORA) is wording.IMAGE_ADAPTER
+    text = card(wording.IMAGE_ADAPTER, base)
     models.write(tmp_path / "ada", state, LORA, base, text)
     assert torch.equal(torch.get_rng_state(), before)
     assert "library_name: peft\npipeline_tag: image-classification\n" in text
@@ -226,8 +229,8 @@ def test_a_whole_checkpoint_is_transformers_own(folders, tmp_path, kind, maker):
     """Its labels, preprocessing and running statistics are there."""
     base = load(folders[kind], ("ant", "bee", "cat", "dog", "eel"))
     state = trained(base, Full())
-    assert models.kind(Full(), base) == "image model"
-    text = card("image model", base)
+    assert base.wording(Full()) is wording.IMAGE_MODEL
+    text = card(wording.IMAGE_MODEL, base)
     models.write(tmp_path / "ada", state, Full(), base, text)
     model = run_card(text, tmp_path / "ada", base.name)
     assert isinstance(model, maker) and model.config.id2label[2] == "cat" and model.config.label2id["dog"] == 3
@@ -246,8 +249,8 @@ def test_a_model_that_is_built_here_says_how(tmp_path):
     base = tiny_images.cnn(torch.float32)
     base.name = "cnn"
     state = trained(base, Full())
-    assert models.kind(Full(), base) == "built image model"
-    text = card("built image model", base)
+    assert base.wording(Full()) is wording.BUILT
+    text = card(wording.BUILT, base)
     assert "base_model" not in text.split("---")[1]  # cnn is no model on the Hub
     models.write(tmp_path / "ada", state, Full(), base, text)
     model = run_card(text, tmp_path / "ada", "cnn")
@@ -264,10 +267,10 @@ def test_a_model_that_is_built_here_says_how(tmp_path):
 def test_every_kind_has_a_card_that_names_the_base():
     base = tiny_images.cnn()
     base.name = "some/model"
-    for kind, shown in WORDINGS.items():
-        if kind == "merged":  # which knows its prompts: tests/export/test_merged.py
+    for shown in vars(wording).values():
+        if not isinstance(shown, Wording) or shown is wording.MERGED:  # of which tests/export/test_merged.py are
             continue
-        text = card(kind, base)
+        text = card(shown, base)
         assert f"{shown.words} of `some/model`" in text and f"pipeline_tag: {shown.task}" in text
         assert "{" not in re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0].replace("{}", "")
 

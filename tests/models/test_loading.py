@@ -16,10 +16,10 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.fit import fit
 from llm_fed.engine.memory import activation_checkpointing
+from llm_fed.kinds.language import load_base
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
 from llm_fed.models import lora
-from llm_fed.models.loading import load_base
 from llm_fed.models.lora import Lora
 from llm_fed.settings.config import BaseConfig
 

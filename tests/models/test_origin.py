@@ -12,8 +12,8 @@ import tiny_base
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_fed.models.loading import load_base
-from llm_fed.models.origin import Origin, origin_of, weights_digest
+from llm_fed.kinds.language import load_base
+from llm_fed.models.origin import Origin, weights_digest
 from llm_fed.settings import paths
 from llm_fed.settings.config import BaseConfig
 
@@ -66,7 +66,7 @@ def test_a_folder_of_ones_own_is_its_path(base, tmp_path):
     found = Origin.of(BaseConfig(name=str(base), dtype="float32", revision="v1"))
     assert found == Origin(str(base), dtype="float32", weights=weights_digest(base))
     assert found.public() == Origin("base", dtype="float32", weights=weights_digest(base))
-    assert origin_of(load_base(BaseConfig(name=str(base), dtype="float32"), "cpu")) == found
+    assert load_base(BaseConfig(name=str(base), dtype="float32"), "cpu").source == found
 
 
 def test_a_model_from_the_hub_is_known_by_the_commit_that_was_loaded(base, tmp_path, monkeypatch):

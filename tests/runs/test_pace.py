@@ -15,9 +15,10 @@ from rich.console import Console
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError
-from llm_fed.bench import bases, build
+from llm_fed.bench import build
 from llm_fed.engine import fit
 from llm_fed.experiment import finish, run, timing
+from llm_fed.kinds import language
 from llm_fed.runs.pace import Ahead, Pace, duration
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -193,8 +194,8 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
     from llm_fed.engine import generation
 
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    load, begin = bases.load, generation._begin
-    monkeypatch.setattr(bases, "load", lambda *given: (time.sleep(0.5), load(*given))[1])
+    load, begin = language.load_base, generation._begin
+    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.5), load(*given))[1])
     monkeypatch.setattr(generation, "_begin", lambda *given: (time.sleep(0.3), begin(*given))[1])
     log = Log()
     reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.2)
@@ -207,8 +208,8 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
 
 def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
     slowed(monkeypatch, 0.3)
-    load = bases.load  # as slow as that of a real base, so that the spinner is drawn while it goes on
-    monkeypatch.setattr(bases, "load", lambda *given: (time.sleep(1.0), load(*given))[1])
+    load = language.load_base  # as slow as that of a real base, so that the spinner is drawn while it goes on
+    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(1.0), load(*given))[1])
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=150)
     tree = small.tree(rounds=2, local={"steps": 4}, eval={"every": 0})

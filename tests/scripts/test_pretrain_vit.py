@@ -10,7 +10,7 @@ import pytest
 import tiny_images
 import torch
 
-from llm_fed.models.images import load_images
+from llm_fed.kinds.images import load_images
 from llm_fed.settings.config import BaseConfig
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain_vit.py"

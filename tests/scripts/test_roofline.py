@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT
-from llm_fed.engine.fit import token_losses
 from llm_fed.tasks.common import Encoded
 
 
@@ -40,7 +39,7 @@ def test_products_are_those_that_torch_counts(roofline):
     example = Encoded([7] * LENGTH, [n >= LENGTH - LENGTH // 5 for n in range(LENGTH)])
     batch, bank = TEXT.collate([example] * ROWS), AdapterBank(model, roofline.LORA, ROWS)
     with FlopCounterMode(display=False) as counted, bank.attached(torch.arange(ROWS)):
-        token_losses(model, batch).sum().backward()
+        TEXT.losses(model, batch).sum().backward()
     attention = LENGTH * 64 * 12 * ROWS * LENGTH  # T q, of all layers and tokens
     assert predicted + (12 - 7) * attention == pytest.approx(counted.get_total_flops(), rel=0.02)
 

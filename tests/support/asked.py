@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from llm_fed.bench.encoding import Encoder
 from llm_fed.engine.generation import answer_text
+from llm_fed.kinds.encoding import Encoder
 from llm_fed.method.requests import Query
 from llm_fed.scoring.metrics.exact_match import normalise
 from llm_fed.settings.config import TaskConfig

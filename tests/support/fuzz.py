@@ -51,8 +51,8 @@ from llm_fed.export import peft_folders
 from llm_fed.export.copies import public_content
 from llm_fed.export.origins import check_text
 from llm_fed.federation import privacy
+from llm_fed.kinds.language import load_base
 from llm_fed.models import lora
-from llm_fed.models.loading import load_base
 from llm_fed.models.prompt import read_prompt
 from llm_fed.rows.formats import COMPRESSED, kind_of, opened
 from llm_fed.runs.tracking import Reporter, check_trackers

@@ -26,9 +26,10 @@ from transformers.utils import logging
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import generator
 from llm_fed.export import merged
-from llm_fed.export.card import Model, model_card
+from llm_fed.export.card import model_card
 from llm_fed.export.models import write
-from llm_fed.models.loading import load_base
+from llm_fed.kinds.language import load_base
+from llm_fed.kinds.wording import Model
 from llm_fed.models.lora import Lora
 from llm_fed.models.prompt import Prompt
 from llm_fed.settings.config import BaseConfig

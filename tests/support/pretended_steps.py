@@ -45,9 +45,19 @@ def step(jobs: Sequence[Fit], kind: str = "llama", number: int = 0) -> tuple[int
     with Pretended() as device:
         fused = FusedFit(AdaptedModel(moved(tiny.build(kind)), jobs[0].structure), jobs, 1000)  # type: ignore[arg-type]
         losses = torch.zeros(len(jobs), device=DEVICE)
+        passed, read = fused._pass, []
+
+        def watched(*given: Any) -> Any:
+            before = device.from_host
+            each = passed(*given)
+            read.append(device.from_host - before)
+            return each
+
+        fused._pass = watched  # type: ignore[method-assign]
         for now in range(number + 1):
             device.counted()
             fused.step(now, {k: job.batch(now) for k, job in enumerate(jobs)}, losses)
+        assert read and not any(read), f"passes read {read} tensors of the host"
         return device.counted()
 
 

@@ -35,7 +35,7 @@ from llm_fed.basics.rng import generator
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.export import peft_folders
 from llm_fed.export.folding import fold
-from llm_fed.models.loading import Base
+from llm_fed.models.base import Base
 from llm_fed.models.lora import Lora
 from llm_fed.state import State
 from llm_fed.testing.tiny import VOCABULARY

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
 from llm_fed.engine.drive import drive
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
+from llm_fed.kinds.images import Images
 from llm_fed.method.client import Client
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data
 from llm_fed.models.cnn import CNN
-from llm_fed.models.images import ImageBase
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
 from llm_fed.settings.config import LocalConfig
@@ -41,16 +41,16 @@ def npz(path: Path, train: int = 36, test: int = 18, seed: int = 0, classes: int
     return path
 
 
-def cnn(dtype: torch.dtype = torch.float64) -> ImageBase:
+def cnn(dtype: torch.dtype = torch.float64) -> Images:
     return around(lambda: CNN(CLASSES), 32, dtype)
 
 
-def resnet(dtype: torch.dtype = torch.float64) -> ImageBase:
+def resnet(dtype: torch.dtype = torch.float64) -> Images:
     """Basic layers with BatchNorm, 16 x 16 pixels."""
     return around(lambda: ResNetForImageClassification(resnet_config()), 16, dtype)
 
 
-def vit(dtype: torch.dtype = torch.float64, **changes: Any) -> ImageBase:
+def vit(dtype: torch.dtype = torch.float64, **changes: Any) -> Images:
     return around(lambda: ViTForImageClassification(vit_config(**changes)), 16, dtype)
 
 
@@ -67,7 +67,7 @@ def vit_config(**changes: Any) -> ViTConfig:
     )  # fmt: skip
 
 
-def save(base: ImageBase, folder: Path) -> Path:
+def save(base: Images, folder: Path) -> Path:
     """A model folder for `base.name`."""
     base.model.save_pretrained(folder)  # type: ignore[operator]
     settings = {"size": {"shortest_edge": base.size}, "image_mean": base.mean, "image_std": base.std}
@@ -80,7 +80,7 @@ BATCHES = [pictures(size, seed) for seed, size in enumerate((6, 1, 4, 6, 3))]
 
 
 def party(
-    base: ImageBase,
+    base: Images,
     train: Sequence[Picture],
     id: str = "c0",
     structure: Structure | None = None,
@@ -95,7 +95,7 @@ def party(
     return site
 
 
-def answer(engine: VisionEngine, work: Any) -> Any:
+def answer(engine: Engine, work: Any) -> Any:
     """What one site's coroutine returns; an exception that ended it is raised."""
     (outcome,) = drive({"site": work}, engine.execute).values()
     if isinstance(outcome, Exception):
@@ -103,20 +103,20 @@ def answer(engine: VisionEngine, work: Any) -> Any:
     return outcome
 
 
-def loaded(base: ImageBase, state: State) -> nn.Module:
+def loaded(base: Images, state: State) -> nn.Module:
     """A copy of the base's module with the values of a state of the whole model."""
     module = copy.deepcopy(base.model)
     module.load_state_dict({**state.tensors(), **state.extras}, strict=False)
     return module
 
 
-def cross_entropy(base: ImageBase, module: nn.Module, batch: Any) -> Tensor:
+def cross_entropy(base: Images, module: nn.Module, batch: Any) -> Tensor:
     logits = module(pixel_values=base.prepare(torch.stack([picture.pixels for picture in batch])))
     labels = torch.tensor([picture.label for picture in batch])
     return nn.functional.cross_entropy(getattr(logits, "logits", logits), labels)
 
 
-def stock(base: ImageBase, state: State, dropout: float = 0.0) -> peft.PeftModel:
+def stock(base: Images, state: State, dropout: float = 0.0) -> peft.PeftModel:
     """Stock PEFT with the head trained whole, at the values of `state`."""
     config = peft.LoraConfig(
         r=LORA.rank, lora_alpha=LORA.alpha, lora_dropout=dropout, target_modules=["q_proj", "v_proj"],

@@ -9,11 +9,11 @@ import torch
 from tiny_images import answer, party, pictures
 from torch import Tensor
 
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
+from llm_fed.kinds.images import Images
 from llm_fed.method import Method, Upload
 from llm_fed.method.client import Client
 from llm_fed.method.site import Site
-from llm_fed.models.images import ImageBase
 from llm_fed.models.structure import Full
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
@@ -26,7 +26,7 @@ LRS = (0.05, 0.02)  # of two rounds
 TRAIN = {"c0": pictures(9, 1), "c1": pictures(5, 2)}  # the last batch of either holds one picture
 
 
-def sites(base: ImageBase, method: Method, own: Sequence[str] = ("",), train: Any = None) -> dict[str, Site]:
+def sites(base: Images, method: Method, own: Sequence[str] = ("",), train: Any = None) -> dict[str, Site]:
     """The clients; client k holds the (k mod n)-th architecture of `own`."""
     made = {}
     for k, (name, examples) in enumerate((train or TRAIN).items()):
@@ -36,15 +36,15 @@ def sites(base: ImageBase, method: Method, own: Sequence[str] = ("",), train: An
     return made
 
 
-def server_of(base: ImageBase, method: Method, clients: dict[str, Site]) -> Site:
+def server_of(base: Images, method: Method, clients: dict[str, Site]) -> Site:
     server = party(base, (), "server", method.wrap(Full(), None), SGD)
     server.clients = tuple(clients)
     return server
 
 
-def federate(base: ImageBase, method: Method, clients: dict[str, Site], rounds: int = 2, state: Any = None) -> Any:
+def federate(base: Images, method: Method, clients: dict[str, Site], rounds: int = 2, state: Any = None) -> Any:
     """The server's state afterwards. Messages pass through bytes, as in a run."""
-    engine, server = VisionEngine(base), server_of(base, method, clients)
+    engine, server = Engine(base), server_of(base, method, clients)
     state = method.init(server) if state is None else state
     for round, lr in enumerate(LRS[:rounds], 1):
         uploads = []
@@ -58,12 +58,12 @@ def federate(base: ImageBase, method: Method, clients: dict[str, Site], rounds: 
     return state
 
 
-def personal(base: ImageBase, method: Method, client: Client, state: Any) -> State:
+def personal(base: Images, method: Method, client: Client, state: Any) -> State:
     message = method.broadcast(state, client.id)
-    return answer(VisionEngine(base), method.personalize(client, message))
+    return answer(Engine(base), method.personalize(client, message))
 
 
-def batches(base: ImageBase, client: Client) -> list[tuple[Tensor, Tensor, list[int]]]:
+def batches(base: Images, client: Client) -> list[tuple[Tensor, Tensor, list[int]]]:
     """What each step of this round sees: inputs, labels, and places among the client's pictures."""
     places = {id(picture): place for place, picture in enumerate(client.train)}
     return [

@@ -11,7 +11,7 @@ import tiny_images
 import torch
 from torch import Tensor, nn
 
-from llm_fed.engine.images import VisionEngine
+from llm_fed.engine.engine import Engine
 from llm_fed.federation.uploads import flaws
 from llm_fed.method import Method, Upload
 from llm_fed.method.site import Site
@@ -45,7 +45,7 @@ class Federation:
 
     def __init__(self, method: Method, *parts: Sequence[Picture], architectures: Sequence[str] = ("",)):
         self.method, self.base = method, tiny_images.cnn()
-        self.engine = VisionEngine(self.base)
+        self.engine = Engine(self.base)
         self.server = self._site("server", (), "", None)
         self.clients = {
             f"c{k}": self._site(f"c{k}", part, architectures[k % len(architectures)], self.server)

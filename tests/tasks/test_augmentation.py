@@ -14,10 +14,10 @@ from torch.nn import functional
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.examples import Pictures
+from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
-from llm_fed.engine.images import VisionEngine
 from llm_fed.experiment import run
+from llm_fed.kinds.pictures import Pictures
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Distillation, Fit
 from llm_fed.models.structure import Full
@@ -66,7 +66,7 @@ def test_a_whole_model_trains_on_them(how):
     base = tiny_images.resnet()
     start = tiny_images.party(base, BATCHES[0]).initial()
     job = Fit.on("c0", Full(), start, BATCHES, ADAM, seed=5, augment=how)
-    found, expected = (VisionEngine(base).fit(one) for one in (job, by_hand(job)))
+    found, expected = (Engine(base).fit(one) for one in (job, by_hand(job)))
     assert found.state.equal(expected.state) and found.losses == expected.losses
 
 
@@ -93,7 +93,7 @@ def test_a_pupil_sees_what_its_teachers_saw():
             local = replace(tiny_images.LOCAL, augment=how)
             site = tiny_images.party(base, BATCHES[0], structure=structure, local=local, lr=0.02)
             start, loss = site.initial(), Distillation([site.initial("a teacher")])
-            found.append(tiny_images.answer(VisionEngine(base), site.fit(start, loss=loss)))
+            found.append(tiny_images.answer(Engine(base), site.fit(start, loss=loss)))
         assert found[0].equal(found[1]) and not found[0].equal(start)
 
 

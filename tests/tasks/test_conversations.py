@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_fed.basics.errors import UserError
-from llm_fed.bench.encoding import Encoder
+from llm_fed.kinds.encoding import Encoder
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks import files
 from llm_fed.tasks.common import Turn

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from pathlib import Path
 from typing import Any
 
 import bitsandbytes as bnb
@@ -13,15 +15,16 @@ from meter import Meter
 from torch import nn
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from llm_fed.engine import formula
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT
-from llm_fed.engine.fit import token_losses
 from llm_fed.engine.footprint import weights
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.models.lora import Lora
 from llm_fed.tasks.common import Encoded
 from llm_fed.testing.tiny import HEADS, llama
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/bench"))
+import formula  # noqa: E402
 
 SHAPES: dict[str, dict[str, Any]] = {
     "narrow": {},
@@ -45,7 +48,7 @@ def measured(model: Any, structure: Lora, autocast: torch.dtype | None) -> tuple
         masks = bank.draw_masks([0] * ROWS, [LENGTH] * ROWS)
         with bank.attached(torch.arange(ROWS), masks), activation_checkpointing(model):
             with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                loss = token_losses(model, batch, kind=TEXT).sum()
+                loss = TEXT.losses(model, batch).sum()
             gc.collect()
             kept, meter.peak = meter.alive(), 0
             loss.backward()

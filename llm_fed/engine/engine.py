@@ -1,0 +1,212 @@
+"""The engine: it computes what sites await. Adapters of one structure share passes over the frozen base, whole models
+take turns; what depends on the kind of model and data is asked of the base.
+
+Shape letters: N examples, C classes, H features, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.basics.errors import ClientError, UserError
+from llm_fed.engine import classifying, fit, gradients, inference
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.answering import Answering, answers
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.trainable import Trainable
+from llm_fed.engine.whole import WholeModel
+from llm_fed.merge.delta import under
+from llm_fed.merge.moments import Evidence
+from llm_fed.method.requests import (
+    Answers,
+    ExpertWeights,
+    Features,
+    Fit,
+    FitHead,
+    Fitted,
+    Gradient,
+    GradientMoments,
+    Logits,
+    MeanLosses,
+    Request,
+    Work,
+)
+from llm_fed.models.joined import Answer
+from llm_fed.models.trained import Structure
+from llm_fed.settings.config import EvalConfig
+from llm_fed.state import State
+
+
+class Engine(Answering):
+    """Answers the requests of all sites.
+
+    Attributes:
+        budget: most tokens of a micro-batch, found at the first training; it decides the packing, hence the bits.
+        work: of all training since it was last taken.
+        packing: budget and overhead of micro-batches as they were measured; None: by device.
+    """
+
+    def __init__(self, base: Trainable, evaluation: EvalConfig | None = None):
+        self.base = base
+        self.work = Work()
+        self.evaluation = evaluation or EvalConfig()
+        self.budget: int | None = None
+        self.packing: tuple[int, int] | None = None
+        self._whole: dict[Structure, WholeModel] = {}
+
+    def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
+        """One result, or one exception, for each of these requests of one type and structure.
+
+        Raises:
+            UserError: neither the engine nor the base's kind answers requests of this type.
+        """
+        asked, fused = type(requests[0]), requests[0].structure.fused
+        if answer := self.answering.get((asked, fused)):
+            return self.perform(answer, requests)
+        if answer := self.base.answering.get((asked, fused)):
+            return self.base.perform(answer, requests, self)
+        known = {each.__name__ for each, its in {**self.answering, **self.base.answering} if its == fused}
+        what = f"{'adapters of a' if fused else 'whole'} {self.base.noun}{'' if fused else 's'}"
+        raise UserError(
+            f"the method needs {asked.__name__}, which {what} do not support (they support "
+            f"{', '.join(sorted(known))}); choose another base or method"
+        )
+
+    def take_work(self) -> Work:
+        """The training work since the last call."""
+        taken, self.work = self.work, Work()
+        return taken
+
+    def adapted(self, structure: Any) -> AdaptedModel:
+        """The base under adapters of this structure."""
+        base = self.base
+        return AdaptedModel(base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing)
+
+    def whole(self, structure: Structure) -> WholeModel:
+        """The model, or models side by side, that clients of this structure train whole."""
+        if structure not in self._whole:
+            self._whole[structure] = WholeModel(self.base, structure)
+        return self._whole[structure]
+
+    def bank(self, structure: Any, states: Sequence[State]) -> AdapterBank:
+        """One row for each of these states."""
+        bank = AdapterBank(self.base.model, structure, len(states), states[0].row.dtype)
+        for row, state in enumerate(states):
+            bank.load(row, state)
+        return bank
+
+    @answers(Fit)
+    def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:
+        if any(callable(request.loss) for request in requests):
+            raise UserError(
+                "client.fit(loss=FUNCTION) needs whole image models; adapters train with cross-entropy or "
+                "Distillation: leave it out, or set adapter=null"
+            )
+        if len(requests) > 1 and any(request.teachers for request in requests):
+            return [self.fit([request])[0] for request in requests]  # each has teachers of its own
+        if len({request.private is None for request in requests}) > 1:
+            raise ValueError("fits with privacy and fits without it do not train in one pass")
+        results, work = fit.fit(self.adapted(requests[0].structure), requests)
+        self.budget = work.budget or self.budget  # found once, then kept: the packing decides the bits of a result
+        self.work = self.work.plus(work)
+        return results
+
+    @answers(Fit, of="whole", each=True)
+    def fit_whole(self, request: Fit) -> Fitted | ClientError:
+        result, work = self.whole(request.structure).fit(request)
+        self.work = self.work.plus(work)
+        return result
+
+    @answers(MeanLosses, each=True)
+    def mean_losses(self, request: MeanLosses) -> list[float]:
+        """Each client alone: it may ask for many states, and its examples fill micro-batches by themselves."""
+        bank = self.bank(request.structure, request.states)
+        asked = [(row, request.examples) for row in range(len(request.states))]
+        return inference.mean_losses(self.adapted(request.structure), bank, asked)
+
+    @answers(MeanLosses, of="whole", each=True)
+    def mean_losses_whole(self, request: MeanLosses) -> list[float]:
+        model = self.whole(request.structure)
+        labels = model.examples.collate(request.examples).labels
+        logits = (model.answer(state, request.examples).logits for state in request.states)
+        return [float(nn.functional.cross_entropy(each, labels)) for each in logits]
+
+    @answers(GradientMoments)
+    def gradient_moments(self, requests: Sequence[GradientMoments]) -> Sequence[Evidence | ClientError]:
+        if any(under(request.first) or under(request.second) for request in requests):
+            raise UserError("gradient moments need plain adapters, but this method adds frozen weights beneath them")
+        return gradients.evidence(self.adapted(requests[0].structure), requests)
+
+    @answers(Gradient, each=True)
+    def gradient(self, request: Gradient) -> tuple[float, State]:
+        """With another head, which is fixed, the gradient of the model's own head is zero."""
+        model = self.adapted(request.structure)
+        if request.head is not None:
+            model = replace(model, examples=model.examples.under_head(request.head))
+        return gradients.mean_gradient(model, request)
+
+    @answers(Gradient, of="whole", each=True)
+    def gradient_whole(self, request: Gradient) -> tuple[float, State]:
+        return self.whole(request.structure).gradient(request)
+
+    @answers(ExpertWeights)
+    def expert_weights(self, requests: Sequence[ExpertWeights]) -> Sequence[Tensor]:
+        states = [request.state for request in requests]
+        asked = [(row, example) for row, request in enumerate(requests) for example in request.examples]
+        model = self.adapted(requests[0].structure)
+        if model.structure.gate == "mix":
+            weights = self._mixing_weights(model.structure, [(states[row], example) for row, example in asked])
+        else:
+            bank = self.bank(model.structure, states)
+            weights = model.within_memory(
+                lambda budget: inference.routed_weights(replace(model, budget=budget), bank, asked)
+            )
+        return weights.split([len(request.examples) for request in requests])
+
+    @answers(Features)
+    def features(self, requests: Sequence[Features]) -> Sequence[Tensor]:
+        examples = [example for request in requests for example in request.examples]
+        return self.base.features(requests[0].structure, examples).split(
+            [len(request.examples) for request in requests]
+        )
+
+    @answers(Logits, of="both")
+    def logits(self, requests: Sequence[Logits]) -> Sequence[Tensor]:
+        return [answer.logits for answer in self._answer(requests)]
+
+    @answers(FitHead, of="both")
+    def heads(self, requests: Sequence[FitHead]) -> Sequence[State]:
+        """For each the linear head (weight, bias) that classifies the features of its examples best."""
+        answered = zip(self._answer(requests), requests, strict=True)
+        return [classifying.fit_head(answer.features, self._labels(asked), asked) for answer, asked in answered]
+
+    @answers(Answers, of="whole")
+    def _answer(self, requests: Sequence[Any]) -> Sequence[Answer]:
+        """What a classifier makes of each request's examples under its state, in float32 at least, on the CPU."""
+        structure = requests[0].structure
+        if not structure.fused:
+            return [self.whole(structure).answer(each.state, each.examples) for each in requests]
+        examples = [example for each in requests for example in each.examples]
+        index = torch.tensor([row for row, each in enumerate(requests) for _ in each.examples])
+        bank, mix = self.bank(structure, [each.state for each in requests]), None
+        if structure.gate == "mix":
+            asked = [(each.state, example) for each in requests for example in each.examples]
+            mix = self._mixing_weights(structure, asked)
+        found = classifying.in_chunks(
+            self.base, self.base.examples(structure), examples,
+            lambda part: bank.attached(index[part], mix=None if mix is None else mix[part]),
+        )  # fmt: skip
+        return found.split([len(each.examples) for each in requests])
+
+    def _mixing_weights(self, structure: Structure, asked: Sequence[tuple[State, Any]]) -> Tensor:
+        """(len(asked), 2): the experts' weights for each example under the state beside which it stands."""
+        own = self.base.features(structure, [example for _, example in asked])
+        return inference.similarity_weights(own, [state for state, _ in asked])
+
+    def _labels(self, asked: FitHead) -> Tensor:
+        return self.base.examples(asked.structure).collate(asked.examples).labels

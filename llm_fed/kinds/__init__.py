@@ -1,0 +1,46 @@
+"""The kinds of model and data, one class each (`kind.Kind`): it loads the base, encodes examples, says which loss they
+have, answers and exports. A kind of your own is a class in any module, named as `base.kind=package.module:Class`."""
+
+from __future__ import annotations
+
+import importlib
+
+from llm_fed import tasks
+from llm_fed.basics.errors import UserError
+from llm_fed.kinds.kind import Kind as Kind
+from llm_fed.settings import plugins
+from llm_fed.settings.config import BaseConfig, Config
+from llm_fed.tasks.common import TaskData
+
+KINDS = {"language": "llm_fed.kinds.language:Language", "images": "llm_fed.kinds.images:Images"}
+
+
+def of(config: BaseConfig, labelled: bool) -> type[Kind]:
+    """The kind that `base.kind` names; where it names none, images for data with labels, else language models.
+
+    Raises:
+        UserError: there is no such kind.
+    """
+    name = config.kind or ("images" if labelled else "language")
+    if name in KINDS:
+        module, _, last = KINDS[name].partition(":")
+        found = getattr(importlib.import_module(module), last)
+    else:
+        found = plugins.find("base.kind", name, plugins.KINDS, KINDS)
+    if not (isinstance(found, type) and issubclass(found, Kind)):
+        raise UserError(f"base.kind={name!r} is {found!r:.60}; it must be a class that derives from llm_fed.kinds.Kind")
+    return found
+
+
+def chosen(config: Config) -> type[Kind]:
+    """The kind of a configuration, as far as it is known before the data are read."""
+    return of(config.base, tasks.find(config.task.name).images)
+
+
+def load(config: Config, task: TaskData, device: str) -> Kind:
+    """The base that the sites of a run share.
+
+    Raises:
+        UserError: there is no such base, or a setting is not for its kind.
+    """
+    return of(config.base, bool(task.labels)).load(config, task, device)

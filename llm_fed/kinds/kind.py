@@ -1,0 +1,234 @@
+"""Kind: a base with all that depends on what kind of model and data it is. One class for each kind; a run's base is an
+instance of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import derive, generator
+from llm_fed.engine.engine import Engine
+from llm_fed.engine.trainable import Trainable
+from llm_fed.kinds.samples import Shown
+from llm_fed.kinds.wording import Wording
+from llm_fed.method.requests import Logits
+from llm_fed.method.site import Data
+from llm_fed.models.prompt import Prompt
+from llm_fed.models.trained import Structure
+from llm_fed.settings.config import BaseConfig, Config, EvalConfig
+from llm_fed.state import State
+from llm_fed.tasks import content
+from llm_fed.tasks.common import ClientData, TaskData, Template, select
+
+Note = Callable[[str], None]
+
+
+class Encoding(Protocol):
+    """Makes what sites train and are scored on of the examples of a task."""
+
+    def data(self, id: str, given: ClientData, data: Data) -> Data:
+        """`data` with a site's examples; to be called for the clients in their order, and then for the server."""
+        ...
+
+    def note(self) -> str:
+        """What was left out or not read as it stands, in words; empty where nothing was."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Kind(Trainable):
+    """What a run asks of its base. A kind of your own derives from it, and a configuration names it as `base.kind`.
+
+    Attributes:
+        reads: what metrics may read of its predictions: texts, options, labels or loss (`scoring.scores.Metric`).
+        whole: whether it can be trained whole, without adapters.
+        augments: whether training examples can be shifted and mirrored (`local.augment`).
+        knows: whether the base answers before anything is trained, so that it can be scored; a classifier with a new
+            head cannot.
+        uses: settings of `task` that count beside those that all kinds read.
+        before_data: whether it can be loaded before the task's data are read.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("labels",)
+    whole: ClassVar[bool] = False
+    augments: ClassVar[bool] = False
+    knows: ClassVar[bool] = False
+    uses: ClassVar[tuple[str, ...]] = ("template", "loss_on", "max_length", "too_long", "bad_rows")
+    before_data: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def load(cls, config: Config, task: TaskData | None, device: str) -> Self:
+        """The base that the configuration names.
+
+        Args:
+            task: with the names of the labels; its clients may be absent. None only where `before_data`.
+
+        Raises:
+            UserError: there is no such base, or a setting is not for it.
+        """
+
+    @classmethod
+    def notes(cls, config: Config, task: TaskData) -> list[str]:
+        """What the user should know of these settings."""
+        return []
+
+    @classmethod
+    def known_labels(cls, config: Config) -> tuple[str, ...]:
+        """The labels as far as they are known without the clients' data, as at the server of a network."""
+        return config.task.labels or ()
+
+    @classmethod
+    def check_network(cls, config: Config) -> None:
+        """Refuse what this kind cannot do over a network.
+
+        Raises:
+            UserError: what, and what to set.
+        """
+
+    @classmethod
+    def hint(cls, device: str) -> str:
+        """A line on a quicker dtype, where none was set; may be empty."""
+        return ""
+
+    @classmethod
+    def saves(cls, config: BaseConfig) -> list[str]:
+        """Settings with which training would need less memory, the least harmful first."""
+        return [*cls._halved(config), "a smaller local.batch_size"]
+
+    @staticmethod
+    def _halved(config: BaseConfig) -> list[str]:
+        return ["base.dtype=bfloat16"] * (config.dtype == "float32" and config.quantization is None)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What, beside the weights, all machines of a federation must have in common."""
+        return (self.labels,) if self.labels else ()
+
+    def configured(self, config: Config) -> Self:
+        """The base as a configuration puts prompts to it."""
+        return self
+
+    def as_said(
+        self, config: Config, prompt: Callable[[], Prompt | None], keys: Collection[str]
+    ) -> tuple[Self, Config, Prompt | None]:
+        """Base and configuration that put prompts as an adapter's folder says, and what it says.
+
+        Args:
+            prompt: reads that; it is not asked where there are no prompts.
+            keys: the settings that were given explicitly, which count more.
+        """
+        return self, config, None
+
+    def engine(self, evaluation: EvalConfig | None = None) -> Engine:
+        """What answers the requests of sites."""
+        return Engine(self, evaluation)
+
+    # Data
+
+    def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
+        """Of the examples of a task.
+
+        Args:
+            reads: what the metric reads.
+            note: is told what the user should know at once.
+        """
+        return AsTheyAre(config, self.encode)
+
+    def encode(self, examples: Sequence[Any]) -> Sequence[Any]:
+        """A task's examples as they are trained and scored on: with a `label` where metrics read labels."""
+        return examples
+
+    def trained_form(self, query: Any) -> Any:
+        """What is scored, as training would see it; None where training leaves it out."""
+        return query
+
+    # Use and export of personal models
+
+    @abstractmethod
+    def wording(self, structure: Structure) -> Wording:
+        """What a card says of a personal model."""
+
+    def settings(self, structure: Structure) -> Mapping[str, Mapping[str, Any]]:
+        """The JSON files beside the weights of a whole model, by name."""
+        raise NotImplementedError(f"a {self.noun} is not trained whole")
+
+    def beside_adapters(self, prompt: Prompt | None) -> Mapping[str, bytes]:
+        """Further files in the folder of an adapter, by name."""
+        return {}
+
+    def prompt_of(self, config: Config) -> Prompt | None:
+        """How a configuration puts prompts to the base; None where it takes none."""
+        return None
+
+    def tokens(self, prompts: Sequence[Any], template: str | Template | None) -> list[list[int]]:
+        """The token ids of prompts.
+
+        Raises:
+            UserError: it takes none.
+        """
+        self._cannot("give it pictures with `classify`" if self.labels else "it writes no texts")
+
+    def classify(self, structure: Structure, state: State, given: Any) -> Tensor:
+        """The numbers (N,) of the labels of what a user gives, see `classified`."""
+        (logits,) = self.engine().execute([Logits("", structure, state, self.classified(given))])
+        return logits.argmax(-1)
+
+    def classified(self, given: Any) -> Sequence[Any]:
+        """What a user gives to be classified, as examples of this kind.
+
+        Raises:
+            UserError: it classifies nothing.
+        """
+        self._cannot("give it prompts with `generate`")
+
+    def shown(self, config: Config) -> Shown | None:
+        """Shows its predictions to people; None where there is nothing to be read."""
+        return None
+
+    def cache(self) -> int | None:
+        """Bytes that one token of an answer keeps, where that is known."""
+        return None
+
+    def _cannot(self, remedy: str) -> NoReturn:
+        raise UserError(f"this is {'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}; {remedy}")
+
+
+class AsTheyAre:
+    """The encoding of examples that all fit: each split as `encode` makes it."""
+
+    def __init__(self, config: Config, encode: Callable[[Sequence[Any]], Sequence[Any]]):
+        self._config, self._encode = config, encode
+
+    def data(self, id: str, given: ClientData, data: Data) -> Data:
+        queries = {
+            split: self._encode(in_scored_order(getattr(given, split), given, split, self._config))
+            for split in ("validation", "test")
+        }
+        held_out = self._encode(given.validation)
+        return replace(data, train=self._encode(given.train), held_out=held_out, queries=queries)
+
+    def note(self) -> str:
+        return ""
+
+
+def in_scored_order(items: Sequence[Any], given: ClientData, split: str, config: Config) -> Sequence[Any]:
+    """What belongs to a split's examples, in the order of which `eval.limit` keeps the first, a draw of
+    `seeds.evaluation`. Where rows are held out by their hash, an example that is added does not change the order of the
+    others."""
+    seed, examples = config.seeds.evaluation, getattr(given, split)
+    if config.eval.limit is None or seed is None:
+        return items
+    if config.task.held_out == "position":
+        draws = generator(seed, "evaluation", given.client, split)
+        return select(items, torch.randperm(len(examples), generator=draws).tolist())
+    drawn = content.drawn(content.digests(examples), derive(seed, "evaluation", split))
+    return select(items, np.argsort(drawn).tolist())

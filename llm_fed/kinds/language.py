@@ -1,0 +1,298 @@
+"""Causal language models with adapters, on prompts and answers, conversations, or plain texts."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from llm_fed.basics import turns
+from llm_fed.basics.errors import UserError, lookup
+from llm_fed.engine import footprint, generation, inference
+from llm_fed.engine.answering import answers
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.engine import Engine
+from llm_fed.engine.examples import TEXT, Examples
+from llm_fed.engine.generation import room_after
+from llm_fed.engine.sampling import Sampling
+from llm_fed.kinds import wording
+from llm_fed.kinds.encoding import Encoder
+from llm_fed.kinds.kind import Encoding, Kind, Note
+from llm_fed.kinds.samples import Shown
+from llm_fed.kinds.texts import Texts
+from llm_fed.method.requests import AnswerLoss, Generate, OptionScores, Query
+from llm_fed.models import prompt, speed
+from llm_fed.models.frozen import freeze
+from llm_fed.models.loading import (
+    DTYPES,
+    QUANTIZATIONS,
+    attention,
+    check_name,
+    check_rows,
+    checkpoint_activations,
+    config_of,
+    explain,
+    missing_weights,
+    quantization,
+    settle_dtype,
+)
+from llm_fed.models.origin import Origin
+from llm_fed.models.prompt import Prompt
+from llm_fed.models.trained import Structure
+from llm_fed.settings.config import LIKELIHOOD, BaseConfig, Config
+from llm_fed.state import State
+from llm_fed.tasks.common import Encoded, TaskData, Template
+from llm_fed.tasks.templates import encode_prompt, template_of
+
+Item = TypeVar("Item")
+
+
+@dataclass(kw_only=True)
+class Language(Kind):
+    """A causal language model and its tokenizer."""
+
+    noun: ClassVar[str] = "language model"
+    reads: ClassVar[tuple[str, ...]] = ("texts", "options", "loss")
+    knows: ClassVar[bool] = True
+    before_data: ClassVar[bool] = True
+
+    @classmethod
+    def load(cls, config: Config, task: TaskData | None, device: str) -> Language:
+        return load_base(config.base, device)
+
+    @classmethod
+    def notes(cls, config: Config, task: TaskData) -> list[str]:
+        template, found = config.task.template, []
+        if task.metric == LIKELIHOOD and template != "{prompt}":
+            found.append(
+                f"texts are learned without task.template={template}, which only chats and exports would use; set "
+                "task.template='{prompt}'"
+            )
+        if r"\n" in template:
+            found.append(
+                r"task.template holds a backslash and an n, which models will read as these two letters; for a line "
+                "break, write the text in double quotes in YAML"
+            )
+        return found
+
+    @classmethod
+    def hint(cls, device: str) -> str:
+        return speed.hint() if device == "cpu" else ""
+
+    @classmethod
+    def saves(cls, config: BaseConfig) -> list[str]:
+        again = ["base.activation_checkpointing=true"] * (not config.activation_checkpointing)
+        quantised = ["base.quantization=nf4"] * (config.quantization is None)
+        return [*again, *cls._halved(config), *quantised, "a smaller task.max_length"]
+
+    def configured(self, config: Config) -> Language:
+        return replace(self, prompt=self.prompt_of(config))
+
+    def as_said(
+        self, config: Config, prompt_of_folder: Callable[[], Prompt | None], keys: Collection[str]
+    ) -> tuple[Language, Config, Prompt | None]:
+        folder = said = prompt_of_folder()
+        if said is None:
+            return self, config, None
+        if "task.template" in keys:
+            template = template_of(config.task.template, self.tokenizer)
+            said = replace(said, template=template, stop=prompt.stops(replace(self, prompt=said), template))
+        if "eval.max_new_tokens" in keys:
+            said = replace(said, max_new_tokens=config.eval.max_new_tokens)
+        task = replace(config.task, template=said.template.name)
+        evaluation = replace(config.eval, max_new_tokens=said.max_new_tokens)
+        return replace(self, prompt=said), replace(config, task=task, eval=evaluation), folder
+
+    def examples(self, structure: Structure) -> Examples:
+        return TEXT
+
+    def features(self, structure: Structure, examples: Sequence[Encoded]) -> Tensor:
+        """(N, H): the last hidden state at the last token of each prompt."""
+        return inference.features(self, [example.prompt for example in examples])
+
+    def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
+        room = partial(room_after, self, wanted=config.eval.max_new_tokens) if reads == "texts" else None
+        template = self.prompt and self.prompt.template
+        return Texts(Encoder(self.tokenizer, config.task, template, self.rows, room), config, task)
+
+    def trained_form(self, query: Query) -> Encoded | None:
+        return query.example
+
+    def wording(self, structure: Structure) -> wording.Wording:
+        return wording.ADAPTER if structure.plain else wording.EXPERTS
+
+    def beside_adapters(self, prompt_of_model: Prompt | None) -> Mapping[str, bytes]:
+        if prompt_of_model is None:
+            return {}
+        return {prompt.FILE: prompt_of_model.as_json(self.tokenizer, self.source)}
+
+    def prompt_of(self, config: Config) -> Prompt:
+        """Raises UserError where the template is `chat` and the tokenizer has none."""
+        if self.prompt is not None:
+            return replace(self.prompt, max_new_tokens=config.eval.max_new_tokens)
+        template = template_of(config.task.template, self.tokenizer)
+        return Prompt(template, prompt.stops(self, template), config.eval.max_new_tokens)
+
+    def tokens(self, prompts: Sequence[Any], template: str | Template | None) -> list[list[int]]:
+        said = self.prompt
+        chosen = template or (said.template if said else "alpaca-short")
+        tokens = [encode_prompt(each, self.tokenizer, template=chosen) for each in prompts]
+        for ids in tokens:
+            check_rows(ids, self.rows, self.tokenizer)
+        return tokens
+
+    def shown(self, config: Config) -> Shown:
+        return Shown(self, self.prompt_of(config))
+
+    def cache(self) -> int | None:
+        return footprint.cache(self)
+
+    def bank(self, structure: Any, state: State) -> AdapterBank:
+        """Around the model, with one adapter."""
+        return self.engine().bank(structure, [state])
+
+    def write(
+        self, structure: Any, state: State, prompts: Sequence[list[int]], max_new_tokens: int, batch_size: int
+    ) -> list[str]:
+        """Greedy answers to prompts under one adapter."""
+        mix = self.mixing_weights(structure, [(state, prompt) for prompt in prompts])
+        return generation.generate(
+            self, self.bank(structure, state), [(0, prompt) for prompt in prompts], max_new_tokens=max_new_tokens,
+            batch_size=batch_size, mix=mix,
+        )  # fmt: skip
+
+    def stream(
+        self, structure: Any, state: State, prompt: list[int], max_new_tokens: int, sampling: Sampling | None = None
+    ) -> Iterator[int]:
+        """The tokens of an answer to a prompt under one adapter; without `sampling` the greedy one."""
+        mix = self.mixing_weights(structure, [(state, prompt)])
+        bank = self.bank(structure, state)
+        return generation.stream(self, bank, prompt, max_new_tokens=max_new_tokens, mix=mix, sampling=sampling)
+
+    def answer_text(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+        """An answer's tokens as text, without reasoning."""
+        return generation.answer_text(self, prompt, tokens)
+
+    def mixing_weights(self, structure: Any, asked: Sequence[tuple[State, Sequence[int]]]) -> Tensor | None:
+        """The weights of two experts for each prompt; None unless the prompt decides them."""
+        return inference.mixing_weights(self, asked) if structure.gate == "mix" else None
+
+    @answers(Generate)
+    def generate(self, requests: Sequence[Generate], engine: Engine) -> Sequence[list[str]]:
+        structure, states = requests[0].structure, [request.state for request in requests]
+        prompts = [(row, prompt) for row, request in enumerate(requests) for prompt in request.prompts]
+        texts = generation.generate(
+            self,
+            engine.bank(structure, states),
+            prompts,
+            max_new_tokens=engine.evaluation.max_new_tokens,
+            batch_size=engine.evaluation.batch_size,
+            mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
+        )
+        return list(_shared_out(texts, [len(request.prompts) for request in requests]))
+
+    @answers(AnswerLoss)
+    def answer_losses(self, requests: Sequence[AnswerLoss], engine: Engine) -> Sequence[float]:
+        """Of all clients in the same passes, as little memory as training takes being enough."""
+        structure, states = requests[0].structure, [request.state for request in requests]
+        examples = [[query.example for query in request.queries] for request in requests]
+        prompts = [(request.state, query.prompt) for request in requests for query in request.queries]
+        bank, mix = engine.bank(structure, states), self.mixing_weights(structure, prompts)
+        model = engine.adapted(structure)
+        return model.within_memory(
+            lambda budget: inference.mean_losses(
+                replace(model, budget=budget), bank, list(enumerate(examples)), mix=mix
+            )
+        )
+
+    @answers(OptionScores)
+    def option_scores(self, requests: Sequence[OptionScores], engine: Engine) -> Sequence[list[list[float]]]:
+        structure, states = requests[0].structure, [request.state for request in requests]
+        queries = [
+            (row, query.prompt, list(query.options))
+            for row, request in enumerate(requests)
+            for query in request.queries
+        ]
+        scores = generation.option_log_likelihoods(
+            self,
+            engine.bank(structure, states),
+            queries,
+            batch_size=engine.evaluation.batch_size,
+            mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt, _ in queries]),
+        )
+        return list(_shared_out(scores, [len(request.queries) for request in requests]))
+
+
+def _shared_out(results: Iterable[Item], counts: Sequence[int]) -> Iterator[list[Item]]:
+    """The first so many results, then the next so many, and so on."""
+    remaining = iter(results)
+    return (list(islice(remaining, count)) for count in counts)
+
+
+@turns.taken()
+def load_base(config: BaseConfig, device: str) -> Language:
+    """The base of a run on `device` ("cpu", "cuda:1"). Only safetensors is read; no repository's code is run.
+
+    A tokenizer without a pad token pads with its EOS; padding is always masked, so this changes no result.
+    With activation checkpointing the model stays in eval mode too: its layers are only marked here, and
+    `memory.activation_checkpointing` makes them recompute.
+
+    Raises:
+        UserError: unknown dtype or quantization, a device map without a GPU, no such folder or Hub model, or it is no
+            complete causal LM, or of a family whose rows depend on their neighbours.
+    """
+    config, _ = settle_dtype(config, device)
+    dtype = lookup("base.dtype", config.dtype, DTYPES)
+    if config.quantization is not None:
+        lookup("base.quantization", config.quantization, QUANTIZATIONS)
+    if config.device_map and device == "cpu":
+        raise UserError("base.device_map=auto splits the base over GPUs, but this run is on the CPU; leave it out")
+    folder_or_id = check_name(config.name)
+    # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # It warns of missing optional kernels when imported, and with int8 at every layer of every forward pass.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    config_of(config.name, folder_or_id, config.revision)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder_or_id, revision=config.revision, trust_remote_code=False)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder_or_id,
+            revision=config.revision,
+            dtype=dtype,
+            device_map=config.device_map or {"": device},
+            quantization_config=quantization(config.quantization, dtype),
+            attn_implementation=attention(dtype, device),
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
+        raise UserError(explain(config.name, error, "a causal LM")) from error
+    model, report = loaded
+    if missing := missing_weights(model, report["missing_keys"]):
+        raise UserError(
+            f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
+            f"e.g. {missing[0]}; give a complete causal language model"
+        )
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise UserError(
+                f"the tokenizer of {config.name!r} has neither a pad nor an EOS token; "
+                'set "eos_token" or "pad_token" in its tokenizer_config.json'
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    freeze(model)
+    if config.activation_checkpointing:
+        checkpoint_activations(model, config.name)
+    autocast = None if dtype == torch.float32 else dtype
+    return Language(
+        model=model, tokenizer=tokenizer, name=config.name, dtype=dtype, autocast=autocast, origin=Origin.of(config)
+    )

@@ -1,0 +1,53 @@
+"""The encoding of texts: a site's examples as tokens, and what became of those that are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from llm_fed.kinds.encoding import Encoder, NoneFits
+from llm_fed.kinds.kind import in_scored_order
+from llm_fed.method.site import Data
+from llm_fed.settings.config import Config
+from llm_fed.tasks.common import ClientData, TaskData
+
+
+class Texts:
+    """The encoding of a task's texts. How long all are is found out at the start, many at once."""
+
+    def __init__(self, encoder: Encoder, config: Config, task: TaskData):
+        self._encoder, self._config = encoder, config
+        parties = [*task.clients.values(), *([task.server] if task.server else [])]
+        splits = (split for given in parties for split in (given.train, given.validation, given.test))
+        self._lengths = encoder.lengths(splits)
+
+    def note(self) -> str:
+        return self._encoder.note()
+
+    def data(self, id: str, given: ClientData, data: Data) -> Data:
+        encoder, config = self._encoder, self._config
+        before, (train, validation, test) = encoder.skipped.copy(), islice(self._lengths, 3)
+        none_fits: list[str] = []
+
+        def fitting(encode: Callable[..., Sequence[Any]], split: str, *words: Any, **options: Any) -> Sequence[Any]:
+            try:
+                return encode(id, split, *words, **options)
+            except NoneFits as error:
+                none_fits.append(str(error))
+                return ()
+
+        held_out = encoder.training(id, "validation", given.validation, required=False, lengths=validation)
+        queries = {}
+        for split, lengths in (("validation", validation), ("test", test)):
+            examples, known = (
+                in_scored_order(items, given, split, config) for items in (getattr(given, split), lengths)
+            )
+            queries[split] = fitting(encoder.queries, split, examples, config.eval.limit, known)
+        cut = {split: found for split, asked in queries.items() if (found := encoder.cut(asked))}
+        return replace(
+            data,
+            train=fitting(encoder.training, "training", given.train, lengths=train),
+            held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut, none_fits=tuple(none_fits),
+        )  # fmt: skip

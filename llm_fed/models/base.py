@@ -1,0 +1,134 @@
+"""Base: the model that all clients share, as engine, exports and messages see it. What depends on its kind is asked of
+`kinds.Kind`, which derives from it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from llm_fed.models import lora
+from llm_fed.models.flat import FlatModel
+from llm_fed.models.frozen import device_of
+from llm_fed.models.origin import Origin
+from llm_fed.models.trained import Structure
+from llm_fed.settings.config import AdapterConfig
+from llm_fed.state import Layout, State
+
+if TYPE_CHECKING:
+    from llm_fed.models.prompt import Prompt
+
+
+@dataclass(kw_only=True)
+class Base:
+    """A model in evaluation mode, and how it computes.
+
+    Attributes:
+        name: as configured, which is what exported adapters name as their base.
+        dtype: of the weights; of the products, where the weights are quantised.
+        autocast: the dtype of forward passes under autocast; None: they are computed in that of the weights.
+        head: the module that is trained whole beside adapters, such as a classifier's last layer; empty: none.
+        labels: of a classifier, by index of the logits.
+        tokenizer: of a model that reads texts; it has a pad token.
+        prompt: what an adapter's folder says of its prompts, in the place of `task.template` and of the base's own stop
+            tokens.
+        origin: None where the model was made in memory.
+    """
+
+    model: Any
+    name: str
+    dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+    head: str = ""
+    labels: tuple[str, ...] = ()
+    tokenizer: Any = None
+    prompt: Prompt | None = None
+    origin: Origin | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs are wanted."""
+        return device_of(self.model)
+
+    @property
+    def source(self) -> Origin:
+        """Where it is from; of a base that was made in memory only what it is called."""
+        return self.origin or Origin(self.name, dtype=str(self.dtype).removeprefix("torch."))
+
+    @property
+    def rows(self) -> int:
+        """Of the embedding: tokens from this number on have none."""
+        return len(self.model.get_input_embeddings().weight)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of a quantised model as many as before."""
+        counted = getattr(self.model, "num_parameters", None)
+        return counted() if counted else sum(parameter.numel() for parameter in self.model.parameters())
+
+    def computing(self) -> torch.autocast:
+        """The context of a forward pass."""
+        return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
+
+    def check_names(self, adapter: AdapterConfig | None) -> None:
+        """Refuse names in `adapter.target_modules` that no layer has.
+
+        Raises:
+            UserError: the name, and the closest.
+        """
+        lora.check_names(self.model, adapter)
+
+    def model_of(self, structure: Structure) -> nn.Module:
+        """The model, or models side by side, that clients of this structure have. It is shared: do not change it."""
+        return self.model
+
+    def flat(self, structure: Structure) -> FlatModel:
+        """A copy of `model_of(structure)` with all parameters in one row."""
+        return FlatModel(copy.deepcopy(self.model_of(structure)))
+
+    def head_in(self, structure: Structure) -> str:
+        """The name of the last linear layer in `model_of(structure)`."""
+        return self.head
+
+    def layout(self, structure: Any) -> Layout:
+        """The entries of a client's state."""
+        if structure.fused:
+            return lora.layout(self.model, structure)
+        entries = dict(self.model_of(structure).named_parameters())
+        return Layout(tuple(entries), tuple(tuple(p.shape) for p in entries.values()))
+
+    def draw(self, structure: Any, generator: torch.Generator) -> State:
+        """A fresh state, from a CPU generator: adapters around the model as it is, and beside them a head that torch
+        initialises."""
+        if not self.head:
+            return lora.draw(self.model, structure, generator)
+        seed = int(torch.randint(2**62, (), generator=generator))
+        if not structure.fused:
+            return self._draw_whole(structure, seed)
+        state = lora.draw(self.model, structure, generator, next(self.model.parameters()).dtype)
+        for name in structure.whole:
+            head = copy.deepcopy(self.model.get_submodule(name)).cpu()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                head.reset_parameters()
+            for entry, parameter in head.named_parameters():
+                state[f"{name}.{entry}"].copy_(parameter.detach())
+        return state
+
+    def _draw_whole(self, structure: Structure, seed: int) -> State:
+        """A whole model: what is not a checkpoint's is drawn as torch initialises it."""
+        fresh = copy.deepcopy(self.model_of(structure)).cpu()  # before the seed: making it draws, too
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for name, module in fresh.named_modules():
+                if callable(reset := getattr(module, "reset_parameters", None)) and not self._given(name, structure):
+                    reset()
+        extras = {name: b.clone() for name, b in fresh.named_buffers() if b.is_floating_point()}
+        return State.of(dict(fresh.named_parameters()), extras)
+
+    def _given(self, module: str, structure: Structure) -> bool:
+        """Whether a module's weights are a checkpoint's."""
+        return False

@@ -1,0 +1,128 @@
+"""What a training step is said to hold, beside what is alive when it is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import bitsandbytes as bnb
+import pytest
+import tiny
+import tiny_images
+import torch
+from meter import Meter
+from torch import nn
+
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.footprint import activations, cache
+from llm_fed.engine.memory import activation_checkpointing
+from llm_fed.method.site import Data, Private, Site
+from llm_fed.models.lora import Lora
+from llm_fed.models.structure import Full
+from llm_fed.settings.config import LocalConfig
+from llm_fed.tasks.common import Encoded
+from llm_fed.testing.tiny import language_base, llama
+
+TEXT = [Encoded([1 + n % 50 for n in range(40)], [n >= 30 for n in range(40)])] * 3
+LORA = Lora(2, 4, 0.0, ("q_proj", "v_proj"))
+WIDE = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_key_value_heads": 1}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+
+
+def quantised() -> Any:
+    """A base whose linear layers hold 4 bits."""
+    model = llama(**WIDE).to(torch.bfloat16).requires_grad_(False)
+    for name, layer in list(model.model.layers.named_modules()):
+        if isinstance(layer, nn.Linear):
+            packed = bnb.nn.Linear4bit(
+                layer.in_features, layer.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"
+            )
+            packed.weight = bnb.nn.Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4")
+            model.model.layers.set_submodule(name, packed.to("cpu"))
+    return model
+
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "llama": (lambda: language_base(llama()), LORA),
+    "dropout": (lambda: language_base(llama(**WIDE)), Lora(8, 4, 0.1, "all-linear")),
+    "autocast": (lambda: language_base(llama(**WIDE), autocast=torch.bfloat16), LORA),
+    "router": (lambda: language_base(llama()), LORA.with_experts("a", "b", gate="router")),
+    "mix": (lambda: language_base(llama()), LORA.with_experts("a", "b", gate="mix")),
+    "head": (lambda: language_base(llama()), Lora(2, 4, 0.0, ("q_proj", "lm_head"))),
+    "qwen3": (lambda: language_base(tiny.build("qwen3")), LORA),
+    "gpt2": (lambda: language_base(tiny.build("gpt2")), Lora(2, 4, 0.0, ("c_attn",))),
+    "nf4": (lambda: language_base(quantised(), autocast=torch.bfloat16), LORA),
+    "dynamic": (lambda: language_base(llama(rope_parameters=DYNAMIC)), LORA),
+    "pictures": (lambda: tiny_images.vit(torch.float32), tiny_images.LORA),
+}
+
+
+def site_of(structure: Any, train: Any, **more: Any) -> Site:
+    return Site("a", structure, LocalConfig(), 0, lambda generator: None, Data(train), **more)  # type: ignore[arg-type]
+
+
+def alive(base: Any, structure: Any, train: Any, private: bool = False) -> int:
+    """The most bytes that a real step holds."""
+    its, rows = base.examples(structure), len(train)
+    bank, batch = AdapterBank(base.model, structure, 1), its.collate(train)
+    with Meter() as meter:
+        masks = bank.draw_masks([0] * rows, [its.length(example) for example in train])
+        mix = torch.ones(rows, len(structure.experts)) if structure.gate == "mix" else None
+        each = bank.rows.new_zeros(rows, bank.layout.size) if private else None
+        with (
+            bank.attached(torch.zeros(rows, dtype=torch.int64), masks, mix, each=each),
+            activation_checkpointing(base.model),
+        ):
+            with base.computing():
+                loss = its.losses(base.model, batch, all_rows=bank.adapts_head).sum()
+            loss.backward()
+    return meter.peak
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_said_is_what_is_alive(case):
+    make, structure = CASES[case]
+    base = make()
+    train = tiny_images.pictures(3) if case == "pictures" else TEXT
+    said = activations(base, site_of(structure, train), LocalConfig(batch_size=3), per_pass=1)
+    assert said.largest == pytest.approx(alive(base, structure, train), rel=0.1)
+    assert said.smallest == pytest.approx(alive(base, structure, train[:1]), rel=0.1)
+    assert said.token == pytest.approx(
+        (said.largest - said.smallest) / (2 * base.examples(structure).length(train[0])), abs=1
+    )
+    assert all(parameter.grad is None for parameter in base.model.parameters())
+
+
+def test_gradients_of_single_examples_and_recomputed_activations_count():
+    base = language_base(llama(**WIDE))
+    plain = activations(base, site_of(LORA, TEXT), LocalConfig(batch_size=3), 1)
+    private = site_of(LORA, TEXT, private=Private(1.0, 1.0, 0))
+    said = activations(base, private, LocalConfig(batch_size=3), 1)
+    assert (
+        said.largest == pytest.approx(alive(base, LORA, TEXT, private=True), rel=0.1) and said.largest > plain.largest
+    )
+    base.model.gradient_checkpointing_enable()
+    less = activations(base, site_of(LORA, TEXT), LocalConfig(batch_size=3), 1)
+    assert less.largest == pytest.approx(alive(base, LORA, TEXT), rel=0.1) and less.largest < plain.largest
+
+
+def test_whole_models():
+    """A batch of whole models is not divided; the model itself stays as it was."""
+    base = tiny_images.resnet(torch.float32)
+    pictures, before = tiny_images.pictures(4), {n: t.clone() for n, t in base.model.state_dict().items()}
+    said = activations(base, site_of(Full(), pictures), LocalConfig(batch_size=4), per_pass=3)
+    flat, its = base.flat(Full()), base.examples(Full())
+    flat.module.train()
+    with Meter() as meter:
+        batch = its.collate(pictures)
+        loss = torch.nn.functional.cross_entropy(its.answer(flat.module, batch).logits, batch.labels)
+        torch.autograd.grad(loss, list(flat.parameters.values()))
+    assert said.largest == said.smallest == pytest.approx(meter.peak, rel=0.1) and said.token is None
+    assert all(torch.equal(value, before[name]) for name, value in base.model.state_dict().items())
+
+
+def test_what_an_answer_keeps_for_each_token():
+    """Keys and values of 2 heads of 6 numbers in 2 layers, in 4 bytes; in bfloat16 half of it."""
+    base = language_base(llama())
+    assert cache(base) == 2 * 2 * (2 * 6) * 4
+    assert cache(replace(base, model=llama().bfloat16(), dtype=torch.bfloat16)) == 2 * 2 * (2 * 6) * 2

@@ -1,0 +1,53 @@
+"""The one place where functions of transformers are swapped that are not public."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+import transformers
+from transformers import masking_utils
+
+from llm_fed.engine import masks
+from llm_fed.engine.masks import known_masks
+
+SWAPPED = ("find_packed_sequence_indices", "_ignore_causal_mask_sdpa")
+
+
+def test_transformers_still_has_what_is_swapped():
+    """Without these names nothing breaks, but the host waits for a GPU in every pass again."""
+    found = [name for name in SWAPPED if hasattr(masking_utils, name)]
+    assert set(masks._originals()) == set(found) == set(SWAPPED), (
+        f"transformers {transformers.__version__} has only {found} of {SWAPPED}; 5.24 has both: look where it "
+        "reads masks now, and change engine/masks.py"
+    )
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_logits_are_the_same_and_all_is_put_back(padded):
+    """Also after an error, and with a real mask where rows are padded on the left."""
+    model, ids = tiny.build("llama"), torch.arange(2, 14).view(2, 6)
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, :2] = 0
+    before = {name: getattr(masking_utils, name) for name in SWAPPED}
+    with torch.no_grad():
+        plain = model(input_ids=ids, attention_mask=mask).logits
+        with known_masks(padded):
+            assert all(getattr(masking_utils, name) is not before[name] for name in SWAPPED)
+            torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, plain, rtol=0, atol=1e-6)
+    with pytest.raises(KeyError), known_masks():
+        raise KeyError
+    assert {name: getattr(masking_utils, name) for name in SWAPPED} == before
+
+
+def test_a_version_that_looks_elsewhere_still_works(monkeypatch):
+    """Where a name is gone, that one is left alone."""
+    monkeypatch.delattr(masking_utils, SWAPPED[0], raising=False)
+    masks._originals.cache_clear()
+    try:
+        with known_masks():
+            assert not hasattr(masking_utils, SWAPPED[0])
+        assert not hasattr(masking_utils, SWAPPED[0])
+    finally:
+        masks._originals.cache_clear()
