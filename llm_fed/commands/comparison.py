@@ -16,6 +16,7 @@ import torch
 
 from llm_fed import methods, tasks
 from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import check_unlinked
 from llm_fed.bench.costs import Traffic, read_traffic
 from llm_fed.bench.parents import config_of
 from llm_fed.commands import section
@@ -23,6 +24,7 @@ from llm_fed.eval.tables import Result
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
+from llm_fed.experiment.simulation import Simulation, lacks_exports
 from llm_fed.method import Method
 from llm_fed.models import speed
 from llm_fed.models.images import ImageBase
@@ -54,11 +56,12 @@ class Job:
     outcome: dict[str, Any] | str = ""  # summary.json of a finished run; of a failed one the reason; "": still open
 
     def read(self) -> None:
-        """Take over what lies on disk; UserError if the folder holds another run."""
+        """Take over what lies on disk; UserError if the folder holds another run, or is a link."""
+        check_unlinked(self.folder)
         if self.folder.exists():
             with Run(self.folder, self.config, contents=self.contents) as run:
                 done = run.summary()
-                self.outcome = "" if done is None or experiment.lacks_exports(run) else done
+                self.outcome = "" if done is None or lacks_exports(run) else done
 
     def train(self, reporter: Reporter, base: Base | ImageBase, baselines: Baselines) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
@@ -69,8 +72,8 @@ class Job:
         folders = {name: parent.folder for name, parent in self.parents.items()}
         try:
             self.outcome = experiment.train(
-                self.config, self.folder, reporter=reporter, parents=folders, base=base, contents=self.contents,
-                baselines=baselines,
+                self.config, self.folder, reporter=reporter, base=base, contents=self.contents,
+                mode=Simulation(folders, baselines=baselines),
             )  # fmt: skip
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())

@@ -34,12 +34,9 @@ UNMOVED = (
 )
 
 
-def finish_and_deliver(
-    experiment: Experiment, run: Run, progress: Progress, reporter: Reporter, baselines: Baselines
-) -> dict[str, Any]:
-    """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
+def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, baselines: Baselines) -> dict[str, Any]:
+    """Local finishing, test scores, exported adapters and the report."""
     config = experiment.config
-    progress = selected_round(experiment, run, progress, reporter)
     with signs.part(signs.FINISHING):
         finish(
             experiment.method, experiment.trainers, experiment.runtime, run, progress,

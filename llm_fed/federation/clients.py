@@ -76,10 +76,12 @@ class LocalClients:
             return self._collect(method, asks, run, progress, messages, answers)
 
     def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float) -> dict[str, Any]:
+        """By client what it answers to its message, or the exception that ended its work."""
         for name in messages:
             self.sites[name].begin(round, lr)
         work = {name: method.client_update(self.sites[name], unpack(sent)) for name, sent in messages.items()}
-        answers = run_each(self.sites, work, self._runtime)
+        before = _memories(self.sites, work)
+        answers = _put_back(self.sites, before, self._runtime.run(work))
         failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
         if failed and len(failed) == len(answers):
             raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
@@ -211,8 +213,16 @@ def reported_examples(site: Client, config: Config) -> int:
 
 def run_each(sites: Mapping[str, Client], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:
     """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked."""
-    before = {name: copy(sites[name].memory) for name in work}
-    answers = runtime.run(work)
+    before = _memories(sites, work)
+    return _put_back(sites, before, runtime.run(work))
+
+
+def _memories(sites: Mapping[str, Client], names: Iterable[str]) -> dict[str, Any]:
+    return {name: copy(sites[name].memory) for name in names}
+
+
+def _put_back(sites: Mapping[str, Client], before: Mapping[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
+    """The answers; who failed has the memory of before."""
     for name, answer in answers.items():
         if isinstance(answer, UserError | RunError):
             raise answer

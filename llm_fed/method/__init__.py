@@ -20,20 +20,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from llm_fed.basics.errors import inert
 from llm_fed.basics.rng import derive
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
+from llm_fed.method.site import Site
+from llm_fed.models.structure import Structure
 from llm_fed.settings import check_fields
+from llm_fed.state import State
 from llm_fed.state.roles import Roles
 from llm_fed.state.wire import Message
 
-if TYPE_CHECKING:
-    from llm_fed.method.client import Client
-    from llm_fed.method.server import Server
-    from llm_fed.method.site import Site
-    from llm_fed.models.structure import Structure
-    from llm_fed.state import State
+__all__ = ["Client", "Message", "Method", "Needed", "Roles", "Server", "Site", "State", "Structure", "Upload"]
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, Server, Site, Upload
 from llm_fed.method.heads import class_means, head_shape, own_model
 from llm_fed.method.losses import divergence
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
 from llm_fed.settings import NonNegativeFloat
 from llm_fed.state.roles import Flags, Roles, Statistic
-from llm_fed.state.wire import Message
 from llm_fed.tasks.common import labels_of
 
 

@@ -6,12 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
-from llm_fed.models.structure import Structure
+from llm_fed.method import Client, Message, Method, Server, Structure, Upload
 from llm_fed.state import stack
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

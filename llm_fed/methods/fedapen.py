@@ -11,15 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.rng import generator
-from llm_fed.method import Method
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, Site, State, Structure
 from llm_fed.method.losses import divergence
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Structure
 from llm_fed.settings import Above, Below, NonNegativeInt, PositiveFloat
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 from llm_fed.tasks.common import Picture, labels_of
 
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
+from llm_fed.method import Client, Message, Method, Server, State, Upload, by_arrival
 from llm_fed.settings import Above, AtMost, NonNegativeFloat
-from llm_fed.state import State
 from llm_fed.state.roles import Roles, Weights
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
+from llm_fed.method import Client, Message, Method, Server
 from llm_fed.state import State, module_of
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

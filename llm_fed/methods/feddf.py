@@ -7,14 +7,10 @@ from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, Server, State, Upload
 from llm_fed.method.requests import Distillation
-from llm_fed.method.server import Server
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.state import State
 from llm_fed.state.roles import Roles, Weights
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

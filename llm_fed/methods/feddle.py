@@ -11,11 +11,8 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.atlas import normalized
-from llm_fed.method import Method, Upload, by_arrival, refuse_inert
-from llm_fed.method.server import Server
+from llm_fed.method import Message, Method, Server, State, Upload, by_arrival, refuse_inert
 from llm_fed.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

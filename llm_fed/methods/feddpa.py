@@ -9,14 +9,9 @@ from typing import ClassVar, Literal
 import torch
 
 from llm_fed.basics.rng import generator
-from llm_fed.method import Method
-from llm_fed.method.client import Client
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Site, State, Structure
 from llm_fed.models.lora import ANCHORS, SCALE
-from llm_fed.models.structure import Structure
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 LOCAL, EVENLY = r"\.local\.", (0.5, 0.5)
 

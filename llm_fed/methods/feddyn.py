@@ -7,13 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.settings import PositiveFloat
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

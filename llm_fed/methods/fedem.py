@@ -11,13 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llm_fed.method import Method
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, State
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Full, Structure
 from llm_fed.settings import PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

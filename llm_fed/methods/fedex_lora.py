@@ -9,17 +9,11 @@ from typing import ClassVar
 from llm_fed.merge import delta
 from llm_fed.merge.factors import stacked
 from llm_fed.merge.mean import mean
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.methods import folded
 from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Structure
-from llm_fed.state import State
 from llm_fed.state.entries import FACTORS
 from llm_fed.state.roles import Echo, Roles
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

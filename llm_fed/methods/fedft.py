@@ -6,14 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
+from llm_fed.method import Client, Message, Method, Server, Upload
 from llm_fed.methods import waiting
 from llm_fed.methods.server_examples import need_examples
 from llm_fed.methods.waiting import Wait
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

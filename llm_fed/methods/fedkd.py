@@ -9,18 +9,12 @@ from typing import Annotated, ClassVar
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.method.losses import divergence
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Structure
 from llm_fed.settings import Above, AtMost
-from llm_fed.state import State
 from llm_fed.state.lowrank import truncated
 from llm_fed.state.roles import Echo, Roles, Weights
-from llm_fed.state.wire import Message
 
 Energy = Annotated[float, Above(0), AtMost(1), "1 for all"]
 LEAST_LOSS = 0.01  # the sum of both cross-entropies by which the distillation is divided counts as at least this
@@ -47,7 +41,8 @@ class FedKD(Method):
     any_model: ClassVar[bool] = True
     robust: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."
-    sends: ClassVar[Roles] = {"version": Echo(), "update": Weights(known=False)}
+    # Statistics as they are: the server does not keep which ones a late answer would be the change from.
+    sends: ClassVar[Roles] = {"version": Echo(), "update": Weights(changes=False, known=False)}
 
     energy: Energy = 0.95  # T_start: the share of the squared singular values that is kept in the beginning
     energy_end: Energy = 0.98  # T_end: in the last round
@@ -72,8 +67,9 @@ class FedKD(Method):
         theta = await client.fit(client.assemble(small), loss=self.loss)
         client.keep(theta, self.trained, small)
         client.memory["small"] = {"version": message["version"], "model": small}
-        update = truncated(theta.select(self.shared) - small, self._energy(client))
-        return {"version": message["version"], "update": update}
+        trained = theta.select(self.shared)
+        update = State(trained.layout, trained.row - small.row, trained.extras)
+        return {"version": message["version"], "update": truncated(update, self._energy(client))}
 
     def upload_like(self, message: Message) -> Message:
         return {"version": message["version"], "update": message["model"]}
@@ -93,7 +89,9 @@ class FedKD(Method):
         if not uploads:
             return state
         updates = [upload.content["update"] for upload in uploads]
-        step = truncated(server.average(updates, [upload.num_examples for upload in uploads]), self._energy(server))
+        mean = server.average(updates, [upload.num_examples for upload in uploads])
+        mean = State(mean.layout, mean.row, (mean - state["model"]).extras)  # of statistics the change, too
+        step = truncated(mean, self._energy(server))
         holds = {**state["holds"], **{upload.client: upload.content["version"] for upload in uploads}}
         return {
             "model": state["model"] + step, "version": state["version"] + 1, "step": step,

@@ -18,14 +18,11 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.merge import robust
-from llm_fed.method import Method, Upload, refuse_inert
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
+from llm_fed.method import Client, Message, Method, Server, Upload, refuse_inert
 from llm_fed.models.structure import Full
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.state import Layout, State, block_of, combine, module_of, stack, unstack
 from llm_fed.state.roles import Roles, Weights
-from llm_fed.state.wire import Message
 
 SoupStep = Literal["normalized", "gradient"]
 SoupInit = Literal["independent", "scaled", "shared"]

@@ -6,12 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from llm_fed.method import Method, refuse_inert
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
+from llm_fed.method import Client, Message, Method, Server, refuse_inert
 from llm_fed.models.structure import GateShape, Structure
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,8 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.server import Server
+from llm_fed.method import Message, Method, Server, State, Upload
 from llm_fed.settings import AtLeast, Below, PositiveFloat
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 Decay = Annotated[float, AtLeast(0), Below(1)]
 Second = Callable[[Tensor, Tensor], Tensor]  # (v, Delta^2) -> the next v

@@ -21,13 +21,9 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.mean import WEIGHTS
-from llm_fed.method import Method, Upload, averaged
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, Upload, averaged
 from llm_fed.settings import AtLeast, AtMost, NonNegativeInt, PositiveFloat
 from llm_fed.state import State, stack
-from llm_fed.state.wire import Message
 
 _TINY = 1e-12  # squared errors, where cosines are equal
 _LEAST = 0.001  # of the probability of a partition; what is less counts as no groups

@@ -11,16 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.method.heads import check_head, class_means, head_shape, own_model
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
 from llm_fed.settings import NonNegativeFloat
-from llm_fed.state import State
 from llm_fed.state.roles import Counts, Roles, Statistic
-from llm_fed.state.wire import Message
 from llm_fed.tasks.common import labels_of
 
 _NEVER = -1e9  # a class without a prototype is never the nearest

@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from llm_fed.merge.products import layers
-from llm_fed.method import Method
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, State
 from llm_fed.settings import AtLeast, AtMost
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

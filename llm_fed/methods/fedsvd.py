@@ -7,12 +7,8 @@ from typing import ClassVar
 
 from llm_fed.merge.factors import decomposed, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
+from llm_fed.method import Client, Message, Method, Server, State, Upload
 from llm_fed.settings import PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 TRAINED = r"^(?!.*\.lora_A$)"
 

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.merge.factors import decomposed, heads, rank_of, rebuilt, resized, stacked
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
+from llm_fed.method import Client, Message, Method, Server, Upload
 from llm_fed.methods import served
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,12 @@ from typing import Any, ClassVar
 from llm_fed.basics.rng import generator
 from llm_fed.merge import delta
 from llm_fed.merge.factors import heads, stacked
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, Structure, Upload
 from llm_fed.methods import folded, served
 from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Structure
 from llm_fed.state import Layout, State
 from llm_fed.state.entries import FACTORS, HEAD, factor_of
 from llm_fed.state.roles import Echo, Roles
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,10 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from llm_fed.method import Method
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, Structure
 from llm_fed.method.losses import divergence
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Structure
 from llm_fed.settings import AtLeast, AtMost
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

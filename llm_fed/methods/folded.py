@@ -9,11 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llm_fed.merge import delta
-from llm_fed.method import Upload
-from llm_fed.method.client import Client
-from llm_fed.method.site import Site
-from llm_fed.state import State
-from llm_fed.state.wire import Message
+from llm_fed.method import Client, Message, Site, State, Upload
 
 
 def begun(whole: State) -> dict[str, Any]:

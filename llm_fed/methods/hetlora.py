@@ -12,17 +12,12 @@ from torch import Tensor
 
 from llm_fed.merge.factors import heads, product_norms, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.method.optimizer import Tail
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
 from llm_fed.methods import served
 from llm_fed.models.lora import Lora
 from llm_fed.settings import Above, AtMost, NonNegativeFloat
-from llm_fed.state import State
 from llm_fed.state.roles import Index, Roles
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

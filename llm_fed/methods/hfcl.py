@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.server import Server
+from llm_fed.method import Message, Method, Server, State, Upload
 from llm_fed.methods import waiting
 from llm_fed.methods.server_examples import need_examples
 from llm_fed.methods.waiting import Wait
 from llm_fed.settings import PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,10 @@ import torch
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Structure
 from llm_fed.settings import NonNegativeInt, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.roles import Index, Roles
-from llm_fed.state.wire import Message
+from llm_fed.state.roles import Index, Roles, Weights
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,8 @@ class IFCA(Method):
     paper: ClassVar[str] = "IFCA (Ghosh et al. 2020)"
     robust: ClassVar[bool] = True
     looks: ClassVar[bool] = True  # a client's choice of a model
-    sends: ClassVar[Roles] = {"model": Index()}
+    # Statistics as they are: the server's checks do not know of which model they would be the change.
+    sends: ClassVar[Roles] = {"model": Index(), "delta": Weights(changes=False)}
 
     num_models: PositiveInt = 4  # d
     warmup_rounds: NonNegativeInt = 2  # 0, the paper's algorithm, is for whole models: they start different
@@ -69,7 +64,7 @@ class IFCA(Method):
         chosen = await self._choice(client, message)
         start = message["models"][chosen]
         theta = await client.fit(start)
-        return {"model": chosen, "delta": theta - start}
+        return {"model": chosen, "delta": State(theta.layout, theta.row - start.row, theta.extras)}
 
     def upload_like(self, message: Message) -> Message:
         return {"model": len(message["models"]) - 1, "delta": message["models"][0]}
@@ -80,7 +75,9 @@ class IFCA(Method):
             joined = [upload for upload in uploads if upload.content["model"] == j]
             if joined:
                 deltas = [upload.content["delta"] for upload in joined]
-                models[j] = model + server.average(deltas, [upload.num_examples for upload in joined])
+                step = server.average(deltas, [upload.num_examples for upload in joined])
+                statistics = {name: v for name, v in step.extras.items() if v.is_floating_point()}
+                models[j] = State(model.layout, model.row + step.row, {**model.extras, **statistics})
         chosen = {**state["chosen"], **{upload.client: upload.content["model"] for upload in uploads}}
         return {**state, "models": models, "round": state["round"] + 1, "chosen": dict(sorted(chosen.items()))}
 

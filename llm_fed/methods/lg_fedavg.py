@@ -7,13 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Message, Method, Server, Site, State
 from llm_fed.method.heads import check_head
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
-from llm_fed.state.wire import Message
+from llm_fed.method import Client, Message, Method, Server, Site, Upload
 
 
 @dataclass(frozen=True)

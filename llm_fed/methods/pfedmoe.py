@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method
-from llm_fed.method.client import Client
+from llm_fed.method import Client, Method
 from llm_fed.models.structure import Full, Structure
 
 

@@ -6,13 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
-from llm_fed.method.site import Site
-from llm_fed.state import State
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.state.entries import FACTORS
-from llm_fed.state.wire import Message
 
 A, B = FACTORS
 

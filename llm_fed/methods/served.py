@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_fed.merge.factors import rank_of, resized
-from llm_fed.method.server import Server
+from llm_fed.method import Server, State
 from llm_fed.models.lora import Lora
-from llm_fed.state import State
 
 Clients = Mapping[str, Any]  # by name {"rank": r, "factor": the server's scaling over the client's}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method.server import Server
+from llm_fed.method import Server
 
 
 def need_examples(server: Server, method: str) -> None:

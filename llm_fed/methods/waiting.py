@@ -13,10 +13,7 @@ from typing import Literal
 
 from llm_fed.basics.errors import UserError, inert
 from llm_fed.merge.robust import lacking
-from llm_fed.method import Upload, averaged, by_arrival
-from llm_fed.method.server import Server
-from llm_fed.state import State
-from llm_fed.state.wire import Message
+from llm_fed.method import Message, Server, State, Upload, averaged, by_arrival
 
 Wait = Literal["none", "deadline", "first_n"]
 

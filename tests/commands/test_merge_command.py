@@ -18,6 +18,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.commands import merge
 from llm_fed.eval.merges import tabulate
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.merge.mean import mix_factors
 from llm_fed.method.merge import Merged, Merger, kind_of
 from llm_fed.runs.checkpoint import Checkpoints
@@ -34,7 +35,9 @@ def runs(small, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name in (*METHODS, "potara"):
         config = small.config(folder / "c.yaml", method={"name": name}, checkpoint={"keep_rounds": [2]})
-        experiment.train(configfile.load(config), folder / name, parents={each: folder / each for each in METHODS})
+        experiment.train(
+            configfile.load(config), folder / name, mode=Simulation({each: folder / each for each in METHODS})
+        )
     return folder
 
 

@@ -19,6 +19,7 @@ from llm_fed.commands import doctor
 from llm_fed.commands.comparison import Plan
 from llm_fed.commands.evaluate import evaluate_run
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment import simulation
 from llm_fed.models import speed
 from llm_fed.models.loading import settle_dtype
 from llm_fed.network.node import Node
@@ -193,7 +194,7 @@ def test_the_ranks_of_a_launch_are_told(small, tmp_path, monkeypatch):
     def spread(ranks, config, shared, known):
         raise Told(config.base.dtype)
 
-    monkeypatch.setattr(experiment, "other_ranks", lambda: object())
+    monkeypatch.setattr(simulation, "other_ranks", lambda: object())
     monkeypatch.setattr(build, "Spread", spread)
     with pytest.raises(Told, match="float32"):
         experiment.train(from_dict(small.tree(base=AUTO)), tmp_path / "run")

@@ -15,11 +15,11 @@ from network import NetworkInProcess, tree
 from safetensors.torch import load_file, save_file
 
 from llm_fed.basics.errors import UserError
-from llm_fed.bench import build
+from llm_fed.bench import build, parents
 from llm_fed.commands import evaluate
 from llm_fed.eval.report import run as report
 from llm_fed.experiment import run as experiment
-from llm_fed.export import models, peft_folders
+from llm_fed.export import peft_folders
 from llm_fed.merge.delta import joined
 from llm_fed.methods import METHODS
 from llm_fed.models.loading import Base
@@ -56,7 +56,8 @@ def prepared(small, origin: Any, method: str | dict[str, Any], **changes: Any) -
 def exported(folder: Path, made: build.Experiment) -> dict[str, State]:
     assert isinstance(made.base, Base)
     return {
-        name: models.read(folder / "adapters" / name, site.structure, made.base) for name, site in made.clients.items()
+        name: parents.models.read(folder / "adapters" / name, site.structure, made.base)
+        for name, site in made.clients.items()
     }
 
 

@@ -286,9 +286,11 @@ def _try(small: Small, folder: Path, draws: random.Random) -> None:
     """Whatever clients have, a run ends with a score for those that can be scored, and everybody else is named."""
     clients, method = _federation(draws), draws.choice(METHODS)
     share, select = draws.choice([1.0, 0.5]), draws.choice(["best", "last"])
+    local = {"optimizer": "sgd"} if method in ("scaffold", "feddyn") else {}
     path = config(
-        small, folder, clients, method={"name": method}, rounds=2, participation=share, eval={"select": select}
-    )
+        small, folder, clients, method={"name": method}, rounds=2, participation=share, eval={"select": select},
+        local=local,
+    )  # fmt: skip
     split = any(isinstance(sizes, dict) and sizes.get("test") for sizes in clients.values())
     trains, tested = set(), set()
     for client, sizes in clients.items():

@@ -14,6 +14,7 @@ from tiny import product
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.experiment import finish, merging, run
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.export import peft_folders
 from llm_fed.merge.mean import WEIGHTS, mix_factors
 from llm_fed.mergers import potara
@@ -43,7 +44,7 @@ def config_of(small, path: Path, name: str, **settings: Any) -> Any:
 
 
 def merged(small, tmp_path: Path, parents: dict[str, Path], name: str, out: str = "out", **settings: Any) -> Path:
-    run.train(config_of(small, tmp_path / "c.yaml", name, **settings), tmp_path / out, parents=parents)
+    run.train(config_of(small, tmp_path / "c.yaml", name, **settings), tmp_path / out, mode=Simulation(parents))
     return tmp_path / out
 
 
@@ -159,7 +160,7 @@ def test_a_given_run_that_kept_no_such_round(small, tmp_path):
     changes = {"rounds": 4, "eval": {"every": 4}, "checkpoint": {"keep_rounds": [1]}}
     config = configfile.load(small.config(tmp_path / "b.yaml", method={"name": "mean", "fed_round": 1}, **changes))
     with pytest.raises(UserError, match=r"no checkpoint of round 1, only of"):
-        run.train(config, tmp_path / "out", parents={"fedit": tmp_path / "fedit"})
+        run.train(config, tmp_path / "out", mode=Simulation({"fedit": tmp_path / "fedit"}))
 
 
 def test_an_overfitted_local_adapter_is_noted(small, parents, tmp_path, monkeypatch, capsys):

@@ -29,7 +29,7 @@ from llm_fed.basics.errors import ClientError, RunError, UserError
 from llm_fed.bench.build import prepare
 from llm_fed.commands import compare
 from llm_fed.engine import fit
-from llm_fed.experiment import finish, run, splits
+from llm_fed.experiment import finish, run, simulation, splits
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import (
     Distillation,
@@ -99,7 +99,7 @@ def spread(monkeypatch) -> Callable[..., Loopback]:
 
     def ranks(channel: Loopback | None) -> Loopback | None:
         found = Ranks(channel) if channel else None
-        monkeypatch.setattr(run, "other_ranks", lambda: found)
+        monkeypatch.setattr(simulation, "other_ranks", lambda: found)
         return channel
 
     return ranks

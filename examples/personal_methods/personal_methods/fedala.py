@@ -10,12 +10,8 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from llm_fed.method import Method
-from llm_fed.method.client import Client
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Site, State
 from llm_fed.settings import Above, AtMost, PositiveFloat, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 from personal_methods.layers import last_layers
 
 _LOSSES = 10  # the first weights are learned until the losses of so many passes differ little

@@ -6,11 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.client import Client
-from llm_fed.method.server import Server
+from llm_fed.method import Client, Message, Method, Server, Upload
 from llm_fed.settings import PositiveInt
-from llm_fed.state.wire import Message
 from personal_methods.layers import last_layers, others
 
 
