@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from llm_fed.bench.costs import EMPTY
 from llm_fed.eval.distribution import FEW, Bin, histogram
 from llm_fed.eval.report.page import cell
 from llm_fed.eval.report.reading import Line
-from llm_fed.state.wire import pack
 
-EMPTY = len(pack(None))  # bytes of a message that says nothing
 _TOTALS = {"mean": "mean", "std over clients": "std", "worst half": "worst_half"}
 MAX_BYTES = 2_000_000  # of curves in one report; clients beyond it have none
 

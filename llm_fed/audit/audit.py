@@ -71,7 +71,7 @@ def audit(
         kept.summary(folder, found)
         kept.skipped(folder, config, chain, found)
         good = kept.checkpoints(folder, chain, found)
-        kept.messages(good, chain, method, config, found, same_bits=not changed)
+        kept.messages(good, chain, method.broadcast, config, found, same_bits=not changed)
         kept.exports(folder, chain, found)
         if changed:
             said = f"this is another environment than the run's ({'; '.join(changed)})"

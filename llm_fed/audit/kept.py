@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from llm_fed.audit.findings import Audit, words
-from llm_fed.method import Method
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Checkpoints, Saved
 from llm_fed.runs.records import read_object, read_records
@@ -80,17 +80,24 @@ def _compare(saved: Saved, chain: digests.Chain, found: Audit) -> None:
 
 
 def messages(
-    kept: Mapping[int, Saved], chain: digests.Chain, method: Method, config: Config, found: Audit, *, same_bits: bool
+    kept: Mapping[int, Saved],
+    chain: digests.Chain,
+    broadcast: Callable[[Any, str], Any],
+    config: Config,
+    found: Audit,
+    *,
+    same_bits: bool,
 ) -> None:
     """Who was asked in the round after a kept checkpoint was sent what follows from it.
 
     Args:
+        broadcast: that of the method.
         same_bits: whether this machine computes as the run's did. Elsewhere a message that differs may be rounding.
     """
     same, differ = set(), set()
     for round, saved in kept.items():
         for client, known in chain.rounds.get(round + 1, {"sent": {}})["sent"].items():
-            sent = pack(method.broadcast(saved.state["state"], client), config.transport.down)
+            sent = pack(broadcast(saved.state["state"], client), config.transport.down)
             if digests.digest(sent) == known:
                 same.add(round + 1)
             elif same_bits:

@@ -16,7 +16,9 @@ from llm_fed.runs.reading import finished
 from llm_fed.runs.records import read_records
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.state import Layout
-from llm_fed.state.wire import Message, entries
+from llm_fed.state.wire import Message, entries, pack
+
+EMPTY = len(pack(None))  # bytes of a message that says nothing
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
@@ -89,20 +89,17 @@ def _other_ranks() -> Iterator[None]:
     if not _in_launch():
         yield
         return
-    from llm_fed.experiment.run import serve
-    from llm_fed.runtime.launch import connect, other_ranks
+    from llm_fed.experiment.run import join_launch
 
     try:
-        channel = connect()
+        others = join_launch()
     except UserError as error:  # each rank says it, as rank 0 may be ended before it could
         _stop(error, 2)
-    if channel and channel.rank:
-        try:
-            serve()
-        except (KeyboardInterrupt, RunError) as error:  # rank 0 says what there is to say
-            raise SystemExit(1) from error
+    except (KeyboardInterrupt, RunError) as error:  # rank 0 says what there is to say
+        raise SystemExit(1) from error
+    if others is None:
         raise SystemExit(0)
-    with other_ranks() or nullcontext():
+    with others:
         yield
 
 

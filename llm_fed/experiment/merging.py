@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics import signs
-from llm_fed.basics.errors import ClientError, RunError
+from llm_fed.basics.errors import ClientError, RunError, one_line
 from llm_fed.bench.build import Experiment
 from llm_fed.bench.parents import config_of, states_of_run
+from llm_fed.eval import merges
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.finish import deliver
 from llm_fed.experiment.pool import Personal, Pool, Way
@@ -75,6 +76,17 @@ def merge_runs(
         if "note" in recipe:
             reporter.note(f"{id}: {recipe['note']}")
     return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, needs=rounds)
+
+
+def log_recipe(run: Run, round: int, client: str, recipe: Any, rounds: Mapping[str, int]) -> None:
+    """The line of a recipe that came from another machine, unless reports and tables could not show it."""
+    try:
+        merges.tabulate({client: recipe})
+        merges.curves({client: recipe})
+    except Exception as error:  # of any kind: whatever one client answers ends that answer alone
+        log_event(run, round, client, "refused recipe", one_line(f"{type(error).__name__}: {error}"))
+    else:
+        run.log({**recipe, "kind": "merge", "client": client, "rounds": rounds})
 
 
 def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, holds_results, look
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
+from llm_fed.runtime.launch import connect, other_ranks
 from llm_fed.settings.config import Config
 from llm_fed.settings.contents import Contents
 from llm_fed.tasks.record import Record
@@ -144,12 +146,20 @@ def dry_run(
             return announce.with_costs(plan, built, folder, first)
 
 
-def serve() -> None:
-    """What the ranks above 0 of a launch do in the place of a command: their share of what rank 0 runs, until it
-    ends."""
+def join_launch() -> AbstractContextManager[Any] | None:
+    """At rank 0 of a launch the other ranks, who work for it within. A rank above 0 does its share of what rank 0 runs
+    until that ends, and returns None.
+
+    Raises:
+        UserError, RunError: the processes do not find each other; rank 0 ended with an error.
+    """
+    channel = connect()
+    if not channel or not channel.rank:
+        return other_ranks() or nullcontext()
     quiet()
     logging.getLogger("llm_fed").setLevel(logging.ERROR)  # rank 0 warns of the same
     serve_orders(builder())
+    return None
 
 
 def builder() -> Build:

@@ -23,7 +23,6 @@ from llm_fed.merge.moments import Evidence, Moments
 from llm_fed.mergers.mixing import Space, by_training_examples, curve, examples_of, in_delta, mixed
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
-from llm_fed.models.lora import Lora
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.state import Layout, State
 from llm_fed.state.entries import FACTORS, HEAD, factor_of
@@ -67,8 +66,8 @@ async def potara(
     Eq. 19 and Eq. 54-57; `sampled` draws them, token by token given the data's prefix (docs/results/log/potara.md).
     """
     examples, said = examples_of(client, samples, fisher_data)
-    plain = client.structure
-    if isinstance(plain, Lora) and space == "delta":
+    plain: Any = client.structure
+    if space == "delta":
         plain = replace(plain, rank=plain.rank // 2, alpha=plain.alpha / 2)
     found = await client.gradient_moments(fed, local, examples, sampled=fisher == "sampled", structure=plain)
     counted = [name for name in fed if head == "traced" or factor_of(name) != HEAD]

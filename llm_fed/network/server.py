@@ -11,11 +11,10 @@ from typing import Any
 
 from llm_fed import kinds, tasks
 from llm_fed.basics import signs
-from llm_fed.basics.errors import RunError, UserError, one_line
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.bench import bases, taking_part
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.sites import structures
-from llm_fed.eval import merges
 from llm_fed.experiment import announce, merging, run, splits, timing
 from llm_fed.experiment.baselines import line_of
 from llm_fed.experiment.finish import spent_in, write_summary
@@ -215,14 +214,7 @@ class Deployment:
             elif reply.failed:
                 log_event(run, round, client, "client failed", reply.failed)
             elif merged:
-                try:
-                    recipe = reply.recipe
-                    merges.tabulate({client: recipe})
-                    merges.curves({client: recipe})
-                except Exception as error:  # of any kind: whatever one client answers ends that answer alone
-                    log_event(run, round, client, "refused recipe", one_line(f"{type(error).__name__}: {error}"))
-                else:
-                    run.log({**recipe, "kind": "merge", "client": client, "rounds": merged})
+                merging.log_recipe(run, round, client, reply.recipe, merged)
         if len(unfinished) == len(replies):
             raise RunError("no client finished; give the same command again to retry")
         if summary:

@@ -154,7 +154,9 @@ def other_ranks() -> Ranks | None:
     """
     channel = connect()
     if channel and channel.rank:
-        raise RunError(f"rank {channel.rank} of a launch trains nothing of its own; let it call experiment.serve()")
+        raise RunError(
+            f"rank {channel.rank} of a launch trains nothing of its own; let it call experiment.run.join_launch()"
+        )
     return Ranks(channel) if channel else None
 
 

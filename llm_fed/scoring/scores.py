@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any, Literal
 
 from llm_fed.basics.errors import UserError, lookup
-from llm_fed.settings.config import LIKELIHOOD
 
 # Below a table in which "-" stands for the score of a client that has none.
 NOT_SCORED = "-: the client has no example to be scored on; means and worst halves are those of the others."
@@ -36,7 +35,7 @@ METRICS = {
     "squad_f1": Metric("squad"),
     "squad_em": Metric("squad"),
     "accuracy": Metric("accuracy", "labels"),
-    LIKELIHOOD: Metric("", "loss"),
+    "token_likelihood": Metric("", "loss"),
 }
 
 
