@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT, Examples
-from llm_fed.engine.memory import Result, budget_and_overhead, within_memory
+from llm_fed.engine.memory import Attempts, budget_and_overhead
 from llm_fed.models.frozen import device_of
 from llm_fed.models.lora import Lora
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,13 @@ class AdaptedModel:
         """The context of a forward pass."""
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
 
-    def within_memory(self, run: Callable[[int], Result]) -> Result:
-        """`run(budget)`, again with half the budget as long as the device's memory does not suffice.
+    def attempts(self) -> Attempts:
+        """Budgets for a piece of work."""
+        return Attempts(self.most_tokens)
 
-        Raises:
-            RunError: it does not suffice for one example.
-        """
-        return within_memory(run, self.most_tokens)
+    def within_memory(self, run: Callable[[int], Result]) -> Result:
+        """`run(budget)` with the first of the `attempts` that succeeds."""
+        for attempt in self.attempts():
+            with attempt as budget:
+                result = run(budget)
+        return result

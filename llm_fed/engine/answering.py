@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from llm_fed.method.requests import Request
@@ -49,8 +49,3 @@ class Answering:
                 asked, of, each = method.answers
                 for fused in {"adapters": [True], "whole": [False], "both": [True, False]}[of]:
                     cls.answering[asked, fused] = Answer(name, each)
-
-    def perform(self, answer: Answer, requests: Sequence[Request[Any]], *more: Any) -> Sequence[Any]:
-        """The results of one method."""
-        method = getattr(self, answer.method)
-        return [method(request, *more) for request in requests] if answer.each else method(requests, *more)

@@ -66,10 +66,10 @@ class Engine(Answering):
             UserError: neither the engine nor the base's kind answers requests of this type.
         """
         asked, fused = type(requests[0]), requests[0].structure.fused
-        if answer := self.answering.get((asked, fused)):
-            return self.perform(answer, requests)
-        if answer := self.base.answering.get((asked, fused)):
-            return self.base.perform(answer, requests, self)
+        for who, more in ((self, ()), (self.base, (self,))):
+            if answer := who.answering.get((asked, fused)):
+                method = getattr(who, answer.method)
+                return [method(request, *more) for request in requests] if answer.each else method(requests, *more)
         known = {each.__name__ for each, its in {**self.answering, **self.base.answering} if its == fused}
         what = f"{'adapters of a' if fused else 'whole'} {self.base.noun}{'' if fused else 's'}"
         raise UserError(

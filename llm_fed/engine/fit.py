@@ -50,7 +50,9 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
     usable = [job for job, error in zip(jobs, errors, strict=True) if error is None]
     if not usable:
         return [error for error in errors if error], Work()
-    results, work = model.within_memory(lambda budget: FusedFit(model, usable, budget).run())
+    for attempt in model.attempts():
+        with attempt as budget:
+            results, work = FusedFit(model, usable, budget).run()
     remaining = iter(results)
     return [error or next(remaining) for error in errors], work
 

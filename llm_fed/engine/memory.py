@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -13,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import RunError
-
-Result = TypeVar("Result")
 
 
 def budget_and_overhead(device: torch.device) -> tuple[int, int]:
@@ -25,23 +22,42 @@ def budget_and_overhead(device: torch.device) -> tuple[int, int]:
     return (1024, 32) if device.type == "cpu" else (16384, 512)
 
 
-def within_memory(run: Callable[[int], Result], budget: int) -> Result:
-    """`run(budget)`, again with half the budget as long as the device's memory does not suffice."""
-    from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+class Attempts:
+    """Budgets of tokens for one piece of work, each half of the one before, until the device's memory suffices.
 
-    while True:
-        try:
-            return run(budget)
-        except RuntimeError as error:
-            if not should_reduce_batch_size(error):
-                raise
-            if budget <= 1:
-                raise RunError(
-                    "out of memory even with one example at a time; use a smaller base, or for text "
-                    "base.activation_checkpointing, base.quantization or a smaller task.max_length"
-                ) from error
-        clear_device_cache(garbage_collection=True)
-        budget //= 2
+        for attempt in Attempts(budget):
+            with attempt as tokens:
+                ...
+
+    Raises:
+        RunError: it does not suffice for one example.
+    """
+
+    def __init__(self, budget: int):
+        self._budget, self._done = budget, False
+
+    def __iter__(self) -> Iterator[Attempts]:
+        from accelerate.utils.memory import clear_device_cache
+
+        yield self
+        while not self._done:  # by now nothing holds the tensors of the attempt that failed
+            clear_device_cache(garbage_collection=True)
+            self._budget //= 2
+            yield self
+
+    def __enter__(self) -> int:
+        return self._budget
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        self._done = not (isinstance(error, RuntimeError) and should_reduce_batch_size(error))
+        if not self._done and self._budget <= 1:
+            raise RunError(
+                "out of memory even with one example at a time; use a smaller base, or for text "
+                "base.activation_checkpointing, base.quantization or a smaller task.max_length"
+            ) from error
+        return not self._done
 
 
 @contextmanager
