@@ -26,14 +26,11 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
 class Collected:
-    """The rows of sources, as Examples of clients.
+    """The rows of sources, as Examples of clients; `reading` says what became of the sources.
 
     Args:
         where: the data, for messages.
         folder: what the names of all sources begin with.
-
-    Attributes:
-        reading: what became of the sources.
     """
 
     def __init__(self, config: TaskConfig, where: str, folder: str = ""):
@@ -46,13 +43,10 @@ class Collected:
         self._named = set[str]()  # ids that files or folders say, of whom there may be no row
 
     def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
-        """Rows of a client, or of those that a column names.
+        """Rows of a client, or of those that a column names. UserError where a source or a row cannot be used.
 
         Args:
             named: whether the split is said; else a column may say it.
-
-        Raises:
-            UserError: a source or a row cannot be used.
         """
         self._by_column |= client is None
         if client is not None:
@@ -67,11 +61,7 @@ class Collected:
         self._of(self.id(client))
 
     def clients(self) -> dict[str, ClientData]:
-        """By id, in natural order; also those without a row that are named.
-
-        Raises:
-            UserError: there is no row.
-        """
+        """By id, in natural order; also those without a row that are named. UserError where there is no row at all."""
         for id in [*self._places]:
             if (match := _WHOLE.fullmatch(id)) and match[1] in self._places:  # 11.0 is 11 in a column with gaps
                 for split, places in self._places.pop(id).items():
@@ -84,11 +74,7 @@ class Collected:
         return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in found[id].items()}) for id in order}
 
     def done(self) -> Reading:
-        """What became of the sources.
-
-        Raises:
-            UserError: too many rows were left out.
-        """
+        """What became of the sources; UserError where too many rows were left out."""
         self.reading.check()
         return self.reading
 
@@ -98,11 +84,7 @@ class Collected:
         return self._places[id]
 
     def id(self, name: str) -> str:
-        """The id of a client: its name, fit for a folder.
-
-        Raises:
-            UserError: another client has that one.
-        """
+        """The id of a client: its name, fit for a folder; UserError where another client has that one."""
         if name in self._ids:
             return self._ids[name]
         name = names.composed(name)
@@ -155,10 +137,9 @@ class _Taken:
         self.is_description = False  # whether it is one object of JSON that is no row
 
     def all(self) -> None:
-        """Make an Example of each row.
+        """Make an Example of each row; UserError where the source or a row cannot be used.
 
         Raises:
-            UserError: the source or a row cannot be used.
             Again: what was thought of the first rows does not hold.
         """
         rows = iter(self._source)
@@ -223,11 +204,7 @@ class _Taken:
         return split
 
     def _leave_out(self, row: Row | BadRow, error: UserError) -> None:
-        """Note a bad row.
-
-        Raises:
-            UserError: no row may be left out.
-        """
+        """Note a bad row; UserError where no row may be left out."""
         if self._config.bad_rows == "stop":
             raise UserError(f"{error}{HINT}") from error
         lines = row.lines if isinstance(row, BadRow) else 1

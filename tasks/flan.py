@@ -47,7 +47,6 @@ KNOWN = (  # all that the Hub repository holds
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """One client per Flan task, in the paper's order; examples that list their options carry them."""
     if config.path is None:
         clients = [_from_hub(task, config, seed) for task in chosen(config, KNOWN, DRAWS[config.name][0])]
     else:

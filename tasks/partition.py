@@ -31,25 +31,21 @@ def partition(
     rule: Rule | None = None,
     beside: Sequence[ClientData] = (),
 ) -> dict[str, ClientData]:
-    """The clients that `config.kind` makes of the natural ones, reproducible by seed.
+    """The clients that `config.kind` makes of the natural ones, reproducible by seed; every example goes to one client.
 
     - natural: unchanged (a client per folder, task, or id; the loaders group by id).
     - split: `config.clients` clients of each natural client, with disjoint examples in every split.
     - iid: all examples of each split, shuffled and cut into equal parts.
     - dirichlet: for each label (`group` of an example), the clients' shares are one draw of Dirichlet(alpha), the
       same for train, validation and test up to rounding: a client is tested on the mixture it trains on.
-    - pathological: `config.classes` labels per client; a label's examples are divided like that among its clients
-      (`classes.pathological`).
-    - cluster: an equal part of the labels for each cluster, and for each of its clients an equal part of their
-      examples (`classes.cluster`); `config.sizes` says how many clients a cluster has. A client's id begins with the
-      cluster's: cluster0-client00.
+    - pathological: `config.classes` labels per client, divided like that (`classes.pathological`).
+    - cluster: an equal part of the labels for each of the clusters, whose numbers of clients `config.sizes` says, and
+      of their examples for each of its clients, named cluster0-client00 and so on (`classes.cluster`).
 
     With `config.test` train and test are one pool, and that share of what a client gets becomes its test split (FedMoE,
-    Sec. 6.1: 8 : 2), as the `rule` says (default: by content and `seed`), but for what others `beside` train on.
-    Validation examples stay what they are.
-
-    Every example goes to exactly one client. Unless the clients are `tested`, a test split is not needed, and the first
-    draw counts, even where it gives a client nothing. UserError if there is too little data for so many clients.
+    Sec. 6.1: 8 : 2), as the `rule` says (default: by content and `seed`), but for what others `beside` train on. Unless
+    the clients are `tested`, no test split is needed, and the first draw counts, even where it gives a client nothing.
+    UserError if there is too little data for so many clients.
     """
     check_fields(config, "task.partition.")
     make = lookup("task.partition.kind", config.kind, KINDS)
@@ -68,10 +64,7 @@ def partition(
 
 
 def kept(clients: Sequence[Item], config: TaskConfig, seed: int) -> list[Item]:
-    """The `config.clients` clients that take part, the first or a random sample, in their order; null: all.
-
-    UserError where there are fewer.
-    """
+    """The `config.clients` clients that take part, the first or a random sample, in their order; null: all."""
     if config.clients is None:
         return list(clients)
     if not 1 <= config.clients <= len(clients):

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def local_folder(config: TaskConfig) -> Path:
-    """`task.path` as a folder; UserError where it is none."""
+    """`task.path` as a folder."""
     path = datapath.local("task.path", str(config.path))
     if not path.is_dir():
         raise UserError(
@@ -60,7 +60,7 @@ def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str]
 
 
 def draw(items: Sequence[Item], count: int, seed: int, *what: str) -> list[Item]:
-    """`count` of the items without replacement, drawn by (seed, what); all of them, with a warning, if there are
+    """`count` of the items without replacement, drawn by (seed, what); with a warning all of them, if there are
     fewer."""
     if len(items) < count:
         log.warning("%s: all %d examples are taken, fewer than the %d wanted", " ".join(what), len(items), count)

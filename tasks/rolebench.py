@@ -39,7 +39,6 @@ SHARE = 0.5  # "we randomly select half of the original training dataset and tes
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """One client per role, in an order that the seed draws."""
     if config.path is None:
         files = {split: f"{HUB_FOLDER}/{split}.jsonl" for split in ("train", "test")}
         where, rows = HUB_ID, hub_rows(HUB_ID, data_files=files)

@@ -38,7 +38,6 @@ QUESTION = (
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """One client per language; every example lists the three labels as its options."""
     if config.path is None:
         clients = [_from_hub(language) for language in chosen(config, LANGUAGES)]
     else:

@@ -35,7 +35,6 @@ COLUMNS = {"prompt": "context", "input": "question", "answer": "answer"}
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """One client per language."""
     if config.path is None:
         clients = [_from_hub(language, seed) for language in chosen(config, LANGUAGES)]
     else:
