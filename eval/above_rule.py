@@ -24,12 +24,10 @@ class AboveRule:
 
     @property
     def above(self) -> list[str]:
-        """The methods that are shown to be above it."""
         return [name for name, pair in self.pairs.items() if pair.claim == "greater" and pair.first == name]
 
     @property
     def below(self) -> list[str]:
-        """The methods that are shown to be below it."""
         return [name for name, pair in self.pairs.items() if pair.claim == "greater" and pair.second == name]
 
     @property
@@ -55,18 +53,13 @@ class AboveRule:
         return f" (at least {LEAST} draws are needed)" if draws < LEAST else ""
 
     def as_json(self) -> dict[str, Any]:
-        """The methods above and below, each pair, and the sentences."""
         pairs = {name: pair.as_json() for name, pair in self.pairs.items()}
         return {"above": self.above, "below": self.below, "pairs": pairs, "sentences": self.sentences}
 
 
 def above_rule(methods: Scores, rules: Scores) -> AboveRule | None:
-    """The methods against their rules; None where no method has a rule in one of its draws.
-
-    Args:
-        methods: by method and cell its score.
-        rules: by method and cell the score of the rule on the same data.
-    """
+    """The methods against their rules, by method and cell the scores; None where no method has a rule in one of its
+    draws."""
     pairs = compare_with(methods, rules, "rule")
     means = {}
     for name in pairs:

@@ -1,5 +1,6 @@
 """What merges found out: the weights with which a server merges its models (`Method.report`), and by client, as tables
-and as curves, what a merge at the end says (`Method.recipe`)."""
+and curves, what a merge at the end says (`Method.recipe`).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
+from llm_fed.basics.terminal import table_of_numbers
 from llm_fed.eval.plots import plot_mixing
 
 Recipes = Mapping[str, Mapping[str, Any]]  # by client
@@ -46,18 +47,17 @@ class Tabulated:
 def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapping[str, Any] | None:
     """The last merging weights in the lines of a metrics.jsonl up to `round` (None: of all), those that made the models
     of that round: `clients`, and `values` with a row for each. None where nothing was merged with weights."""
-    told = [line for line in lines if line["kind"] == "server" and "weights" in line]
-    found = [line["weights"] for line in told if round is None or line["round"] <= round]
-    return found[-1] if found else None
+    weights = None
+    for line in lines:
+        if line["kind"] == "server" and (round is None or line["round"] <= round):
+            weights = line.get("weights", weights)
+    return weights
 
 
 def tabulate(recipes: Recipes) -> list[Tabulated]:
     """The weights and traces, the weight by damping, and the validation score by weight, as far as there are such."""
     tables = [_table("merging weights", recipes, _NUMBERS, _ABOUT["weights"])]
-    for key, title in (
-        ("sweep", "weight of fed, by damping"),
-        ("grid", "validation score, by weight of fed"),
-    ):
+    for key, title in (("sweep", "weight of fed, by damping"), ("grid", "validation score, by weight of fed")):
         rows = {client: _by_column(recipe[key]) for client, recipe in recipes.items() if key in recipe}
         if rows:
             tables.append(_table(title, rows, {column: column for column in next(iter(rows.values()))}, _ABOUT[key]))
@@ -65,13 +65,9 @@ def tabulate(recipes: Recipes) -> list[Tabulated]:
 
 
 def for_terminal(recipes: Recipes) -> list[Table]:
-    """The tables of `tabulate` for rich."""
     tables = []
     for made in tabulate(recipes):
-        table = Table(title=made.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("client", overflow="ellipsis")  # what is cut where the terminal is narrow
-        for column in made.columns:
-            table.add_column(column, justify="right", no_wrap=True)
+        table = table_of_numbers(made.title, "client", made.columns)
         for client, cells in made.rows.items():
             table.add_row(client, *cells)
         tables.append(table)

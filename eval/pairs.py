@@ -83,12 +83,12 @@ class Pair:
         if self.difference is None:
             return f"{self.first} ? {self.second}: no common draw"
         if self.claim == "unknown":
-            found = f"{self.first} ? {self.second}: cannot be known from {_count(self.draws, 'draw')}"
+            unknown = f"{self.first} ? {self.second}: cannot be known from {_count(self.draws, 'draw')}"
             if self.draws < LEAST:
-                return f"{found} (observed difference {self.difference:.2f})"
+                return f"{unknown} (observed difference {self.difference:.2f})"
             if not self.difference:
                 return f"{self.first} = {self.second} in each of {self.draws} draws"
-            return f"{found} that all differ by exactly {self.difference:.2f}"
+            return f"{unknown} that all differ by exactly {self.difference:.2f}"
         interval = f"[{_signed(self.low)}, {_signed(self.high)}]"
         if self.claim == "greater":
             return f"{self.first} > {self.second} by {self.difference:.2f} {interval}"
@@ -99,7 +99,6 @@ class Pair:
         return f"{self.first} ~ {self.second}: unresolved, {self.difference:.2f} {interval}, {needed}"
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, and the claim in words and as a word."""
         known = {key: value for key, value in asdict(self).items() if key != "methods"}
         more = self.more if self.claim == "unresolved" else None
         return {**known, "claim": self.claim, "more_draws": more, "sentence": str(self)}
@@ -130,7 +129,6 @@ class Column:
 
     @property
     def headline(self) -> str:
-        """Who is best, or that nobody can be named, as a sentence."""
         if not self.known:
             most = max((pair.draws for pair in self.pairs), default=0)
             if most >= LEAST:
@@ -144,11 +142,8 @@ class Column:
 
 
 def compare_methods(scores: Scores) -> Column:
-    """The verdict on one quantity.
-
-    Args:
-        scores: 0-100. A pair is judged on the cells that both have; those of one draw count as one, by their mean.
-    """
+    """The verdict on one quantity, 0-100. A pair is judged on the cells that both have; those of one draw count as one,
+    by their mean."""
     methods = [name for name, values in scores.items() if values]
     methods.sort(key=lambda name: -fmean(scores[name].values()))
     pairs = [_pair(a, b, scores[a], scores[b], len(methods)) for a, b in combinations(methods, 2)]
@@ -156,14 +151,8 @@ def compare_methods(scores: Scores) -> Column:
 
 
 def compare_with(scores: Scores, controls: Scores, control: str) -> dict[str, Pair]:
-    """By method its comparison with its control, of those that have a common cell; the intervals hold together, as wide
-    as in a column of all methods and one control.
-
-    Args:
-        scores: as in `compare_methods`.
-        controls: by method and cell the score of its control.
-        control: the control's name.
-    """
+    """By method its comparison with its control (of this name), of those that have a common cell; the intervals hold
+    together, as wide as in a column of all methods and one control."""
     methods = [name for name, values in scores.items() if values.keys() & controls.get(name, {}).keys()]
     return {name: _pair(name, control, scores[name], controls[name], len(methods) + 1) for name in methods}
 

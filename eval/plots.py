@@ -56,11 +56,10 @@ def plot_scores(
     references: Mapping[str, float] | None = None,
     dark: bool = False,
 ) -> Path:
-    """Mean over the clients and over their worst half (0-100) by round; `test` = (round, mean), a diamond.
-
-    Where one party alone is scored there is one curve.
+    """Mean over the clients and over their worst half (0-100) by round, or one curve where one party alone is scored.
 
     Args:
+        test: (round, mean), a diamond.
         references: further scores by label, each a dotted line.
     """
     figure, axes = one_figure(4.8, 3.1, dark)
@@ -88,13 +87,9 @@ def plot_losses(
     split: str = "validation",
     dark: bool = False,
 ) -> Path:
-    """Training loss by round: a thin curve per client and a thick one for the mean, each (rounds, losses).
-
-    Of more than MAX_CURVES clients every n-th is drawn.
-
-    Args:
-        scored: the mean loss, under the clients' personal models, on the `split` that is scored during training.
-    """
+    """Training loss by round: a curve (rounds, losses) per client, of more than MAX_CURVES clients of every n-th, and a
+    thick one for the mean. `scored` is the mean loss, under the clients' personal models, on the `split` that is
+    scored."""
     figure, axes = one_figure(4.8, 3.1, dark)
     curves = list(clients.values())[:: 1 + len(clients) // (MAX_CURVES + 1)]
     alpha = max(0.15, min(0.7, 8 / max(1, len(curves))))  # many curves: a cloud that leaves the mean visible
@@ -102,15 +97,8 @@ def plot_losses(
         label = "one client" if number == 0 else None
         axes.plot(rounds, losses, color=GREY, linewidth=0.8, alpha=alpha, label=label)
     every = max(1, len(mean[0]) // 12)
-    axes.plot(
-        *mean,
-        "-o",
-        color=LINE[dark],
-        linewidth=2.2,
-        markersize=3.5,
-        markevery=every,
-        label="training mean" if scored else "mean",
-    )
+    label = "training mean" if scored else "mean"
+    axes.plot(*mean, "-o", color=LINE[dark], linewidth=2.2, markersize=3.5, markevery=every, label=label)
     if scored:
         axes.plot(*scored, "--s", color=ORANGE, markersize=3.5, label=f"{split} mean")
     axes.set(xlabel="round", ylabel="loss (nats)" if scored else "training loss (nats)")
@@ -176,11 +164,8 @@ def plot_bands(
     places: Sequence[str] = (),
     dark: bool = False,
 ) -> Path:
-    """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2).
-
-    Args:
-        places: where x are names, all of them as the axis has them; a curve may lack some.
-    """
+    """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2). Where x
+    are names, `places` are all of them as the axis has them; a curve may lack some."""
     figure, axes = one_figure(4.8, 3.1, dark)
     if places:
         axes.xaxis.update_units(list(places))
@@ -261,8 +246,8 @@ def plot_weights(
 def clusters(clients: Sequence[str]) -> list[str] | None:
     """The cluster of each client where ids begin with it, as `tasks.partition` makes them of `kind: cluster`, or
     None."""
-    found = [client.rpartition("-client")[0] for client in clients]
-    return found if all(found) else None
+    names = [client.rpartition("-client")[0] for client in clients]
+    return names if all(names) else None
 
 
 def plot_methods(
@@ -270,9 +255,9 @@ def plot_methods(
 ) -> Path:
     """Bars per client, one per method, and the mean over the clients as the last group.
 
-    `scores[method][client]` holds one score (0-100) per seed, for the same clients in every method. The bar
-    is their mean, the error bar the standard deviation of the sample (divided by n - 1; none for one seed). A
-    method's mean over the clients is taken per seed.
+    `scores[method][client]` holds one score (0-100) per seed, for the same clients in every method. The bar is their
+    mean, the error bar the standard deviation of the sample (divided by n - 1; none for one seed). A method's mean over
+    the clients is taken per seed.
     """
     clients = list(next(iter(scores.values())))
     height = 0.8 / len(scores)

@@ -59,7 +59,7 @@ def whole_numbers() -> MaxNLocator:
 
 
 def score_axis(axis: Any) -> None:
-    """An axis of scores, 0 to 100, of which none lies beyond these: neither do its ticks."""
+    """An axis of scores, of which none lies beyond 0 to 100: neither do its ticks."""
     low, high = axis.get_view_interval()
     if high > 100:
         axis.axes.set(**{"xlim" if axis.axis_name == "x" else "ylim": (low, 101)})

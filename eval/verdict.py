@@ -3,9 +3,10 @@ and where the scores' variance comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -57,15 +58,11 @@ class Shares:
 
 
 class Verdict:
-    """The verdict on all pairs of methods.
-
-    Args:
-        runs: the finished runs of each method.
-    """
+    """The verdict on all pairs of methods, of the finished runs of each."""
 
     def __init__(self, runs: Mapping[str, Sequence[Scored]]):
-        self.runs = {method: list(found) for method, found in runs.items() if found}
-        everything = [run for found in self.runs.values() for run in found]
+        self.runs = {method: list(finished) for method, finished in runs.items() if finished}
+        everything = [run for finished in self.runs.values() for run in finished]
         self.federations = len({run.federation for run in everything})
         trainings = len({run.training for run in everything})
         self.one_federation = self.federations == 1 and trainings > 1
@@ -74,52 +71,43 @@ class Verdict:
     def columns(self) -> dict[str, Column]:
         """`average` and `worst_half` of the tested round, then `last_average` and `last_worst_half` where known; a
         quantity that says the same as one before it is left out."""
-        found: dict[str, Column] = {}
-        seen = []
+        quantities: dict[str, Any] = {}
         for name, scores in self._quantities():
-            if sum(map(bool, scores.values())) > 1 and scores not in seen:
-                found[name] = compare_methods(scores)
-                seen.append(scores)
-        return found
+            if sum(map(bool, scores.values())) > 1 and scores not in quantities.values():
+                quantities[name] = scores
+        return {name: compare_methods(scores) for name, scores in quantities.items()}
 
     @cached_property
     def rules(self) -> dict[str, AboveRule]:
-        """By quantity how the methods stand to the best rule that trains nothing, which is none of them and takes no
-        part in their pairs; empty where it is not known."""
-        found: dict[str, AboveRule] = {}
+        """By quantity how the methods stand to the best rule that trains nothing, which takes no part in their
+        pairs."""
+        compared = {}
         for name in NAMES:
-            own = self._scores({method: [getattr(run, name) for run in runs] for method, runs in self.runs.items()})
-            rules = self._scores(
-                {method: [(run.rule or {}).get(name) for run in runs] for method, runs in self.runs.items()}
-            )
-            if compared := above_rule(own, rules):
-                found[name] = compared
-        return found
+            rules = self._scores(lambda run, name=name: (run.rule or {}).get(name))
+            compared[name] = above_rule(self._scores(attrgetter(name)), rules)
+        return {name: above for name, above in compared.items() if above}
 
     @property
     def of_rules(self) -> list[str]:
-        """The sentences on `rule`, those on the average first."""
         said = [f"{self.title(name)}: {s}" for name, compared in self.rules.items() for s in compared.sentences]
         return list(dict.fromkeys(said))
 
     def _quantities(self) -> Iterator[tuple[str, dict[str, dict[Cell, float]]]]:
         for name in NAMES:
-            yield name, self._scores({method: [getattr(r, name) for r in runs] for method, runs in self.runs.items()})
+            yield name, self._scores(attrgetter(name))
         splits = {run.last["split"] for runs in self.runs.values() for run in runs if run.last}
+        # Some runs may have been tested in their last round by chance: such a choice of runs would be biased.
+        whole = {method for method, runs in self.runs.items() if all(run.last for run in runs)}
         for name in NAMES if len(splits) == 1 else ():
-            values = {
-                method: [run.last[name] if run.last else None for run in runs] for method, runs in self.runs.items()
-            }
-            # Some runs may have been tested in their last round by chance: such a choice of runs would be biased.
-            whole = {method: found if None not in found else [None] * len(found) for method, found in values.items()}
-            yield f"last_{name}", self._scores(whole)
+            scores = self._scores(lambda run, name=name: run.last and run.last[name])
+            yield f"last_{name}", {method: cells if method in whole else {} for method, cells in scores.items()}
 
-    def _scores(self, values: Mapping[str, Sequence[float | None]]) -> dict[str, dict[Cell, float]]:
+    def _scores(self, of: Callable[[Scored], float | None]) -> dict[str, dict[Cell, float]]:
         def cell(run: Scored) -> Cell:
             return (run.training, 0) if self.one_federation else (run.federation, run.training)
 
         return {
-            method: {cell(run): value for run, value in zip(runs, values[method], strict=True) if value is not None}
+            method: {cell(run): value for run in runs if (value := of(run)) is not None}
             for method, runs in self.runs.items()
         }
 
@@ -144,26 +132,22 @@ class Verdict:
         return [(self.title(name), column) for name, column in self.columns.items() if column.known]
 
     def bold(self, name: str) -> list[str]:
-        """The methods whose score of this quantity may be printed in bold: see `Column.best`."""
         column = self.columns.get(name)
         return column.best if column else []
 
     @property
     def sentences(self) -> list[str]:
         """Per quantity who is best, then each pair; how the methods stand to `rule`; where the variance comes from."""
-        found = []
+        said = []
         for name, column in self.columns.items():
-            found.append(f"{self.title(name)}: {column.headline}")
-            found += map(str, column.pairs)
-        return [*found, *self.of_rules, *self.variance]
+            said += [f"{self.title(name)}: {column.headline}", *map(str, column.pairs)]
+        return [*said, *self.of_rules, *self.variance]
 
     @property
     def variance(self) -> list[str]:
-        """The sentence on where the variance comes from, where that is known."""
         return [str(self.shares)] if self.shares else []
 
     def title(self, name: str) -> str:
-        """The quantity in words."""
         if not name.startswith("last_"):
             return NAMES[name]
         split = next(run.last["split"] for runs in self.runs.values() for run in runs if run.last)
@@ -171,7 +155,6 @@ class Verdict:
 
     @property
     def method(self) -> list[str]:
-        """How the verdict was made, in sentences."""
         unit = "training seeds on one federation" if self.one_federation else "draws of the federation"
         whole = ["It holds for this federation alone, as all runs share it."] if self.one_federation else []
         return [
@@ -206,7 +189,6 @@ class Verdict:
         return lines + self.of_rules
 
     def as_json(self) -> dict[str, Any]:
-        """Everything: per quantity the pairs, the leaders, the headline; the shares of the variance."""
         columns = {
             name: {
                 "title": self.title(name),
@@ -228,11 +210,8 @@ class Verdict:
 
 def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) -> dict[str, Any] | None:
     """The scores of a run's last round on the split that is scored during training, before what clients finish alone:
-    {split, average, worst_half}; None where the last round is the one that was tested, or a run has no rounds.
-
-    Args:
-        uncounted: clients that count in no mean.
-    """
+    {split, average, worst_half}, without the clients that count in no mean (`uncounted`); None where the last round is
+    the one that was tested, or a run has no rounds."""
     if config.eval.select == "last":
         return None
     scored = scores_in_training(read_records(folder / "metrics.jsonl"), config.eval.during)

@@ -33,27 +33,19 @@ class Scheme:
         wanted: the configured columns.
         where: the file, for messages.
         whose, side: whether a column may name the client, and the split.
-
-    Attributes:
-        names: all columns that the rows have had so far.
-        roles: role (a key of `columns.USUAL_NAMES`) -> column.
     """
 
     def __init__(self, wanted: ColumnsConfig, where: str, *, whose: bool = False, side: bool = False):
         self._wanted, self._where, self._whose, self._side = wanted, where, whose, side
-        self.names: dict[str, None] = {}
-        self.roles: dict[str, str] = {}
+        self.names: dict[str, None] = {}  # all columns that the rows have had so far
+        self.roles: dict[str, str] = {}  # role (a key of `columns.USUAL_NAMES`) -> column
         self._letters: tuple[str, ...] = ()  # columns that hold an option each
         self._choices = Choices("")
         self._seen: set[tuple[str, ...]] = set()
         self._sample: list[Mapping[str, Any]] = []
 
     def learn(self, sample: Sequence[Row]) -> None:
-        """Choose the columns by some rows.
-
-        Raises:
-            UserError: see `columns.resolve`.
-        """
+        """Choose the columns by some rows; UserError as in `columns.resolve`."""
         self._sample = [row.values for row in sample]
         for values in self._sample:
             self._is_new(values)
@@ -61,10 +53,9 @@ class Scheme:
         self._choices = Choices(self.roles.get("options", ""))
 
     def example(self, row: Row, group: str) -> Example:
-        """The row as an Example.
+        """The row as an Example; UserError where it cannot be used: where it is, and why.
 
         Raises:
-            UserError: the row cannot be used; where it is, and why.
             Again: it shows that the rows before it were taken for what they are not.
         """
         if self._is_new(row.values):
@@ -76,7 +67,6 @@ class Scheme:
 
     @property
     def used(self) -> list[str]:
-        """The columns that something is made of."""
         return [*self.roles.values(), *self._letters]
 
     def _is_new(self, values: Mapping[str, Any]) -> bool:
@@ -106,16 +96,12 @@ class Scheme:
 def to_example(
     row: Row, roles: Mapping[str, str], group: str, letters: Sequence[str] = (), rule: Choices | None = None
 ) -> Example:
-    """A row whose columns are known as an Example.
+    """A row whose columns are known as an Example; errors as of `Scheme.example`.
 
     Args:
         roles: role (a key of `columns.USUAL_NAMES`) -> column.
         letters: columns that hold an option each.
         rule: how the answers of the row's file name options.
-
-    Raises:
-        UserError: the row cannot be used; where it is, and why.
-        Again: see `Choices.right`.
     """
     if "messages" in roles:
         value = cells.parsed(cells.held(row, roles["messages"]))
@@ -192,8 +178,8 @@ def _history(value: Any, where: str, column: str) -> tuple[Turn, ...]:
 def _structured(value: Any) -> Any:
     """A list of messages or of answers, also where it is written out as text; any other value as it is."""
     if isinstance(value, str) and value.lstrip().startswith(("[{", "{")):
-        found = cells.parsed(value)
-        return found if _is_talk(found) or _is_answers(found) else value
+        inner = cells.parsed(value)
+        return inner if _is_talk(inner) or _is_answers(inner) else value
     return value
 
 

@@ -59,11 +59,8 @@ def _is_client_without_files(name: str, found: Layout) -> bool:
 
 
 def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, Layout]:
-    """(folder, whose its files are) of a path as `load` takes it.
-
-    Raises:
-        UserError: it is neither a file nor a folder, or see `layout.plan`.
-    """
+    """(folder, whose its files are) of a path as `load` takes it; UserError where it is neither a file nor a folder,
+    and as in `layout.plan`."""
     if path.is_file():
         return path.parent, Layout((Part(None, "train", (path.name,), named=False),))
     if not path.is_dir():
@@ -89,11 +86,7 @@ def listing(folder: Path) -> Iterator[str]:
 
 
 def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
-    """One client's files in a folder.
-
-    Raises:
-        UserError: there is no training data, or a file or a row cannot be used.
-    """
+    """One client's files in a folder; UserError without training data, or for a file or row that cannot be used."""
     found = layout.plan(listing(folder), str(folder), client=client)
     if not any(part.split == "train" for part in found.parts):
         raise UserError(f"client {client!r} has no train file; add train.jsonl, .csv or .parquet")
@@ -106,11 +99,8 @@ def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
 
 
 def read_file(path: Path, config: TaskConfig) -> tuple[Example, ...]:
-    """The examples of one file, whoever's they are.
-
-    Raises:
-        UserError: the file or a row cannot be used, or there is none.
-    """
+    """The examples of one file, whoever's they are; UserError for a file or row that cannot be used, and without
+    any."""
     collected = Collected(replace(config, columns=replace(config.columns, client=None)), str(path))
     collected.add(ALL, "train", [FileRows(path)])
     if collected.reading.empty:
@@ -131,15 +121,9 @@ def by_column(rows: Mapping[str, Sequence[Row]], config: TaskConfig, where: str)
 
 
 def split_rows(folder: Path) -> dict[str, list[Row]]:
-    """The rows of the split files in a folder, by split.
-
-    Raises:
-        UserError: a file or a row cannot be read.
-    """
-    found: dict[str, list[Row]] = {}
-    for part in layout.plan(listing(folder), str(folder), joined=True).parts:
-        found[part.split] = [row for name in part.files for row in FileRows(folder / name).good()]
-    return found
+    """The rows of the split files in a folder, by split; UserError for a file or row that cannot be read."""
+    parts = layout.plan(listing(folder), str(folder), joined=True).parts
+    return {part.split: [row for name in part.files for row in FileRows(folder / name).good()] for part in parts}
 
 
 def _add_hub(collected: Collected, hub: str) -> None:

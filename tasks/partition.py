@@ -75,10 +75,6 @@ def kept(clients: Sequence[Item], config: TaskConfig, seed: int) -> list[Item]:
     return [clients[i] for i in sorted(drawn.tolist())]
 
 
-def _natural(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool) -> dict[str, ClientData]:
-    return clients
-
-
 def _split(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool) -> dict[str, ClientData]:
     count = _count(config)
     made = (_shards(client, f"{name}-", count, seed, tested, f"client {name!r}") for name, client in clients.items())
@@ -212,7 +208,7 @@ def _names(prefix: str, count: int) -> list[str]:
 
 
 KINDS = {
-    "natural": _natural,
+    "natural": lambda clients, config, seed, tested: clients,
     "split": _split,
     "dirichlet": _dirichlet,
     "iid": _iid,

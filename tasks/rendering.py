@@ -26,18 +26,12 @@ class Reply(NamedTuple):
 
 
 class Habits(NamedTuple):
-    """What a chat template writes around every reply.
+    """What a chat template writes around every reply."""
 
-    Attributes:
-        lead: between its generation prompt and the reply; None where a conversation goes on in another way than the
-            generation prompt begins.
-        opened: the tag of reasoning with which the generation prompt ends, with the white space behind it.
-        ends: the control tokens that end a turn of the assistant.
-    """
-
+    # between its generation prompt and the reply; None where a conversation does not go on as that prompt begins
     lead: str | None = None
-    opened: str = ""
-    ends: frozenset[str] = frozenset()
+    opened: str = ""  # the tag of reasoning that ends the generation prompt, with the white space behind it
+    ends: frozenset[str] = frozenset()  # the control tokens that end a turn of the assistant
 
 
 class Rendering:
@@ -74,8 +68,8 @@ class Rendering:
         return found
 
     def _start(self, message: dict[str, Any], before: int, start: int, habits: Habits) -> int:
-        """Where the assistant begins to write: with its reasoning where that was kept, else behind what the template
-        writes by itself."""
+        """Where the assistant begins to write: with its reasoning where that was kept, else behind the template's own
+        text."""
         block = self.text.rfind(THINK, before, start)
         if (
             reasoning(message["content"])

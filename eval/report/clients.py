@@ -28,7 +28,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Distribution:
-    """How the scores are distributed over the clients, for the template."""
+    """How the scores are distributed over the clients."""
 
     bins: Sequence[Bin]
     marks: Sequence[tuple[str, float]]  # means to compare with: label, score
@@ -61,7 +61,6 @@ class SortableTable:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the script reads."""
         columns = [[column.title, column.kind, column.wide] for column in self.columns]
         rows = [[name, *map(_finite, values)] for name, values in self.rows]
         return {"columns": columns, "rows": rows}
@@ -70,14 +69,12 @@ class SortableTable:
 def client_table(
     by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alone: Line | None, rule: Line | None
 ) -> SortableTable:
-    """One row per client: its score and loss on the split that is shown, last training loss, rounds, examples, bytes,
-    numbers of drop-outs and of events. Numbers that all clients have alike are in `alike`; bytes are nowhere if nothing
-    was sent.
+    """One row per client: its score and loss on the split that is shown (`shown`; None: no score yet), last training
+    loss, rounds, examples, bytes, numbers of drop-outs and of events. Numbers that all clients have alike are in
+    `alike`; bytes are nowhere if nothing was sent.
 
     Args:
-        shown: the score line whose scores the table has; None: there is none yet.
-        alone: the score line of the base on the same split.
-        rule: the line of the best rules that train nothing on the same split.
+        alone, rule: the lines of the base, and of the best rules that train nothing, on the same split.
     """
     baselines = {title: line for title, line in (("base", alone), ("rule", rule)) if line}
     known = [*shown["clients"], *shown.get("unscored", ())] if shown else []
@@ -90,8 +87,7 @@ def client_table(
     columns = [Column(shown["metric"] if shown else "score", "bar")]
     columns += [Column(title, "score") for title in baselines]
     columns += [Column(f"{shown['split']} loss", "loss", True)] if shown and losses else []
-    columns += [Column(title, "count" if title != "training loss" else "loss", True)
-                for title in ("training loss", "rounds", "examples")]  # fmt: skip
+    columns += [Column("training loss", "loss", True), Column("rounds", "count", True), Column("examples", "count", True)]
     sent = anything_sent(by_kind["client"])
     columns += [Column("up", "bytes", True), Column("down", "bytes", True)] if sent else []
     columns += [Column("dropped out", "count", True)] if silent else []
@@ -101,11 +97,8 @@ def client_table(
         values = [scores.get(client)]
         values += [line["clients"].get(client) for line in baselines.values()]
         values += [losses.get(client)] if losses else []
-        values += [
-            next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
-            len(lines),
-            lines[-1]["examples"] if lines else None,
-        ]
+        values += [next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None)]
+        values += [len(lines), lines[-1]["examples"] if lines else None]
         values += [sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down")] if sent else []
         values += [silent[client]] if silent else []
         rows.append((client, [*values, trouble[client]]))
@@ -114,11 +107,8 @@ def client_table(
 
 
 def distribution(shown: Line | None, others: Mapping[str, Line | None]) -> Distribution | None:
-    """Of the scores of more clients than one sees at a glance in a table; None of fewer.
-
-    Args:
-        others: by label the score lines whose means are marked as well, where they are known.
-    """
+    """Of the scores of more clients than one sees at a glance in a table; None of fewer. `others` are score lines by
+    label whose means are marked as well, where they are known."""
     if shown is None or len(shown["clients"]) <= FEW:
         return None
     marks = [("mean", shown["mean"]), ("worst half", shown["worst_half"])]
@@ -128,8 +118,8 @@ def distribution(shown: Line | None, others: Mapping[str, Line | None]) -> Distr
 
 
 def anything_sent(lines: Iterable[Line]) -> bool:
-    """Whether any of these lines, which have `bytes_up` and `bytes_down` of one message each, is of a message with
-    something in it."""
+    """Whether any of these lines, which have `bytes_up` and `bytes_down` of one message each, is of a message that says
+    something."""
     return any(max(line["bytes_up"], line["bytes_down"]) > EMPTY for line in lines)
 
 
@@ -148,9 +138,7 @@ def _without_alike(
             alike.append(f"{cell(value, column.kind)} {column.title if value != 1 else column.title.removesuffix('s')}")
         else:
             kept.append(number)
-    short: list[tuple[str, Sequence[float | None]]] = []
-    short += [(name, [values[number] for number in kept]) for name, values in rows]
-    return [columns[number] for number in kept], short, alike
+    return [columns[number] for number in kept], [(name, [own[number] for number in kept]) for name, own in rows], alike
 
 
 def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[Line]) -> list[tuple[str, list[str]]]:
@@ -164,12 +152,8 @@ def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[L
 
 
 def curves(by_kind: Mapping[str, Sequence[Line]], scored: Sequence[Line]) -> tuple[dict[str, Any], int]:
-    """For the script, by client: the training losses and the scores, each as [rounds, values], of the first clients
-    whose curves fit into MAX_BYTES; and how many clients have one.
-
-    Args:
-        scored: the score lines of the split that is scored during training.
-    """
+    """For the script, by client: the training losses and the scores (of the `scored` lines), each as [rounds, values],
+    of the first clients whose curves fit into MAX_BYTES; and how many clients have one."""
     found: dict[str, dict[str, list[list[float]]]] = {}
 
     def add(client: str, what: str, round: int, value: float | None) -> None:

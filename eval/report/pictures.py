@@ -27,7 +27,6 @@ class Picture:
     draw: Callable[..., Path]
 
     def embedded(self) -> dict[str, str]:
-        """For the template, with the picture for a light and for a dark page."""
         pages = {"light": embed(self.draw, False), "dark": embed(self.draw, True)}
         return {"title": self.title, "alt": self.alt, "about": self.about, **pages}
 
@@ -87,10 +86,8 @@ def curve_of(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final
 
 def weights_by_round(lines: Sequence[Line]) -> dict[str, Any] | None:
     """For the slider, the merging weights of each round in the `server` lines, or which model each client chose, as the
-    weight 1 of that model; None where there are neither.
-
-    Of more than MAX_ROWS clients the first, and of too many rounds every n-th: `left_out` says which.
-    """
+    weight 1 of that model; None where there are neither. Of more than MAX_ROWS clients the first, and of too many
+    rounds every n-th: `left_out` says which."""
     tables = {line["round"]: table for line in lines if (table := _table(line))}
     if not tables:
         return None

@@ -23,10 +23,7 @@ Line = dict[str, Any]
 
 def read_config(path: Path) -> tuple[Line, str]:
     """What the head of the report says, and the resolved configuration, where paths are cut to their last names.
-
-    Raises:
-        UserError: it is not there, or not the configuration of a run.
-    """
+    UserError where it is not there, or not the configuration of a run."""
     try:
         text = read_file(path).decode()
         own: Any = yaml.safe_load(text)
@@ -47,22 +44,15 @@ def read_config(path: Path) -> tuple[Line, str]:
 
 
 def data_in_words(task: Mapping[str, Any]) -> str:
-    """The task by name, or the name of the files that it reads.
-
-    Args:
-        task: the section of a configuration, with paths cut to their last names.
-    """
+    """The task by name, or the name of the files that it reads; of a section in which paths are cut to their last
+    names."""
     path = task.get("path")
     return str(path).removeprefix("hf://") if task["name"] == "files" and path else str(task["name"])
 
 
 def base_of(settings: Mapping[str, Any], recorded: object) -> Origin:
-    """The base of a run with its revision, dtype and quantisation, without paths.
-
-    Args:
-        settings: the configuration's.
-        recorded: what environment.json says of it; earlier versions wrote nothing there.
-    """
+    """The base of a run with its revision, dtype and quantisation, without paths: of its settings, and of what
+    environment.json has `recorded`, where earlier versions wrote nothing."""
     if isinstance(recorded, dict):
         return Origin.from_json(recorded).public()
     place = hub_place(settings["name"])
@@ -71,11 +61,8 @@ def base_of(settings: Mapping[str, Any], recorded: object) -> Origin:
 
 
 def read_lines(path: Path) -> tuple[list[Line], bool]:
-    """The objects of a JSONL file (none if it is missing), and whether its last line was cut by a kill.
-
-    Raises:
-        UserError: a line is not JSON.
-    """
+    """The objects of a JSONL file (none if it is missing), and whether its last line was cut by a kill. UserError where
+    another line is not JSON."""
     if not path.exists():
         return [], False
     # a kill can also cut a character in two
@@ -97,11 +84,7 @@ def read_lines(path: Path) -> tuple[list[Line], bool]:
 
 
 def read_object(path: Path) -> Line:
-    """The object of a JSON file; empty if it is missing.
-
-    Raises:
-        UserError: it is not JSON.
-    """
+    """The object of a JSON file; empty if it is missing. UserError where it is not JSON."""
     try:
         return read_checked(path) if path.exists() else {}
     except (OSError, ValueError, RecursionError) as error:

@@ -18,11 +18,8 @@ ANSWERS = 3  # samples that are shown
 
 
 def result_html(folder: Path) -> str:
-    """HTML that stands alone and needs no style sheet or script, which notebooks drop.
-
-    Raises:
-        UserError: `folder` is no run's folder, or a file in it is damaged.
-    """
+    """HTML that stands alone and needs no style sheet or script, which notebooks drop. UserError where `folder` is no
+    run's folder, or a file in it is damaged."""
     facts, _ = read_config(folder / "config.yaml")
     lines, _ = read_lines(folder / "metrics.jsonl")
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -29,9 +30,8 @@ def write_report(run_dir: str | Path) -> Path:
 
     Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, experts.jsonl,
     environment.json, cross.json and the card of an exported model; for comparison the scores of a run of `local` beside
-    it. The lines of metrics.jsonl and timing.jsonl may end in a half-written one.
-    UserError: `run_dir` is no run's folder, or a file in it is damaged.
-    RunError: the disk is full, or the folder cannot be written.
+    it. The last line of metrics.jsonl and timing.jsonl may be half-written. UserError where `run_dir` is no run's
+    folder, or a file in it is damaged; RunError where the disk is full, or the folder cannot be written.
     """
     run_dir = Path(run_dir).resolve()
     path = run_dir / "report.html"
@@ -133,11 +133,10 @@ def _totals(rounds: list[Line]) -> Line:
 
 def _parts(timing: list[Line]) -> list[tuple[str, float]]:
     """(part of a round, seconds over all rounds), the longest first."""
-    seconds: dict[str, float] = {}
+    seconds = Counter[str]()
     for line in timing:
-        for part, value in line["parts"].items():
-            seconds[part] = seconds.get(part, 0.0) + value
-    return sorted(seconds.items(), key=lambda item: -item[1])
+        seconds.update(line["parts"])
+    return seconds.most_common()
 
 
 def _events(events: Sequence[Mapping[str, Any]]) -> list[Line]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -99,6 +100,15 @@ def lasting_streams() -> Iterator[Lasting]:
             if stream.failure is not None:
                 stream.abandon()
         sys.stdout, sys.stderr = before["stdout"], before["stderr"]
+
+
+def table_of_numbers(title: str, first: str, columns: Sequence[str]) -> Table:
+    """An empty table: a column of names, which are cut where the terminal is narrow, and columns of numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="ellipsis")
+    for column in columns:
+        table.add_column(Text(column), justify="right", no_wrap=True)
+    return table
 
 
 class Terminal(Console):

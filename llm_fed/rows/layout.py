@@ -102,17 +102,14 @@ class _Above:
 
 
 def plan(names: Iterable[str], where: str, *, joined: bool = False, client: str | None = None) -> Layout:
-    """Whose the files of a folder are.
+    """Whose the files of a folder are. UserError for a client without training data, shards that are missing, two files
+    that say the same of themselves, or files of clients beside files of all.
 
     Args:
         names: paths within the folder, parted by "/"; of a folder without files its path and a "/".
         where: the folder, for messages.
         joined: whether a column of the rows names the clients.
         client: whose the whole folder is, where that is known.
-
-    Raises:
-        UserError: a client without training data, shards that are missing, two files that say the same of themselves,
-            or files of clients beside files of all.
     """
     listed = sorted((name for name in names if not is_silent(name)), key=natural_order)
     data = [name for name in listed if _is_data(name)]
@@ -211,8 +208,8 @@ def _placed(file: _File, above: _Above) -> _File:
 
 def _read_names(files: Sequence[_File], joined: bool) -> list[_File]:
     """Of the files in one folder: split, shard, and the rest of each name."""
-    found = [_read_end(file) for file in files]
-    return _read_inside(found, joined) or _read_numbered(found)
+    read = [_read_end(file) for file in files]
+    return _read_inside(read, joined) or _read_numbered(read)
 
 
 def _read_end(file: _File) -> _File:
@@ -241,7 +238,8 @@ def _read_numbered(files: list[_File]) -> list[_File]:
         if file.split is None and file.shard is None and (match := _NUMBERED.fullmatch(file.stem))
     }
     trains = {file.rest for file in files if file.split == "train"}
-    trains |= {_rest(file, matches[file.path]["rest"]) for file in files if _is_train(matches.get(file.path))}
+    in_training = ((file, match) for file in files if (match := matches.get(file.path)))
+    trains |= {_rest(file, match["rest"]) for file, match in in_training if split_of(match["word"]) == "train"}
     of_all: dict[str | None, set[str]] = defaultdict(set)
     for match in matches.values():
         if match["rest"] is None:
@@ -291,10 +289,6 @@ def _inside(name: str) -> list[tuple[str, str]]:
         for place in range(0, len(parts) - 2, 2)
         if (split := split_of(parts[place]))
     ]
-
-
-def _is_train(match: re.Match[str] | None) -> bool:
-    return match is not None and split_of(match["word"]) == "train"
 
 
 def _check_same(files: Sequence[_File], where: str) -> None:

@@ -33,38 +33,22 @@ class Skipped:
 
 @dataclass
 class Reading:
-    """What became of the files of a task; nothing is said where all of it was used as it is.
+    """What became of the files of a task; nothing is said where all of it was used as it is."""
 
-    Attributes:
-        folder: what the names of files begin with, which no line repeats.
-        files: that were not used, for whatever reason.
-        empty: files without a row.
-        columns: that were not used, and are not plainly numbers of rows.
-        asides: what should be known of single columns and clients.
-        forms: file -> how it was read, where that had to be found out.
-        rows: how many there were, with those that were left out.
-        skipped: the rows that were left out.
-        roles: role -> column, of the first file.
-        texts: whether a file holds texts without prompts.
-    """
-
-    folder: str = ""
-    files: list[str] = field(default_factory=list)
-    empty: list[str] = field(default_factory=list)
-    columns: dict[str, None] = field(default_factory=dict)
-    asides: dict[str, None] = field(default_factory=dict)
-    forms: dict[str, str] = field(default_factory=dict)
-    rows: int = 0
-    skipped: list[Skipped] = field(default_factory=list)
-    roles: dict[str, str] = field(default_factory=dict)
-    texts: bool = False
+    folder: str = ""  # what the names of files begin with, which no line repeats
+    files: list[str] = field(default_factory=list)  # that were not used, for whatever reason
+    empty: list[str] = field(default_factory=list)  # files without a row
+    columns: dict[str, None] = field(default_factory=dict)  # that were not used, and are not plainly numbers of rows
+    asides: dict[str, None] = field(default_factory=dict)  # what should be known of single columns and clients
+    forms: dict[str, str] = field(default_factory=dict)  # file -> how it was read, where that had to be found out
+    rows: int = 0  # with those that were left out
+    skipped: list[Skipped] = field(default_factory=list)  # the rows that were left out
+    roles: dict[str, str] = field(default_factory=dict)  # role -> column, of the first file
+    texts: bool = False  # whether a file holds texts without prompts
 
     def unused_columns(self, names: Iterable[str], by_files: bool) -> None:
-        """Note the columns of a file that were not used.
-
-        Args:
-            by_files: whether the names of files say whose its rows are.
-        """
+        """Note the columns of a file that were not used; `by_files`: whether the names of files say whose its rows
+        are."""
         for name in names:
             self.columns[name] = None
             if name.casefold() in ("client", "client_id") and by_files:
@@ -75,11 +59,7 @@ class Reading:
                 self.asides[f"column {name!r} is not used: {why}"] = None
 
     def check(self) -> None:
-        """Refuse data of which too much was left out.
-
-        Raises:
-            UserError: how much, and the first of it.
-        """
+        """UserError where too much was left out: how much, and the first of it."""
         bad = sum(each.rows for each in self.skipped)
         if bad > MOST_BAD * self.rows:
             raise UserError(
