@@ -141,7 +141,8 @@ class Table:
 
     def _named(self, key: str) -> list[str]:
         """All clients that a field of the results names."""
-        return list(dict.fromkeys(id for row in self.rows for result in row.results.values() for id in getattr(result, key)))
+        results = (result for row in self.rows for result in row.results.values())
+        return list(dict.fromkeys(id for result in results for id in getattr(result, key)))
 
     def uncounted_at(self, seed: int) -> set[str]:
         """The clients of this seed without training examples that some finished rows score, and others leave out."""

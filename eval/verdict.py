@@ -3,13 +3,12 @@ and where the scores' variance comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, variance
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -83,8 +82,7 @@ class Verdict:
         pairs."""
         compared = {}
         for name in NAMES:
-            rules = self._scores(lambda run, name=name: (run.rule or {}).get(name))
-            compared[name] = above_rule(self._scores(attrgetter(name)), rules)
+            compared[name] = above_rule(self._scores(name), self._scores(name, of="rule"))
         return {name: above for name, above in compared.items() if above}
 
     @property
@@ -94,20 +92,25 @@ class Verdict:
 
     def _quantities(self) -> Iterator[tuple[str, dict[str, dict[Cell, float]]]]:
         for name in NAMES:
-            yield name, self._scores(attrgetter(name))
+            yield name, self._scores(name)
         splits = {run.last["split"] for runs in self.runs.values() for run in runs if run.last}
         # Some runs may have been tested in their last round by chance: such a choice of runs would be biased.
         whole = {method for method, runs in self.runs.items() if all(run.last for run in runs)}
         for name in NAMES if len(splits) == 1 else ():
-            scores = self._scores(lambda run, name=name: run.last and run.last[name])
+            scores = self._scores(name, of="last")
             yield f"last_{name}", {method: cells if method in whole else {} for method, cells in scores.items()}
 
-    def _scores(self, of: Callable[[Scored], float | None]) -> dict[str, dict[Cell, float]]:
+    def _scores(self, name: str, of: Literal["", "rule", "last"] = "") -> dict[str, dict[Cell, float]]:
+        """By method and cell a quantity of the runs, of their rules, or of their last rounds, as far as it is known."""
+
         def cell(run: Scored) -> Cell:
             return (run.training, 0) if self.one_federation else (run.federation, run.training)
 
+        def value(run: Scored) -> float | None:
+            return (getattr(run, of) or {}).get(name) if of else getattr(run, name)
+
         return {
-            method: {cell(run): value for run in runs if (value := of(run)) is not None}
+            method: {cell(run): score for run in runs if (score := value(run)) is not None}
             for method, runs in self.runs.items()
         }
 

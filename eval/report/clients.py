@@ -87,7 +87,10 @@ def client_table(
     columns = [Column(shown["metric"] if shown else "score", "bar")]
     columns += [Column(title, "score") for title in baselines]
     columns += [Column(f"{shown['split']} loss", "loss", True)] if shown and losses else []
-    columns += [Column("training loss", "loss", True), Column("rounds", "count", True), Column("examples", "count", True)]
+    columns += [
+        Column("training loss", "loss", True),
+        *(Column(title, "count", True) for title in ("rounds", "examples")),
+    ]
     sent = anything_sent(by_kind["client"])
     columns += [Column("up", "bytes", True), Column("down", "bytes", True)] if sent else []
     columns += [Column("dropped out", "count", True)] if silent else []

@@ -137,4 +137,3 @@ def _clients(table: Table) -> SortableTable:
 
     columns = [Column(row.label, "score") for row in rows]
     return SortableTable("client", columns, [(id, mean(id)) for id in [*table.clients, *table.unscored]])
-

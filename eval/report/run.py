@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -133,10 +133,10 @@ def _totals(rounds: list[Line]) -> Line:
 
 def _parts(timing: list[Line]) -> list[tuple[str, float]]:
     """(part of a round, seconds over all rounds), the longest first."""
-    seconds = Counter[str]()
-    for line in timing:
-        seconds.update(line["parts"])
-    return seconds.most_common()
+    seconds = defaultdict[str, float](float)
+    for part, value in (item for line in timing for item in line["parts"].items()):
+        seconds[part] += value
+    return sorted(seconds.items(), key=lambda item: -item[1])
 
 
 def _events(events: Sequence[Mapping[str, Any]]) -> list[Line]:

@@ -31,15 +31,11 @@ def shown(text: str, encoding: str) -> str:
 
 
 class Lasting:
-    """A text stream that takes everything: what cannot be written is dropped.
-
-    Attributes:
-        failure: why something was dropped; None: nothing was.
-    """
+    """A text stream that takes everything: what cannot be written is dropped."""
 
     def __init__(self, stream: Any):
         self._stream = stream
-        self.failure: Exception | None = None
+        self.failure: Exception | None = None  # why something was dropped
 
     def __getattr__(self, name: str) -> Any:
         if name == "buffer":  # click would write bytes into it where the encoding is ASCII
@@ -70,8 +66,7 @@ class Lasting:
 
     @property
     def reader_left(self) -> bool:
-        """Whether it is a pipe that nobody reads any more."""
-        return isinstance(self.failure, BrokenPipeError)
+        return isinstance(self.failure, BrokenPipeError)  # of a pipe that nobody reads any more
 
     def abandon(self) -> None:
         """Let what is still to be written vanish, so that Python does not try it again when it ends."""

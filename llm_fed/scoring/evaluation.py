@@ -51,11 +51,8 @@ def evaluate(
 
 
 def check_options(client: str, data: Data) -> None:
-    """Refuse data without options for option_accuracy, before anything is trained.
-
-    Raises:
-        UserError: an example has no option that equals its answer.
-    """
+    """UserError for data without options for option_accuracy, before anything is trained: an example has none that
+    equals its answer."""
     for split, queries in data.queries.items():
         for number, query in enumerate(queries):
             if not query.correct:

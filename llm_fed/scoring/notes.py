@@ -27,11 +27,8 @@ class Asked(NamedTuple):
 
 
 def notes_on_scores(sites: Iterable[Site], metric: str) -> list[str]:
-    """A sentence for each split whose scores do not mean what one would think, so that none is a surprise.
-
-    Raises:
-        UserError: a reference that the metric cannot read.
-    """
+    """A sentence for each split whose scores do not mean what one would think, so that none is a surprise. UserError
+    for a reference that the metric cannot read."""
     asked: dict[str, list[Asked]] = {}
     for site in sites:
         for split, queries in site.data.queries.items():
@@ -46,11 +43,8 @@ def notes_on_scores(sites: Iterable[Site], metric: str) -> list[str]:
 
 
 def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:
-    """By split, a note where right answers are longer than the model may answer (`Data.cut`).
-
-    Args:
-        most: tokens of an answer, as `eval.max_new_tokens` says.
-    """
+    """By split, a note where right answers are longer than the `most` tokens that the model may answer (`Data.cut`), as
+    `eval.max_new_tokens` says."""
     notes = {}
     for split in dict.fromkeys(split for site in sites for split in site.data.cut):
         lengths = [length for site in sites for length in site.data.cut.get(split, ())]

@@ -60,7 +60,7 @@ class Summary:
     unscored: tuple[str, ...] = ()  # clients without an example of the split; they are in no other field
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by name: metric, clients, mean, std, worst_half, loss, losses, and unscored if there are any."""
+        """The fields by name, with unscored if there are any."""
         fields = dataclasses.asdict(self)
         unscored = fields.pop("unscored")
         return fields | ({"unscored": list(unscored)} if unscored else {})
@@ -113,18 +113,17 @@ def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) ->
 
 
 def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
-    """Several metrics of the same predictions, 0-100 each; those of one module share one pass over the texts.
+    """Several metrics of the same predictions, 0-100 each; those of one module share one pass over the texts. UserError
+    for an unknown metric, without an example, or for one without a reference.
 
     Args:
         metrics: names in METRICS.
-        predictions: one text per example. option_accuracy takes the log-likelihoods of the example's options,
-            or the text of the chosen option; accuracy the index of a label.
+        predictions: one text per example. option_accuracy takes the log-likelihoods of the example's options, or the
+            text
+            of the chosen option; accuracy the index of a label.
         references: a tuple of right texts per example; with log-likelihoods, the index of the right option; with
-            labels, the right one's.
-
-    Raises:
-        UserError: unknown metric, no example, or an example without a reference.
-        ValueError: not as many references as predictions.
+            labels,
+            the right one's.
     """
     wanted: dict[str, list[str]] = {}
     for metric in metrics:
@@ -147,15 +146,8 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
 
 
 def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int]:
-    """The positions of those examples where even an answer that equals a reference scores 0, as when a text has no word
-    that the metric counts.
-
-    Args:
-        references: the right texts of each example.
-
-    Raises:
-        UserError: unknown metric, or a reference that it cannot read.
-    """
+    """The positions of those examples where even an answer that equals one of its references scores 0, as when a text
+    has no word that the metric counts. UserError for an unknown metric, or a reference that it cannot read."""
     can_score = _can_score(metric)
     if can_score is None:
         return []

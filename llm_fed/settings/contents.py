@@ -1,5 +1,5 @@
 """What the files hold that a configuration names by their paths: data and base are the same under any path, on any
-machine, where their files are the same byte for byte, and others where they are not, whatever their sizes and times.
+machine, where their files are the same byte for byte, whatever their sizes and times.
 
 Each file's SHA-256 is computed as `sha256sum` does, a few files at a time, and while something else goes on where
 `Contents.ahead` was called.
@@ -49,12 +49,9 @@ class Contents:
 
     def of(self, config: Config) -> dict[str, Files]:
         """By key of the configuration, what it names; without those that name no files of this machine."""
-        values, found = flat(as_dict(config)), {}
-        for key in KEYS:
-            files = self.named(key, values.get(key), values["base.revision"])
-            if files is not None:
-                found[key] = files
-        return found
+        values = flat(as_dict(config))
+        named = {key: self.named(key, values.get(key), values["base.revision"]) for key in KEYS}
+        return {key: files for key, files in named.items() if files is not None}
 
     def named(self, key: str, name: Any, revision: str | None = None) -> Files | None:
         """The files that a key's value names; None where it names none, such as a data set of the Hub."""
@@ -82,20 +79,13 @@ def difference(before: Files, now: Files) -> str:
 
 def translated(saved: dict[str, Any], recorded: Mapping[str, Files], config: Config, contents: Contents) -> list[str]:
     """Write into a saved configuration, as nested values, the paths of another one wherever they name files with the
-    same contents.
-
-    Args:
-        recorded: what the files held that the saved one names.
-
-    Returns:
-        The keys whose paths were written.
-    """
+    same contents; the keys whose paths were written. `recorded` is what the files held that the saved one names."""
     now, before, moved = flat(as_dict(config)), flat(saved), []
     for key, files in recorded.items():
         if key not in KEYS or now.get(key) == before.get(key):
             continue
-        found = contents.named(key, now.get(key), now["base.revision"])
-        if found is not None and not difference(files, found):
+        own = contents.named(key, now.get(key), now["base.revision"])
+        if own is not None and not difference(files, own):
             _put(saved, key, now[key])
             if key == "base.name":
                 _put(saved, "base.revision", now["base.revision"])

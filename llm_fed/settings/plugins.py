@@ -37,18 +37,13 @@ class NotAllowed(UserError):
 
 
 def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
-    """What a name that is not built in stands for.
-
-    Modules are looked for where Python looks, and last in the working directory.
+    """What a name that is not built in stands for. Modules are looked for where Python looks, and last in the working
+    directory. NotAllowed: see `only`; UserError where nothing has this name, or its module cannot be imported.
 
     Args:
         key: the setting that holds the name, for messages.
         group: METHODS or TASKS.
         builtin: the names that llm_fed itself knows, for messages.
-
-    Raises:
-        NotAllowed: see `only`.
-        UserError: nothing has this name, or its module cannot be imported.
     """
     path = _path_of(name, group)
     if path is None:
@@ -107,15 +102,8 @@ def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
-    """Refuse the configuration of a folder that names code which neither an installed package publishes as an entry
-    point nor the user allows. Nothing is imported.
-
-    Args:
-        file: where it stands, for messages.
-
-    Raises:
-        NotAllowed: it names such code; how to allow it.
-    """
+    """NotAllowed where the configuration of a folder, in this `file`, names code that neither an installed package
+    publishes as an entry point nor the user allows, and how to allow it. Nothing is imported."""
     known = {f"{point.module}:{point.attr}" for group in (METHODS, TASKS) for point in _installed(group)}
     refused = {key: name for key, name in named_in(tree).items() if name not in known | _trusted.get()}
     if not refused:
@@ -138,10 +126,7 @@ def _installed(group: str) -> Iterator[EntryPoint]:
 
 
 def by_name(group: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a group, of all installed packages, by name. Nothing is imported.
-
-    Two packages may use the same name.
-    """
+    """The entry points of a group, of all installed packages, by name, which two may share. Nothing is imported."""
     found: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
         found.setdefault(point.name, []).append(point)
@@ -191,11 +176,7 @@ def place_of(error: BaseException, module: str) -> str:
 
 
 def _path_of(name: str, group: str) -> str | None:
-    """`module:Name`; None where nothing has this name.
-
-    Raises:
-        UserError: two packages use it.
-    """
+    """`module:Name`; None where nothing has this name. UserError where two packages use it."""
     if _PATH.fullmatch(name):
         return name
     paths = {f"{point.module}:{point.attr}": _package_of(point) for point in by_name(group).get(name, [])}
@@ -210,11 +191,7 @@ def _package_of(point: EntryPoint) -> str:
 
 
 def _load(where: str, path: str) -> Any:
-    """The attribute of the module.
-
-    Raises:
-        UserError: there is no such module or attribute, or the module fails while it is imported.
-    """
+    """The attribute of the module; UserError where there is none, or the module fails while it is imported."""
     name, _, attribute = path.partition(":")
     try:
         with _looking_here(for_a_moment=path in _trusted.get()):
@@ -238,11 +215,9 @@ def _load(where: str, path: str) -> Any:
 
 @contextmanager
 def _looking_here(for_a_moment: bool) -> Iterator[None]:
-    """Within it, and else from then on, modules are looked for in the working directory, too; last, to shadow nothing.
-
-    A program that is started by its name does not look there by itself. Where the user has allowed one name of a
-    folder, no other module must be found there.
-    """
+    """Within it, and else from then on, modules are looked for in the working directory, too, last, to shadow nothing;
+    a program that is started by its name does not look there by itself. Where the user has allowed one name of a
+    folder, no other module must be found there."""
     here = os.getcwd()
     if here in sys.path:
         yield

@@ -55,11 +55,8 @@ def is_reference(key: str, text: str) -> bool:
 
 
 def resolved(tree: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with what their references stand for; what is `Spelled` holds none.
-
-    Raises:
-        UserError: there is no such key, or no such path.
-    """
+    """Nested values with what their references stand for; what is `Spelled` holds none. UserError where there is no
+    such key, or no such path."""
     places = set(_places(tree, ()))
     if not places:
         return tree
