@@ -35,6 +35,5 @@ def spreads(lines: Iterable[Mapping[str, Any]]) -> list[Spread]:
 
 
 def draw(found: list[Spread], path: Path, *, dark: bool = False) -> Path:
-    """The picture of some spreads (Feddle, Figure 6)."""
     rounds, quantiles = [spread.round for spread in found], [spread.quantiles for spread in found]
     return plot_spread(path, rounds, quantiles, [spread.negative for spread in found], dark=dark)

@@ -58,7 +58,6 @@ def covering(wanted: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
 
 
 def spelled(text: str, unknown: frozenset[str]) -> str:
-    """The text with each unknown character spelled in Latin letters."""
     return "".join(anyascii(character) or "?" if character in unknown else character for character in text)
 
 

@@ -84,7 +84,6 @@ def curves(recipes: Recipes) -> tuple[dict[str, dict[float, float]], dict[str, f
 
 
 def draw_curves(recipes: Recipes, metric: str, path: Path) -> None:
-    """The picture of `curves`, if there are any."""
     scores, chosen = curves(recipes)
     if scores:
         plot_mixing(path, scores, chosen, metric=metric)

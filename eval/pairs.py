@@ -79,7 +79,6 @@ class Pair:
         return high - self.draws
 
     def __str__(self) -> str:
-        """As a sentence, `fedmerge > fedit by 1.8 [0.6, 3.1]`."""
         if self.difference is None:
             return f"{self.first} ? {self.second}: no common draw"
         if self.claim == "unknown":
@@ -124,7 +123,6 @@ class Column:
 
     @property
     def known(self) -> bool:
-        """Whether some pair has an interval."""
         return any(pair.low is not None for pair in self.pairs)
 
     @property

@@ -35,13 +35,11 @@ LEGEND_LINE = 0.22  # inches
 
 
 def one_figure(width: float, height: float, dark: bool) -> tuple[Figure, Axes]:
-    """A figure of that size in inches with one plain set of axes."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAGE[dark])
     return figure, plain_axes(figure, (1, 1, 1), dark)
 
 
 def plain_axes(figure: Figure, place: tuple[int, int, int], dark: bool = False) -> Axes:
-    """Plain axes in the given place of a grid of (rows, columns)."""
     axes = figure.add_subplot(*place, facecolor=PAGE[dark])
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK[dark])
@@ -54,7 +52,6 @@ def plain_axes(figure: Figure, place: tuple[int, int, int], dark: bool = False) 
 
 
 def whole_numbers() -> MaxNLocator:
-    """Ticks at whole numbers."""
     return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 

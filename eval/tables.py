@@ -81,7 +81,6 @@ class Row:
     failures: dict[int, str] = field(default_factory=dict)
 
     def client(self, id: str) -> Spread | None:
-        """One client's score over the seeds that have it."""
         values = [result.clients[id] for result in self.results.values() if id in result.clients]
         return Spread.of(values) if values else None
 
@@ -92,7 +91,6 @@ class Row:
 
     @property
     def traffic(self) -> Traffic | None:
-        """The mean over the seeds."""
         seen = [asdict(result.traffic) for result in self.results.values()]
         return Traffic(**{key: fmean(one[key] for one in seen) for key in seen[0]}) if seen else None
 
@@ -121,12 +119,10 @@ class Table:
 
     @property
     def shown(self) -> list[Row]:
-        """The rows, after those of base and rule."""
         return [*chain(*self.baselines.values()), *self.rows]
 
     @property
     def clients(self) -> list[str]:
-        """All clients with a score, in the order in which they first appear."""
         return self._named("clients")
 
     @property
@@ -140,7 +136,6 @@ class Table:
         return self._named("uncounted")
 
     def _named(self, key: str) -> list[str]:
-        """All clients that a field of the results names."""
         results = (result for row in self.rows for result in row.results.values())
         return list(dict.fromkeys(id for result in results for id in getattr(result, key)))
 
@@ -162,8 +157,6 @@ class Table:
 
     @property
     def verdict(self) -> Verdict:
-        """What the scores until now say of each pair of rows."""
-
         def tested(seed: int, result: Result) -> Scored:
             federation, training = (seed if own is None else own for own in (result.federation, result.training))
             line = rules.get(result.shared)
@@ -404,7 +397,6 @@ _SHORT = EngFormatter(places=2)
 
 
 def to_text(table: Table) -> dict[str, str]:
-    """The files of a table by name."""
     return {
         "table.md": table.as_markdown(),
         "table.csv": table.as_csv(),

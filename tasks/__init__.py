@@ -70,11 +70,8 @@ TASKS = {
 
 
 def find(name: str, key: str = "task.name") -> Task:
-    """The task that a name stands for: of this table, or from outside. UserError where there is none.
-
-    Args:
-        key: the setting that holds the name, for messages.
-    """
+    """The task that a name stands for: of this table, or from outside. UserError where there is none. `key`: the
+    setting that holds the name, for messages."""
     if name in TASKS:
         return TASKS[name]
     task = plugins.find(key, name, plugins.TASKS, TASKS)
@@ -190,11 +187,8 @@ def _with_test(clients: list[ClientData], rule: Rule) -> list[ClientData]:
 
 
 def _with_validation(clients: list[ClientData], rule: Rule, share: float, others: list[ClientData]) -> list[ClientData]:
-    """The clients, with a validation split held out of those that have none.
-
-    Args:
-        others: who trains beside the clients.
-    """
+    """The clients, with a validation split held out of those that have none. `others`: who trains beside the
+    clients."""
     without = [client for client in clients if not client.validation]
     beside = [*others, *(client for client in clients if client.validation)]
     divided = {client.client: client for client in rule.hold_out(without, "validation", share, beside)}
@@ -202,7 +196,6 @@ def _with_validation(clients: list[ClientData], rule: Rule, share: float, others
 
 
 def _check_encoding(names: Iterable[str]) -> None:
-    """Refuse names of files that Python could not read as text, which it marks by half characters."""
     for name in names:
         if any("\ud800" <= letter <= "\udfff" for letter in name):
             raise UserError(
@@ -212,7 +205,6 @@ def _check_encoding(names: Iterable[str]) -> None:
 
 
 def _with_examples(clients: list[ClientData], tested: bool) -> list[ClientData]:
-    """The clients that have something to train on or, where they are `tested`, to be tested on; at least one."""
     having = [client for client in clients if client.train or (tested and client.test)]
     if not having:
         what = "training or test example" if tested else "training example"

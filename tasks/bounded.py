@@ -188,7 +188,6 @@ def _weight(value: Any) -> int:
 
 
 def _made(value: Any) -> Any:
-    """Count a value that was made."""
     budget, kind = _budget.get(), type(value)
     if kind is str:
         budget.left -= 1 + len(value)
@@ -226,13 +225,11 @@ def _check_growing(name: str, values: list[Any]) -> None:
 
 
 def _check_bits(bits: int) -> None:
-    """Refuse whole numbers with which it takes long to calculate."""
     if bits > _MOST_BITS:
         raise _TooLarge
 
 
 def _check_format(texts: list[str], values: list[Any]) -> None:
-    """Refuse a width of six digits, also where it is one of the values."""
     _weight(values)
     numbers = [value for value in values if isinstance(value, int)]
     wide = any(_WIDTH.search(text) for text in texts[:1])
@@ -315,7 +312,6 @@ def _receiver(method: Any) -> Any:
 
 
 def _concatenated(pieces: Iterable[str]) -> str:
-    """What a template writes."""
     kept, budget = [], _budget.get()
     left = budget.left
     for piece in pieces:
@@ -398,7 +394,6 @@ class _Counting(NodeTransformer):
 
 
 def _text_in(node: nodes.Node) -> int:
-    """Characters that a part of a template writes itself."""
     return sum(len(data.data) for data in node.find_all(nodes.TemplateData))
 
 

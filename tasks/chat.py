@@ -135,7 +135,6 @@ class ChatTemplate:
     def _target(
         self, turns: Sequence[Turn], rendering: Rendering, replies: Mapping[int, Reply], tokens: Tokens
     ) -> list[bool]:
-        """Which tokens the assistant writes in the turns that are trained."""
         generated = self._generated(rendering) if self._marked else None
         target = [False] * len(tokens.ids)
         for number, message in enumerate(rendering.messages):
@@ -161,7 +160,6 @@ class ChatTemplate:
         return target
 
     def _generated(self, rendering: Rendering) -> list[Span]:
-        """The parts of a rendering that the template's generation marks say are the assistant's."""
         from transformers.utils.chat_template_utils import render_jinja_template  # takes a second to import
 
         given: dict[str, Any] = {**self.tokenizer.special_tokens_map, "date_string": self.template.date}
@@ -189,7 +187,6 @@ class ChatTemplate:
 
     @cached_property
     def habits(self) -> Habits:
-        """See `Habits`."""
         marks = Marks(self.safe.spelled, ())
         first, last, next_one = (marks.spare(number) for number in (1, 2, 3))
         asked, said = {"role": "user", "content": _USER}, {"role": "assistant", "content": f"{first}{_REPLY}{last}"}
@@ -256,7 +253,6 @@ _PROBE = (Turn("user", _USER), Turn("assistant", _REPLY))
 
 
 def _hidden(value: Any, marks: Marks, pattern: re.Pattern[str]) -> Any:
-    """A JSON value with the spellings of control tokens hidden in all its texts."""
     if isinstance(value, str):
         return marks.hide(value, pattern)
     if isinstance(value, list):
@@ -283,11 +279,8 @@ _DAY = {  # a Friday: Llama 3.2's own default, for templates that ask for today
 def answering(text: str, tokenizer: PreTrainedTokenizerBase, date: str) -> str:
     """A chat template whose generation prompt ends where an answer without reasoning begins, and that knows no today:
     as it stands, with its own switch of reasoning off, or with what it writes before a reply in the place of its
-    generation prompt. The result is a chat template as well, so that any server can be given it.
-
-    Args:
-        date: for templates that are given one.
-    """
+    generation prompt. The result is a chat template as well, so that any server can be given it. `date`: for templates
+    that are given one."""
     if "strftime_now" in text and "date_string" not in text:
         day = "".join(f" | replace({code!r}, {value!r})" for code, value in _DAY.items())
         text = "{%- macro strftime_now(format) -%}{{ format" + day + " }}{%- endmacro %}{{ '' }}" + text

@@ -43,11 +43,8 @@ class Collected:
         self._named = set[str]()  # ids that files or folders say, of whom there may be no row
 
     def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
-        """Rows of a client, or of those that a column names. UserError where a source or a row cannot be used.
-
-        Args:
-            named: whether the split is said; else a column may say it.
-        """
+        """Rows of a client, or of those that a column names. UserError where a source or a row cannot be used. `named`:
+        whether the split is said; else a column may say it."""
         self._by_column |= client is None
         if client is not None:
             self.name(client)

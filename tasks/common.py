@@ -85,7 +85,6 @@ class Picture:
 
 
 def text_of(prompt: str | Sequence[Turn]) -> str:
-    """A prompt as one text, for who reads it."""
     return prompt if isinstance(prompt, str) else "\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
 
 
@@ -149,7 +148,6 @@ class Encoded:
 
     @property
     def answer(self) -> list[int]:
-        """The ids of the last answer, with the token that ends it."""
         return self.input_ids[len(self.asked) : len(self.target) - self.target[::-1].index(True)]
 
 

@@ -20,11 +20,8 @@ def plain(text: str) -> str:
 
 
 def of_texts(prompt: Sequence[str], answers: Iterable[str], options: Iterable[str]) -> int:
-    """The digest of a row of text. The options count in any order, as many data sets shuffle them.
-
-    Args:
-        prompt: one text, or role and content of each message in turn.
-    """
+    """The digest of a row of text. The options count in any order, as many data sets shuffle them. `prompt`: one text,
+    or role and content of each message in turn."""
     if len(prompt) == 2 and prompt[0] == "user":  # the same question as a conversation of one message
         prompt = prompt[1:]
     parts = (map(plain, prompt), map(plain, answers), sorted(map(plain, options)))

@@ -154,10 +154,8 @@ class SafeTokenizer:
     It works with a copy of the tokenizer that shares its model and in which the control tokens have names that nobody
     can type. Control tokens that a template wrote get these names first; all others are plain text to the copy. So a
     text without hidden spellings has exactly the tokens of the tokenizer itself, and hidden spellings have those of
-    `split_special_tokens=True`.
-
-    Args:
-        template: the text of the template; it may write control tokens that are not declared as special.
+    `split_special_tokens=True`. `template`: the text of the template; it may write control tokens that are not declared
+    as special.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
@@ -174,11 +172,8 @@ class SafeTokenizer:
 
     def encode(self, marked: str, marks: Marks, cuts: Collection[int] = ()) -> Tokens:
         """The tokens of a marked text, without any that the tokenizer would add around it. UserError where the
-        tokenizer is not of the `tokenizers` library, or cannot write a spelling as text.
-
-        Args:
-            cuts: places at which a token must end. Where none does, the text before it is read as if it ended there.
-        """
+        tokenizer is not of the `tokenizers` library, or cannot write a spelling as text. `cuts`: places at which a
+        token must end. Where none does, the text before it is read as if it ended there."""
         breaks = _Breaks({}, set())
         while True:
             found = self._read(marked, marks, breaks)

@@ -64,7 +64,6 @@ def turns_of(value: Any, where: str, column: str) -> tuple[Turn, ...]:
 
 
 def _turn(message: Any, where: str) -> Turn:
-    """One message of a row."""
     role, content = _parts(message)
     turn = ROLES.get(str(role))
     fields = _fields(message, where) if turn in ("assistant", "tool") else {}
@@ -149,6 +148,6 @@ def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str 
 def encode_conversation(
     turns: Sequence[Turn], tokenizer: PreTrainedTokenizerBase, *, template: str | Template
 ) -> Encoded:
-    """The whole conversation as the template writes it; see `chat.ChatTemplate.conversation` and
-    `templates.TextTemplate.conversation`."""
+    """The whole conversation as the template writes it; see `ChatTemplate.conversation`,
+    `TextTemplate.conversation`."""
     return filled(template, tokenizer).conversation(turns)

@@ -70,7 +70,6 @@ class Scheme:
         return [*self.roles.values(), *self._letters]
 
     def _is_new(self, values: Mapping[str, Any]) -> bool:
-        """Whether a row has columns that none before it had."""
         keys = tuple(values)
         if keys in self._seen:
             return False
@@ -86,7 +85,6 @@ class Scheme:
         self._letters = self._lettered() if "answer" in self.roles and "options" not in self.roles else ()
 
     def _lettered(self) -> tuple[str, ...]:
-        """Columns A, B, ... where the answers are such letters."""
         count = next((place for place, letter in enumerate(ascii_uppercase) if letter not in self.names), 26)
         letters = tuple(ascii_uppercase[:count])
         answers = [values.get(self.roles["answer"]) for values in self._sample]
@@ -184,7 +182,6 @@ def _structured(value: Any) -> Any:
 
 
 def _is_answers(value: Any) -> bool:
-    """Whether a value holds answers as in SQuAD: {"text": [...], "answer_start": [...]}"""
     return isinstance(value, dict) and isinstance(value.get("text"), list)
 
 

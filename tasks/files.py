@@ -53,7 +53,6 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 
 
 def _is_client_without_files(name: str, found: Layout) -> bool:
-    """Whether it is an empty folder beside folders of clients."""
     beside = any(part.client and "/" in file for part in found.parts for file in part.files)
     return beside and name.endswith("/") and name.count("/") == 1
 
@@ -127,7 +126,6 @@ def split_rows(folder: Path) -> dict[str, list[Row]]:
 
 
 def _add_hub(collected: Collected, hub: str) -> None:
-    """The splits of a Hub data set."""
     splits = hub_data(hub)
     for name, part in splits.items():
         if split := split_of(name) or ("train" if len(splits) == 1 else None):

@@ -65,7 +65,6 @@ class Source:
 
     @property
     def clients(self) -> str:
-        """For the table of tasks."""
         if self.hub is None:
             return "as in the data"
         return "one per " + self.columns["client"] if "client" in self.columns else "1, for task.partition to divide"

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 
 def local_folder(config: TaskConfig) -> Path:
-    """`task.path` as a folder."""
     path = datapath.local("task.path", str(config.path))
     if not path.is_dir():
         raise UserError(
@@ -69,7 +68,6 @@ def draw(items: Sequence[Item], count: int, seed: int, *what: str) -> list[Item]
 
 
 def change(client: ClientData, to: Callable[[Example], Example]) -> ClientData:
-    """The client with every example of every split replaced by `to(example)`."""
     splits = ("train", "validation", "test")
     return dataclasses.replace(client, **{split: tuple(map(to, getattr(client, split))) for split in splits})
 

@@ -83,7 +83,6 @@ class Record:
         )
 
     def divided(self, clients: Iterable[ClientData], server: ClientData | None) -> Record:
-        """The same rows with the splits in which they are now."""
         clients = list(clients)
         parts = {
             TRAINING: [client.train for client in clients],
@@ -232,7 +231,6 @@ def _below(name: str, whole: str) -> str:
 
 
 def _difference(now: np.ndarray, before: np.ndarray, earlier: Record) -> str:
-    """What has become of a file's rows, in words."""
     contents = np.unique(np.concatenate([now, before]))
     more = np.subtract(*(np.bincount(np.searchsorted(contents, own), minlength=len(contents)) for own in (now, before)))
     new, gone = int(more.clip(0).sum()), int((-more).clip(0).sum())
@@ -248,7 +246,6 @@ def _difference(now: np.ndarray, before: np.ndarray, earlier: Record) -> str:
 
 
 def _named(names: Sequence[str], what: str) -> list[str]:
-    """These clients and what is true of them; of many the first."""
     if not names:
         return []
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""

@@ -90,7 +90,6 @@ class Rendering:
         return None
 
     def _contents(self) -> list[Span | None]:
-        """Where the text of each message of the assistant is."""
         ends = [(number, offset) for number in self.spoken for offset in (0, len(self.messages[number]["content"]))]
         places = self._locate(ends)
         if places is not None and None not in places:
@@ -149,5 +148,4 @@ def _starts(text: str) -> Iterator[int]:
 
 
 def _ends(text: str) -> Iterator[int]:
-    """Where a text may end in a rendering."""
     yield from (len(text), len(text.rstrip("\n")), len(text.rstrip()))

@@ -136,10 +136,7 @@ class ByContent:
     def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
         """The clients with the splits that their data bring, where a row that a run knows from another split than that
         in which it now stands is back in that one. A row that was on both sides, as the data had it twice, stays.
-
-        Args:
-            pooled: whether training and test examples become one pool afterwards.
-        """
+        `pooled`: whether training and test examples become one pool afterwards."""
         if self.known is None:
             return clients
         tested = not pooled and any(client.test for client in clients.values())
@@ -228,7 +225,6 @@ def _both_sides(
     starts = np.searchsorted(owner, np.arange(owners.max() + 2))
 
     def own(client: int) -> np.ndarray:
-        """The free contents of a client, by their draws."""
         of_client = number[starts[client] : starts[client + 1]]
         of_client = of_client[free[of_client]]
         return of_client[np.argsort(draws[of_client])]
@@ -253,7 +249,6 @@ def _both_sides(
 
 
 def _divided(client: ClientData, split: str, held: np.ndarray) -> ClientData:
-    """The client with those of its training examples as its `split`."""
     train, out = (select(client.train, np.flatnonzero(places).tolist()) for places in (~held, held))
     return dataclasses.replace(client, train=train, **{split: out})
 

@@ -105,7 +105,6 @@ class Stored(Sequence[Example]):
         self._store, self._places = store, np.fromiter(places, np.int64)
 
     def take(self, chosen: Sequence[int]) -> Stored:
-        """Those at these positions."""
         return Stored(self._store, self._places[np.asarray(chosen, np.int64)])
 
     @property

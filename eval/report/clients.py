@@ -35,7 +35,6 @@ class Distribution:
 
     @property
     def highest(self) -> int:
-        """Clients in the fullest bin."""
         return max(bin.count for bin in self.bins)
 
     def share(self, score: float) -> float:
@@ -56,7 +55,6 @@ class SortableTable:
 
     @property
     def shown(self) -> Sequence[tuple[str, Sequence[float | None]]]:
-        """The rows of one page; all without a script."""
         return self.rows[:200]
 
     @property
@@ -71,11 +69,8 @@ def client_table(
 ) -> SortableTable:
     """One row per client: its score and loss on the split that is shown (`shown`; None: no score yet), last training
     loss, rounds, examples, bytes, numbers of drop-outs and of events. Numbers that all clients have alike are in
-    `alike`; bytes are nowhere if nothing was sent.
-
-    Args:
-        alone, rule: the lines of the base, and of the best rules that train nothing, on the same split.
-    """
+    `alike`; bytes are nowhere if nothing was sent. `alone`, `rule`: the lines of the base, and of the best rules that
+    train nothing, on the same split."""
     baselines = {title: line for title, line in (("base", alone), ("rule", rule)) if line}
     known = [*shown["clients"], *shown.get("unscored", ())] if shown else []
     work: dict[str, list[Line]] = {client: [] for client in known}

@@ -121,7 +121,6 @@ def _score(spread: Spread | None, best: bool) -> dict[str, Any]:
 
 
 def _costs(table: Table) -> dict[str, Any]:
-    """All bytes and parameters, as in table.md."""
     first = table.heads.index("up per round")
     rows = zip(table.shown, table.cells(), strict=True)
     lines = [(row.label, [text for text, _ in cells[first - 1 :]]) for row, (_, cells) in rows if row.method]

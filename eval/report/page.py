@@ -31,7 +31,6 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template of this folder with its values."""
     return _environment().get_template(template).render(**values)
 
 

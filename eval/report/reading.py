@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from yaml import YAMLError
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import read_file
 from llm_fed.models.origin import Origin
-from llm_fed.runs import shapes
 from llm_fed.runs.records import read_object as read_checked
+from llm_fed.runs.records import read_records
 from llm_fed.settings.config import EvalConfig
 from llm_fed.settings.paths import hub_place, public
 
@@ -60,27 +59,9 @@ def base_of(settings: Mapping[str, Any], recorded: object) -> Origin:
     return Origin(name, revision, None, settings.get("quantization"), settings.get("dtype")).public()
 
 
-def read_lines(path: Path) -> tuple[list[Line], bool]:
-    """The objects of a JSONL file (none if it is missing), and whether its last line was cut by a kill. UserError where
-    another line is not JSON."""
-    if not path.exists():
-        return [], False
-    # a kill can also cut a character in two
-    try:
-        *whole, last = read_file(path).decode(errors="replace").split("\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    lines = []
-    for number, text in enumerate(whole, start=1):
-        try:
-            line = json.loads(text)
-            if not isinstance(line, dict):
-                raise ValueError("no object")
-            shapes.check(path.name, line)
-            lines.append(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}, is damaged: {error}. Continue the run to repair it.") from error
-    return lines, bool(last)
+def was_cut(path: Path) -> bool:
+    """Whether a kill has cut the last line of a JSONL file."""
+    return path.exists() and bool(read_file(path).rpartition(b"\n")[2])
 
 
 def read_object(path: Path) -> Line:
@@ -116,7 +97,7 @@ def reference(run_dir: Path) -> Mapping[str, float]:
         try:
             known = folder != run_dir and (folder / "summary.json").exists()
             if known and _name(folder) == "local" and _decisive(folder) == own:
-                summary, (lines, _) = read_object(folder / "summary.json"), read_lines(folder / "metrics.jsonl")
+                summary, lines = read_object(folder / "summary.json"), read_records(folder / "metrics.jsonl")
                 tested = [x for x in lines if x["kind"] == "score" and x["round"] == summary["round"]]
                 return {x["split"]: x["mean"] for x in reversed(tested)}
         except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):

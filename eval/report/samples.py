@@ -27,7 +27,6 @@ class Samples:
 
 
 def samples_of(lines: Sequence[Line]) -> Samples:
-    """The lines of samples.jsonl by client."""
     samples = [line | {"system": line.get("system", "")} for line in _with_texts(lines)]
     by_client: dict[str, list[Line]] = {}
     for line in samples:

@@ -72,7 +72,6 @@ def cut_file(path: Path, size: int) -> None:
 
 
 def open_unlinked(path: Path, flags: int) -> int:
-    """`os.open`, but UserError for a link."""
     try:
         return _unlinked(str(path), flags)
     except OSError as error:

@@ -125,7 +125,6 @@ def check_precision(dtype: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def wants_cpu(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether accelerate's configuration has `use_cpu: true`."""
     return environment.get("ACCELERATE_USE_CPU", "").strip().lower() not in _NOTHING
 
 

@@ -40,5 +40,4 @@ def holding(folder: Path, root: Path = Path("/")) -> Mount | None:
 
 
 def _unescaped(path: str) -> str:
-    """A path of mountinfo, where blanks are written \\040."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)

@@ -72,7 +72,6 @@ def round_ended() -> None:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """What is done within is this part of the work."""
     listener = _listener.get()
     if listener is None:
         yield

@@ -116,7 +116,6 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _text(file: FileRows, encoding: str) -> Iterator[Row]:
-    """A file that is one text."""
     text = formats.Text(file.path, encoding)
     content = "".join(text.chunks())
     file.remark(text.remark)

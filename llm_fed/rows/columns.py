@@ -94,7 +94,6 @@ def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Map
 
 
 def _check_form(form: str, given: Mapping[str, str], where: str) -> None:
-    """Refuse configured columns that such rows do not use."""
     if inert := [role for role in given if role not in (*FORMS[form], *_OF_ALL)]:
         first = FORMS[form][0]
         if form != "pairs" and {*REQUIRED} & {*inert}:
@@ -123,7 +122,6 @@ def _form_of(name: str) -> str:
 
 
 def _fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool, side: bool) -> bool:
-    """Whether a column that has a usual name holds what it should."""
     if role == "client":
         return whose
     values = [value for row in sample if (value := row.get(name)) is not None]
@@ -148,12 +146,10 @@ def configured(key: str, name: str, names: Sequence[str], sample: Sequence[Mappi
 
 
 def nested(name: str, names: Iterable[str]) -> bool:
-    """Whether a name may be that of a field within a column."""
     return "." in name and name.partition(".")[0] in names
 
 
 def _paths(sample: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of fields within columns."""
     inner = ((name, value) for row in sample[:10] for name, value in row.items() if isinstance(value, dict))
     return list(dict.fromkeys(f"{name}.{key}" for name, value in inner for key in value))
 

@@ -60,7 +60,6 @@ def dialect_of(head: str, usual: str) -> Dialect:
 
 
 def is_table(line: str) -> bool:
-    """Whether a line has columns."""
     return _separator(line, ",") != _NOTHING
 
 

@@ -81,27 +81,8 @@ def opened(path: Path) -> IO[bytes]:
     if head.startswith(b"\xfd7zXZ\x00"):
         return lzma.open(path)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return io.BufferedReader(cast(Any, _Raw(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))))
+        return io.BufferedReader(cast(Any, pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")))
     return open(path, "rb")
-
-
-class _Raw(io.RawIOBase):
-    """A stream of Arrow as one of Python's."""
-
-    def __init__(self, stream: Any):
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
 
 
 def look(path: Path) -> tuple[Kind, str]:

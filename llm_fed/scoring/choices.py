@@ -91,5 +91,4 @@ def _follows(before: str, after: str) -> bool:
 
 
 def texts(options: Sequence[Option], form: str) -> tuple[str, ...]:
-    """The options as answers of this form name them."""
     return tuple(map(FORMS[form], options))

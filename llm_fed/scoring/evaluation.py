@@ -106,7 +106,6 @@ async def predict(client: Site, theta: State, queries: Sequence[Query], metric: 
 
 
 async def _likelihood(client: Site, theta: State, queries: Sequence[Query]) -> tuple[float, float]:
-    """(token_likelihood, loss) of the queries' right answers."""
     loss = await client.loss_of_answers(theta, queries)
     if loss is None:
         raise UserError(f"client {client.id}: none of {len(queries)} examples fits into task.max_length; raise it")

@@ -60,7 +60,6 @@ class Summary:
     unscored: tuple[str, ...] = ()  # clients without an example of the split; they are in no other field
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by name, with unscored if there are any."""
         fields = dataclasses.asdict(self)
         unscored = fields.pop("unscored")
         return fields | ({"unscored": list(unscored)} if unscored else {})
@@ -108,7 +107,6 @@ def likelihood(loss: float) -> float:
 
 
 def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
-    """The score of one metric, 0-100: `score_all` for a single metric."""
     return score_all([metric], predictions, references)[metric]
 
 
@@ -119,11 +117,9 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
     Args:
         metrics: names in METRICS.
         predictions: one text per example. option_accuracy takes the log-likelihoods of the example's options, or the
-            text
-            of the chosen option; accuracy the index of a label.
+            text of the chosen option; accuracy the index of a label.
         references: a tuple of right texts per example; with log-likelihoods, the index of the right option; with
-            labels,
-            the right one's.
+            labels, the right one's.
     """
     wanted: dict[str, list[str]] = {}
     for metric in metrics:

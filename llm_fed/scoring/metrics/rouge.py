@@ -50,7 +50,6 @@ class Tokenizer(tokenizers.Tokenizer):
 
 
 def form(text: str) -> tuple[str, ...]:
-    """Texts of the same tokens in the same order are equal."""
     return tuple(_tokenizer().tokenize(text))
 
 
