@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -108,49 +108,31 @@ def _shards(whole: ClientData, prefix: str, count: int, seed: int, tested: bool,
     ]
 
 
-def _dirichlet(
-    clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
-) -> dict[str, ClientData]:
-    count, alpha = _count(config), config.alpha
-    return _by_label(
-        clients, config, seed, tested, _names("client", count),
-        lambda labels, splits, draw: classes.dirichlet(labels, count, alpha, draw),
-    )  # fmt: skip
+def _draw(config: PartitionConfig, labels: np.ndarray, splits: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Places of each client's examples, see `classes`."""
+    if config.kind == "cluster":
+        return classes.cluster(labels, splits, config.sizes or (), seed)
+    if config.kind == "dirichlet":
+        return classes.dirichlet(labels, _count(config), config.alpha, seed)
+    return classes.pathological(labels, _count(config), config.classes or 0, config.alpha, seed)
 
 
-def _pathological(
-    clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
-) -> dict[str, ClientData]:
-    count, alpha, per_client = _count(config), config.alpha, config.classes or 0
-    return _by_label(
-        clients, config, seed, tested, _names("client", count),
-        lambda labels, splits, draw: classes.pathological(labels, count, per_client, alpha, draw),
-    )  # fmt: skip
-
-
-def _cluster(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool) -> dict[str, ClientData]:
-    sizes = config.sizes or ()
-    if config.clients not in (None, sum(sizes)):
+def _names_by_label(config: PartitionConfig) -> list[str]:
+    if config.sizes is None:
+        return _names("client", _count(config))
+    count = sum(config.sizes)
+    if config.clients not in (None, count):
         raise UserError(
-            f"task.partition.clients={config.clients}, but task.partition.sizes has {sum(sizes)}; leave clients out"
+            f"task.partition.clients={config.clients}, but task.partition.sizes has {count}; leave clients out"
         )
-    clusters = np.repeat(_names("cluster", len(sizes)), sizes)
-    names = [f"{of}-{name}" for of, name in zip(clusters, _names("client", sum(sizes)), strict=True)]
-    return _by_label(
-        clients, config, seed, tested, names,
-        lambda labels, splits, draw: classes.cluster(labels, splits, sizes, draw),
-    )  # fmt: skip
+    clusters = np.repeat(_names("cluster", len(config.sizes)), config.sizes)
+    return [f"{of}-{name}" for of, name in zip(clusters, _names("client", count), strict=True)]
 
 
 def _by_label(
-    clients: dict[str, ClientData],
-    config: PartitionConfig,
-    seed: int,
-    tested: bool,
-    names: Sequence[str],
-    draw: Callable[[np.ndarray, np.ndarray, int], list[np.ndarray]],
+    clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
 ) -> dict[str, ClientData]:
-    """The clients of these names, each with the examples at the places that `draw(labels, splits, seed)` gives it."""
+    names = _names_by_label(config)
     pool = _interleaved([(split, example) for split in SPLITS for example in _pooled(clients, split)], seed)
     splits, labels = np.array([split for split, _ in pool]), np.array([example.group for _, example in pool])
     sizes, count = Counter(splits.tolist()), len(names)
@@ -161,7 +143,7 @@ def _by_label(
         )
     least = ({"train": 1, "test": 1} if sizes["test"] else {"train": 2}) if tested else {}
     for attempt in range(DRAWS if count <= sizes["train"] else 0):
-        parts = draw(labels, splits, derive(seed, config.kind, attempt))
+        parts = _draw(config, labels, splits, derive(seed, config.kind, attempt))
         if all(np.count_nonzero(splits[part] == split) >= n for part in parts for split, n in least.items()):
             break
     else:
@@ -210,8 +192,8 @@ def _names(prefix: str, count: int) -> list[str]:
 KINDS = {
     "natural": lambda clients, config, seed, tested: clients,
     "split": _split,
-    "dirichlet": _dirichlet,
+    "dirichlet": _by_label,
     "iid": _iid,
-    "pathological": _pathological,
-    "cluster": _cluster,
+    "pathological": _by_label,
+    "cluster": _by_label,
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llm_fed.basics.errors import UserError, did_you_mean
+from llm_fed.basics.names import composed
 from llm_fed.rows.layout import split_of
 from llm_fed.settings.config import ColumnsConfig
 
@@ -118,7 +118,7 @@ def _pick(wanted: Iterable[str], names: Sequence[str]) -> str | None:
 
 
 def _form_of(name: str) -> str:
-    return unicodedata.normalize("NFC", name).strip().casefold()
+    return composed(name).strip().casefold()
 
 
 def _fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool, side: bool) -> bool:

@@ -14,12 +14,12 @@ Where a column of the rows names the clients (`joined`), the names of files only
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from llm_fed.basics.errors import UserError
+from llm_fed.basics.names import composed
 from llm_fed.rows import formats
 
 SPLIT_NAMES = {
@@ -173,7 +173,7 @@ def _walk(folder: _Folder, above: _Above) -> Iterator[_File]:
         elif above.client or above.joined or (alone and not above.split and not _says_splits(inner)):
             meaning = replace(above, among=f"{above.among}{name}/")
         else:
-            meaning = replace(above, client=_nfc(name))
+            meaning = replace(above, client=composed(name))
         yield from _walk(inner, meaning)
 
 
@@ -226,7 +226,7 @@ def _read_end(file: _File) -> _File:
 
 
 def _rest(file: _File, rest: str | None) -> str | None:
-    return None if rest is None or file.is_text else _nfc(rest)
+    return None if rest is None or file.is_text else composed(rest)
 
 
 def _read_numbered(files: list[_File]) -> list[_File]:
@@ -371,7 +371,3 @@ def _parts(files: Sequence[_File], where: str) -> Iterator[Part]:
             if part := splits.get(split):
                 part.sort(key=lambda file: (natural_order(file.among), natural_order(file.path)))
                 yield Part(client, split, tuple(file.path for file in part), any(file.split for file in part))
-
-
-def _nfc(name: str) -> str:
-    return unicodedata.normalize("NFC", name)

@@ -84,12 +84,9 @@ async def measure(
     return _score(metric, predictions, queries), await client.loss_of_answers(theta, queries)
 
 
-async def score_split(
-    client: Site, theta: State, split: str, metric: str | None = None, limit: int | None = None
-) -> float:
-    """A client's score (0-100) on its own `split` under `theta`; the metric is the run's, unless one is given."""
-    metric = metric or client.data.metric
-    queries = client.data.queries[split][:limit]
+async def score_split(client: Site, theta: State, split: str) -> float:
+    """A client's score (0-100) on its own `split` under `theta`, by the run's metric."""
+    metric, queries = client.data.metric, client.data.queries[split]
     if METRICS[metric].scores == "labels":
         return _score_labels(metric, await client.logits(theta, queries), queries)
     if METRICS[metric].scores == "loss":

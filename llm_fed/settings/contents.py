@@ -17,6 +17,7 @@ from typing import Any
 
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
+from llm_fed.settings.paths import cached
 
 Files = Mapping[str, str]  # by path below what is named, the SHA-256; a file that is named itself has the path "."
 
@@ -107,14 +108,7 @@ def base_folder(name: str, revision: str | None) -> Path | None:
         return folder
     if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
         return None
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    return cached(name, revision)
 
 
 def _digests(place: Path, is_base: bool) -> Files:
