@@ -33,11 +33,11 @@ class AboveRule:
     @property
     def sentences(self) -> list[str]:
         """What a reader must know, the worst first."""
-        found = []
+        said = []
         if all(own < rule for own, rule in self.means.values()):
             own, rule = (fmean(values) for values in zip(*self.means.values(), strict=True))
             best = max(own for own, _ in self.means.values())
-            found.append(
+            said.append(
                 f"every method is below rule, which trains nothing: at most {best:.1f} against {rule:.1f}"
                 if len(self.pairs) > 1
                 else f"{next(iter(self.pairs))} is below rule, which trains nothing: {own:.1f} against {rule:.1f}"
@@ -45,12 +45,10 @@ class AboveRule:
         shown = {"above": self.above, "below": self.below}
         parts = [f"{_are(names)} shown to be {where} rule" for where, names in shown.items() if names]
         if rest := [name for name in self.pairs if name not in (*self.above, *self.below)]:
-            parts.append(f"{_are(rest)} not shown to be above rule{self._few_draws(rest)}")
-        return [*found, "; ".join(parts)]
-
-    def _few_draws(self, names: Sequence[str]) -> str:
-        draws = max(self.pairs[name].draws for name in names)
-        return f" (at least {LEAST} draws are needed)" if draws < LEAST else ""
+            few = max(self.pairs[name].draws for name in rest) < LEAST
+            needed = f" (at least {LEAST} draws are needed)" if few else ""
+            parts.append(f"{_are(rest)} not shown to be above rule{needed}")
+        return [*said, "; ".join(parts)]
 
     def as_json(self) -> dict[str, Any]:
         pairs = {name: pair.as_json() for name, pair in self.pairs.items()}

@@ -1,5 +1,5 @@
-"""What merges found out: the weights with which a server merges its models (`Method.report`), and by client, as tables
-and curves, what a merge at the end says (`Method.recipe`).
+"""What merges found out: the weights with which a server merges its models (`Method.report`), how searched coefficients
+spread, and by client, as tables and curves, what a merge at the end says (`Method.recipe`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from llm_fed.basics.terminal import table_of_numbers
-from llm_fed.eval.plots import plot_mixing
+from llm_fed.eval.plots import plot_mixing, plot_spread
 
 Recipes = Mapping[str, Mapping[str, Any]]  # by client
 
@@ -52,6 +53,33 @@ def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapp
         if line["kind"] == "server" and (round is None or line["round"] <= round):
             weights = line.get("weights", weights)
     return weights
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The coefficients that one round's search found, one per stored update."""
+
+    round: int
+    anchors: int
+    quantiles: tuple[float, ...]  # minimum, lower quartile, median, upper quartile, maximum
+    negative: float  # share of the coefficients that are below zero
+
+
+def spreads(lines: Iterable[Mapping[str, Any]]) -> list[Spread]:
+    """Of the `server` lines of a metrics.jsonl that hold coefficients; a run without a search has none."""
+    found = ((line["round"], np.array(line["coefficients"])) for line in lines if line.get("coefficients"))
+    return [
+        Spread(
+            round, len(values), tuple(np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()), float(np.mean(values < 0))
+        )
+        for round, values in found
+    ]
+
+
+def draw_spreads(found: list[Spread], path: Path, *, dark: bool = False) -> Path:
+    """The picture of some spreads (Feddle, Figure 6)."""
+    rounds, quantiles = [spread.round for spread in found], [spread.quantiles for spread in found]
+    return plot_spread(path, rounds, quantiles, [spread.negative for spread in found], dark=dark)
 
 
 def tabulate(recipes: Recipes) -> list[Tabulated]:

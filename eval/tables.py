@@ -316,9 +316,9 @@ class Table:
             "rule": "rule: of each client the rule that trains nothing and is best on its training examples, such as "
             "its most frequent answer; table.json names it.",
         }
-        found = self.baselines
-        notes += [about[kind] for kind in found]
-        if any(not row.results for rows in found.values() for row in rows):
+        baselines = self.baselines
+        notes += [about[kind] for kind in baselines]
+        if any(not row.results for rows in baselines.values() for row in rows):
             notes.append('"-": these runs have not scored it (eval.base; runs of earlier versions, or privacy.clip).')
         if len(self.clients) > MAX_CLIENTS:
             notes.append(f"The scores of {len(self.clients)} single clients are in table.csv and table.json.")
@@ -363,9 +363,12 @@ def _baselines(rows: Sequence[Row], kind: str) -> Iterator[Row]:
     known = _known(rows, kind)
     groups: list[tuple[list[str], dict[int, Result]]] = []
     for row in rows:
-        runs = row.results.items()
-        own = {seed: _of_line(known[result.shared], kind) for seed, result in runs if result.shared in known}
-        fits = (group for group in groups if all(group[1].get(seed, line) == line for seed, line in own.items()))
+        own = {}
+        for seed, line in ((seed, known.get(result.shared)) for seed, result in row.results.items()):
+            if line is not None:
+                rule = line if kind == "rule" else None
+                own[seed] = Result("", 0, line["clients"], line["mean"], line["worst_half"], Traffic(), rule=rule)
+        fits = (group for group in groups if all(group[1].get(seed, result) == result for seed, result in own.items()))
         labels, results = next(fits, ([], {}))
         if own and not labels:
             groups.append((labels, results))
@@ -373,11 +376,6 @@ def _baselines(rows: Sequence[Row], kind: str) -> Iterator[Row]:
         results |= own
     for labels, results in groups:
         yield Row(kind if len(groups) == 1 else f"{kind} of {', '.join(labels)}", [], "", Parameters(), results)
-
-
-def _of_line(line: Mapping[str, Any], kind: str) -> Result:
-    rule = line if kind == "rule" else None
-    return Result("", 0, line["clients"], line["mean"], line["worst_half"], Traffic(), rule=rule)
 
 
 def _cell(row: Row, spread: Spread | None) -> str:

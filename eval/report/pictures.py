@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llm_fed.eval import atlas, merges, plots
+from llm_fed.eval import merges, plots
 from llm_fed.eval.report.clients import anything_sent
 from llm_fed.eval.report.page import embed
 from llm_fed.eval.report.reading import Line
@@ -52,14 +52,14 @@ def pictures_of(
     weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
     if weights:
         found.append(_weights(weights, shown))
-    if spreads := atlas.spreads(by_kind["server"]):
+    if spreads := merges.spreads(by_kind["server"]):
         found.append(
             Picture(
                 "Merging coefficients by round",
                 "median, quartiles and range of the merging coefficients by round, and the share of negative ones",
                 "Each round the server searches a coefficient for every stored update, and merges the updates with "
                 "them. A coefficient below zero takes back what an update had learned.",
-                partial(atlas.draw, spreads),
+                partial(merges.draw_spreads, spreads),
             )
         )
     scores, chosen = merges.curves({line["client"]: line for line in by_kind["merge"]})

@@ -65,7 +65,8 @@ def _lines(file: FileRows, text: formats.Text) -> Iterator[Row | BadRow]:
         try:
             record = json.loads(line, object_pairs_hook=_noting(file) if number <= CHECKED else None)
         except _ERRORS as error:
-            yield BadRow(where, _malformed(error))
+            at = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
+            yield BadRow(where, f"malformed JSON ({one_line(at)}); need one object a line, or one array")
             continue
         yield _row(where, record)
 
@@ -216,11 +217,6 @@ def _contained(record: dict[str, Any], file: FileRows) -> list[Any]:
     if len(record) == len(lists) > 1 and len({len(value) for value in values}) == 1:
         return [dict(zip(record, row, strict=True)) for row in zip(*values, strict=True)]
     return [record]
-
-
-def _malformed(error: Exception) -> str:
-    column = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else one_line(str(error))
-    return f"malformed JSON ({column}); need one object a line, or one array"
 
 
 def _not_json(file: FileRows, buffer: _Buffer, error: Exception) -> UserError:

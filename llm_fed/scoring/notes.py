@@ -81,7 +81,8 @@ def _of_texts(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
     form = form_of(metric)
     if form is None:
         return
-    empty = [each for each in asked if _credits_nothing(metric, form, each)]
+    without = (each for each in asked if any(not form(text) for text in each.answers))
+    empty = [each for each in without if score(metric, [""], [each.answers]) > 0]
     if empty:
         yield (
             f"{len(empty)} of {len(asked)} {split} examples are right under {metric} without any answer, since "
@@ -98,10 +99,6 @@ def _of_texts(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
 
 def _example(asked: Asked) -> str:
     return f"{asked.answers[0][:60]!r} of client {asked.client}"
-
-
-def _credits_nothing(metric: str, form: Callable[[str], object], asked: Asked) -> bool:
-    return any(not form(text) for text in asked.answers) and score(metric, [""], [asked.answers]) > 0
 
 
 def _conflated(form: Callable[[str], object], asked: Sequence[Asked]) -> list[list[str]]:

@@ -47,7 +47,8 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
         given = read(path)
     given.pop("compare", None)  # of `llm-fed compare` alone
     laid_over = _tree(words, "the configuration file", "local.lr=1e-4")
-    if _another_method(given, laid_over):
+    before, now = (spelling.mapping_of(tree.get("method")) or {} for tree in (given, laid_over))
+    if before and str(now.get("name", before.get("name"))) != str(before.get("name")):
         given.pop("method")  # the settings of one method are not another's
     tree = _merged(given, laid_over)
     if missing := sorted(key for key, value in flat(tree).items() if value == "???"):
@@ -152,11 +153,6 @@ def _merged(one: Any, other: Any) -> Any:
     if below is None or above is None:
         return other
     return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
-
-
-def _another_method(given: dict[str, Any], laid_over: dict[str, Any]) -> bool:
-    before, now = spelling.mapping_of(given.get("method")) or {}, spelling.mapping_of(laid_over.get("method")) or {}
-    return bool(before) and "name" in now and str(now["name"]) != str(before.get("name"))
 
 
 def from_dict(tree: dict[str, Any]) -> Config:

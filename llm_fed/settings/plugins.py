@@ -198,7 +198,9 @@ def _load(where: str, path: str) -> Any:
             found: Any = importlib.import_module(name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            near = did_you_mean(str(error.name), _modules_here())
+            here = [path.stem for path in Path.cwd().glob("*.py")]
+            here += [path.parent.name for path in Path.cwd().glob("*/__init__.py")]
+            near = did_you_mean(str(error.name), here)
             raise UserError(
                 f"{where}: python finds no module {error.name}{near}, neither in {os.getcwd()} nor among what is "
                 f"installed for {sys.executable}; start from the folder in which it lies, or install its package"
@@ -228,10 +230,6 @@ def _looking_here(for_a_moment: bool) -> Iterator[None]:
     finally:
         if for_a_moment:
             sys.path.remove(here)
-
-
-def _modules_here() -> list[str]:
-    return [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
 
 
 def _file_of(thing: Any) -> str:

@@ -57,8 +57,9 @@ def resolved(tree: dict[str, Any]) -> dict[str, Any]:
     if "${" not in repr(tree):
         return tree
     try:
-        values: Any = OmegaConf.create(_opened(tree, ""), flags={"allow_objects": True})
-        return dict(OmegaConf.to_container(values, resolve=True))
+        whole = OmegaConf.create(_opened(tree, ""), flags={"allow_objects": True})
+        values: Any = OmegaConf.to_container(whole, resolve=True)
+        return dict(values)
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(error).partition("\n")[0])
