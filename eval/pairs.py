@@ -1,19 +1,19 @@
 """Pairs of methods: the difference of their scores over draws of the federation, its interval, and whether it is a
 claim.
 
-The unit of replication is one draw of the federation: its clients share data and training, so they are no replications
-of their own. All methods see the same federation in a draw, so differences are paired. Of a pair with n common draws
+The unit of replication is one draw of the federation: its clients share data and training. All methods see the same
+federation in a draw, so differences are paired. Of a pair with n common draws
 
     t = mean(d) / (sd(d) / sqrt(n)),    interval = mean(d) ± c sd(d) / sqrt(n),
 
 and c is chosen so that in a whole column of the table, with all its pairs, some interval misses its true difference in
-one of twenty tables. c comes from drawing tables of as many methods and draws with normal noise of one size
-(`reference`): the distribution of the largest |t| of all pairs, each with a standard deviation of its own. For two
-methods this is Student's t. The noise's size cancels out. A claim is made if and only if the interval excludes 0.
+one of twenty tables. c comes from drawing tables of as many methods and draws with normal noise of one size, which
+cancels out (`reference`): the distribution of the largest |t| of all pairs, each with a standard deviation of its own.
+For two methods this is Student's t. A claim is made if and only if the interval excludes 0.
 
-Why this and not another: docs/verdict.md has the candidates' false claims, measured. Bonferroni's correction is wider
-without need, Tukey's pooled deviation fails where methods vary unequally, bootstraps claim too much of few draws, a
-sign-flip test cannot claim anything below six draws, and a mixed model of balanced draws is Tukey's again.
+docs/verdict.md has the false claims of other ways, measured: Bonferroni's correction is wider without need, Tukey's
+pooled deviation fails where methods vary unequally, bootstraps claim too much of few draws, a sign-flip test cannot
+claim anything below six draws, and a mixed model of balanced draws is Tukey's again.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ A row of the client `openbookqa`: {"instruction": "Please choose the correct ans
 first?\n\nAnswer1: ice Answer2: iron Answer3: salt Answer4: sand\n\nAnswer format: answer1/answer2/answer3/answer4",
 "input": "", "output": "the correct answer is answer1", "answer": "answer1"}
 
-Source: the data sets' own repositories on the Hub, put into that form (Hu et al. 2023, "LLM-Adapters"); tests are
-those that LLM-Adapters uses, the validation split where test labels are secret. Not yet run against the Hub. Its one
-training file (`zwhe99/commonsense_170k`) is not used, because nothing in it tells ARC and OpenBookQA apart. With
-`task.path` the clients come from a local folder instead, `openbookqa/{train,test}.jsonl.gz` and so on, in that form.
+Source: the data sets' own repositories on the Hub, put into that form (Hu et al. 2023, "LLM-Adapters"), with its tests,
+or the validation split where test labels are secret; not yet run against the Hub. Its one training file
+(`zwhe99/commonsense_170k`) does not tell ARC and OpenBookQA apart. With `task.path` the clients come from a local
+folder in that form instead, `openbookqa/{train,test}.jsonl.gz` and so on.
 
 The seed draws 1,000 training and 500 test examples of each (POTARA, Sec. 4.2). With `task.partition.kind=split` and
 `clients: 2` it draws 2,000, so that each of 16 clients has its own 1,000 (App. D); ARC-Challenge has 1,119 in all.

@@ -4,11 +4,8 @@
 read like one file with its splits (not yet run against the Hub). Whose a row is, names of files and folders say, or a
 column (`task.columns.client`), or `task.partition` makes clients of all rows.
 
-A row of `clinic-a/train.jsonl.gz`:
+A row of `clinic-a/train.jsonl.gz`, of which `examples.py` has the other forms:
 {"instruction": "Which ward?", "input": "Fractured wrist.", "output": "surgery"}
-
-`examples.py` has the other forms of a row, `formats.py` and `tables.py` those of a file. Where no client brings a test
-split, a seeded fifth of each client's examples becomes its test split (`llm_fed.tasks.load`), with a warning.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ def put_folder(whole: Path, folder: Path) -> None:
     then, and then gone."""
     if not os.path.lexists(folder):
         os.replace(whole, folder)
-    elif _renameat2 and not _renameat2(_HERE, os.fsencode(whole), _HERE, os.fsencode(folder), _EXCHANGE):
-        remove(whole)  # after the two have changed their names at once, which not every system and disk can
+    elif _exchange(whole, folder):
+        remove(whole)
     else:
         replaced = _beside(folder, "replaced")
         remove(replaced)
@@ -140,6 +140,11 @@ def _refused(path: Path) -> UserError:
         f"{path} is a symbolic link, and nothing is written through one, as it may lead to any file; put there what it "
         "leads to, delete it, or give another folder"
     )
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places at once; False where the system or the disk cannot."""
+    return _renameat2 is not None and not _renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
 
 
 def sync_folder(folder: Path) -> None:
