@@ -69,6 +69,10 @@ class _Budget:
         if size > self.left:
             raise _TooLarge
 
+    def spend(self, size: int) -> None:
+        self.left -= size
+        self.check(0)
+
 
 _budget: ContextVar[_Budget] = ContextVar("_budget")  # set `within_limits`
 
@@ -188,15 +192,8 @@ def _weight(value: Any) -> int:
 
 
 def _made(value: Any) -> Any:
-    budget, kind = _budget.get(), type(value)
-    if kind is str:
-        budget.left -= 1 + len(value)
-    elif kind is bool or value is None:
-        budget.left -= 1
-    else:
-        budget.left -= _weight(value)
-    if budget.left < 0:
-        raise _TooLarge
+    kind = type(value)
+    _budget.get().spend(1 + len(value) if kind is str else 1 if kind is bool or value is None else _weight(value))
     return value
 
 
@@ -255,12 +252,10 @@ class _Bounded(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and not isinstance(left, str):
             return left % right
-        if operator == "*" and not (isinstance(left, float) or isinstance(right, float)):
-            sizes = [abs(each) if isinstance(each, int) and each.bit_length() < 64 else each for each in (left, right)]
-            if isinstance(left, int) and isinstance(right, int):
-                _check_bits(left.bit_length() + right.bit_length())
-            else:
-                _check_growing("*", sizes)
+        if operator == "*" and isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() + right.bit_length())
+        elif operator == "*" and not (isinstance(left, float) or isinstance(right, float)):
+            _check_growing("*", [left, right])
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() * max(right, 0))
         elif operator == "%":
@@ -299,9 +294,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     def begun(self, text: int) -> None:
         """A macro, which writes so many characters of the template itself."""
-        budget = _budget.get()
-        budget.left -= 1 + text
-        budget.check(0)
+        _budget.get().spend(1 + text)
 
 
 def _receiver(method: Any) -> Any:
