@@ -186,6 +186,11 @@ def hold_out(
     return select(examples, kept), select(examples, sorted(chosen))
 
 
+def where(examples: Sequence[Item], mask: np.ndarray) -> Sequence[Item]:
+    """Those of N examples that a mask (N,) of bool has."""
+    return select(examples, np.flatnonzero(mask).tolist())
+
+
 def select(examples: Sequence[Item], places: Sequence[int]) -> Sequence[Item]:
     """Those at these places: in a tuple, or still on the disk where they lie there (`stored.Stored`)."""
     take = getattr(examples, "take", None)

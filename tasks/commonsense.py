@@ -59,11 +59,6 @@ def _labelled(question: str) -> Callable[[Values], Choice]:
     return lambda row: (row[question], row["choices"]["text"], row["choices"]["label"].index(row["answerKey"]))
 
 
-def _social(row: Values) -> Choice:
-    texts = [row["answerA"], row["answerB"], row["answerC"]]
-    return f"{row['context']} {row['question']}", texts, int(row["label"]) - 1
-
-
 SOURCES = {
     "ARC-Challenge": Source("allenai/ai2_arc", "ARC-Challenge", "test", "answer", _labelled("question")),
     "ARC-Easy": Source("allenai/ai2_arc", "ARC-Easy", "test", "answer", _labelled("question")),
@@ -74,7 +69,9 @@ SOURCES = {
     "openbookqa": Source("allenai/openbookqa", "main", "test", "answer", _labelled("question_stem")),
     "piqa": Source("ybisk/piqa", "plain_text", "validation", "solution",
                    lambda row: (row["goal"], [row["sol1"], row["sol2"]], int(row["label"]))),
-    "social_i_qa": Source("allenai/social_i_qa", "default", "validation", "answer", _social),
+    "social_i_qa": Source("allenai/social_i_qa", "default", "validation", "answer",
+                          lambda row: (f"{row['context']} {row['question']}",
+                                       [row["answerA"], row["answerB"], row["answerC"]], int(row["label"]) - 1)),
     "winogrande": Source("allenai/winogrande", "winogrande_xl", "validation", "option",
                          lambda row: (row["sentence"], [row["option1"], row["option2"]], int(row["answer"]) - 1)),
 }  # fmt: skip

@@ -12,7 +12,6 @@ role `tool` are given to the chat template, and `reasoning_content` stands befor
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +142,3 @@ def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str 
     before = [Turn("user", example.prompt)] if isinstance(example.prompt, str) else example.prompt
     last = Turn("assistant", example.answers[0], fields=example.fields)
     return filled(template if example.prompt else BARE, tokenizer).conversation([*before, last])
-
-
-def encode_conversation(
-    turns: Sequence[Turn], tokenizer: PreTrainedTokenizerBase, *, template: str | Template
-) -> Encoded:
-    """The whole conversation as the template writes it; see `ChatTemplate.conversation`,
-    `TextTemplate.conversation`."""
-    return filled(template, tokenizer).conversation(turns)

@@ -21,7 +21,7 @@ import numpy as np
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
 from llm_fed.tasks import classes, content
-from llm_fed.tasks.common import ClientData, hold_out, select
+from llm_fed.tasks.common import ClientData, hold_out, where
 from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class ByContent:
             return client
         return dataclasses.replace(client, **{
             split: _joined([
-                select(getattr(client, source), np.flatnonzero(target == bit).tolist())
+                where(getattr(client, source), target == bit)
                 for source, target in sorted(targets.items(), key=lambda each: each[0] != split)
             ])
             for split, bit in BITS.items()
@@ -249,8 +249,7 @@ def _both_sides(
 
 
 def _divided(client: ClientData, split: str, held: np.ndarray) -> ClientData:
-    train, out = (select(client.train, np.flatnonzero(places).tolist()) for places in (~held, held))
-    return dataclasses.replace(client, train=train, **{split: out})
+    return dataclasses.replace(client, train=where(client.train, ~held), **{split: where(client.train, held)})
 
 
 def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:

@@ -107,13 +107,15 @@ def _check_pair(path: Path, x: str, pixels: np.ndarray, y: str, labels: np.ndarr
         )
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {y} is {labels.dtype} of shape {labels.shape}; labels are integers of shape (N,)")
-    if len(labels) and labels.max() >= MOST_CLASSES:
-        raise UserError(
-            f"{path}: {y} holds the label {labels.max()}; a label is the number of a class, at most "
-            f"{MOST_CLASSES - 1:,}"
-        )
+    _check_most(labels, f"{path}: {y}")
     if len(pixels) != len(labels) or not len(labels):
         raise UserError(f"{path}: {x} holds {len(pixels)} pictures and {y} {len(labels)} labels; give one label each")
+
+
+def _check_most(labels: np.ndarray, where: str) -> None:
+    if len(labels) and labels.max() >= MOST_CLASSES:
+        most = f"{MOST_CLASSES - 1:,}"
+        raise UserError(f"{where} holds the label {labels.max()}; a label is the number of a class, at most {most}")
 
 
 def _column(path: Path, arrays: Mapping[str, np.ndarray], key: str, count: int) -> np.ndarray | None:
@@ -177,11 +179,8 @@ def read_dataset(parts: Sequence[tuple[str, Dataset]], columns: Mapping[str, str
         labels = np.array(values, np.int64)
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: the column {columns['label']!r} does not hold a class number in each row") from error
-    if len(labels) and not isinstance(named, ClassLabel) and labels.max() >= MOST_CLASSES:
-        raise UserError(
-            f"{where}: the column {columns['label']!r} holds the label {labels.max()}; a label is the number of a "
-            f"class, at most {MOST_CLASSES - 1:,}"
-        )
+    if not isinstance(named, ClassLabel):
+        _check_most(labels, f"{where}: the column {columns['label']!r}")
     return Gallery(
         where,
         labels,

@@ -39,9 +39,8 @@ def evaluate(
     asked = {name: client for name, client in clients.items() if client.data.queries.get(split)}
     if not asked:
         return None
-    outcomes = runtime.run(
-        {name: measure(personal, client, split, metric, limit, listen) for name, client in asked.items()}
-    )
+    work = {name: measure(personal, client, split, metric, limit, listen) for name, client in asked.items()}
+    outcomes = runtime.run(work)
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Site
-from llm_fed.scoring.scores import METRICS, credits_all, form_of, score, without_credit
+from llm_fed.scoring.scores import METRICS, form_of, score, without_credit
 from llm_fed.tasks.common import Example
 
 LABELS = 20  # so few different answers to at least twice as many prompts are labels
@@ -34,12 +34,12 @@ def notes_on_scores(sites: Iterable[Site], metric: str) -> list[str]:
         for split, queries in site.data.queries.items():
             asked.setdefault(split, []).extend(_asked(site.id, queries))
     if METRICS[metric].scores == "options":
-        found = _twice
+        notes = _twice
     elif METRICS[metric].scores == "texts":
-        found = _of_texts
+        notes = _of_texts
     else:
         return []
-    return [note for split, examples in asked.items() for note in found(metric, split, examples)]
+    return [note for split, examples in asked.items() for note in notes(metric, split, examples)]
 
 
 def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:
@@ -72,11 +72,10 @@ def _asked(client: str, queries: Sequence[object]) -> Iterator[Asked]:
 
 def _of_texts(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
     use = "use exact_match (eval.metric=exact_match), which compares whole texts"
-    found = [] if credits_all(metric) else without_credit(metric, [each.answers for each in asked])
-    if found:
+    if worthless := without_credit(metric, [each.answers for each in asked]):
         yield (
-            f"{len(found)} of {len(asked)} {split} examples score 0 under {metric} whatever is answered, since "
-            f"{metric} finds too little in their references to compare, e.g. {_example(asked[found[0]])}; {use}"
+            f"{len(worthless)} of {len(asked)} {split} examples score 0 under {metric} whatever is answered, since "
+            f"{metric} finds too little in their references to compare, e.g. {_example(asked[worthless[0]])}; {use}"
         )
     form = form_of(metric)
     if form is None:
@@ -120,9 +119,8 @@ def _numbers(text: str) -> list[str]:
 
 
 def _twice(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
-    found = [each for each in asked if len(set(each.options)) < len(each.options)]
-    if found:
+    if twice := [each for each in asked if len(set(each.options)) < len(each.options)]:
         yield (
-            f"{len(found)} of {len(asked)} {split} examples have an option twice, which counts as one, e.g. "
-            f"{found[0].options} of client {found[0].client}"
+            f"{len(twice)} of {len(asked)} {split} examples have an option twice, which counts as one, e.g. "
+            f"{twice[0].options} of client {twice[0].client}"
         )

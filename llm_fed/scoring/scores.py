@@ -144,31 +144,17 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
 def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int]:
     """The positions of those examples where even an answer that equals one of its references scores 0, as when a text
     has no word that the metric counts. UserError for an unknown metric, or a reference that it cannot read."""
-    can_score = _can_score(metric)
+    module = _module(metric)
+    can_score = getattr(_load(module), "can_score", None) if module else None
     if can_score is None:
         return []
-    return [
-        number
-        for number, texts in enumerate(references)
-        if texts and not any(can_score(text, metric) for text in texts)
-    ]
-
-
-def credits_all(metric: str) -> bool:
-    """Whether an answer that equals its reference never scores 0, whatever that is."""
-    return _can_score(metric) is None
+    return [n for n, texts in enumerate(references) if texts and not any(can_score(text, metric) for text in texts)]
 
 
 def form_of(metric: str) -> Callable[[str], Any] | None:
     """What a metric compares of a text: two texts of one form are the same to it, and one of an empty form is nothing.
     None for a metric that looks for an answer within the text."""
     return getattr(_load(_module(metric)), "form", None)
-
-
-def _can_score(metric: str) -> Callable[[str, str], bool] | None:
-    if not _module(metric):
-        return None
-    return getattr(_load(_module(metric)), "can_score", None)
 
 
 def _module(metric: str) -> str:
