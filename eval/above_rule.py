@@ -56,8 +56,7 @@ class AboveRule:
 
 
 def above_rule(methods: Scores, rules: Scores) -> AboveRule | None:
-    """The methods against their rules, by method and cell the scores; None where no method has a rule in one of its
-    draws."""
+    """The methods against their rules, by method and cell; None where no method has a rule in one of its draws."""
     pairs = compare_with(methods, rules, "rule")
     means = {}
     for name in pairs:

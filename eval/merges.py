@@ -103,8 +103,8 @@ def for_terminal(recipes: Recipes) -> list[Table]:
 
 
 def curves(recipes: Recipes) -> tuple[dict[str, dict[float, float]], dict[str, float]]:
-    """By client the validation score of each weight, and the weight that was chosen (unless there is one per factor);
-    both empty without a grid."""
+    """By client the score of each weight, and the weight that was chosen (unless one per factor), as far as there is a
+    grid."""
     found = {client: recipe for client, recipe in recipes.items() if "grid" in recipe}
     scores = {client: {float(w): score for w, score in recipe["grid"].items()} for client, recipe in found.items()}
     weights = {client: recipe["lambda_fed"] for client, recipe in found.items()}

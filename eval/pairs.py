@@ -65,8 +65,7 @@ class Pair:
 
     @property
     def more(self) -> int | None:
-        """How many further draws would resolve a difference as large as the observed one with a probability of POWER;
-        None: more than MOST."""
+        """How many further draws would resolve the observed difference with a probability of POWER; None: over MOST."""
         if not self.sd or not self.difference:
             return None
         effect = abs(self.difference) / self.sd
@@ -140,8 +139,7 @@ class Column:
 
 
 def compare_methods(scores: Scores) -> Column:
-    """The verdict on one quantity, 0-100. A pair is judged on the cells that both have; those of one draw count as one,
-    by their mean."""
+    """The verdict on one quantity, 0-100, from the cells that both of a pair have; those of one draw count as one."""
     methods = [name for name, values in scores.items() if values]
     methods.sort(key=lambda name: -fmean(scores[name].values()))
     pairs = [_pair(a, b, scores[a], scores[b], len(methods)) for a, b in combinations(methods, 2)]

@@ -220,8 +220,7 @@ def plot_weights(
 
 
 def clusters(clients: Sequence[str]) -> list[str] | None:
-    """The cluster of each client where ids begin with it, as `tasks.partition` makes them of `kind: cluster`, or
-    None."""
+    """The cluster of each client, where ids begin with it as `tasks.partition` names them, or None."""
     names = [client.rpartition("-client")[0] for client in clients]
     return names if all(names) else None
 

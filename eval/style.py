@@ -75,8 +75,7 @@ def name_rows(axes: Any, positions: Any, names: Sequence[str]) -> None:
 
 
 def legend(figure: Figure, columns: int = 3) -> None:
-    """Of what the first axes show, above them: in as many columns as fit, and the figure grows by what is above two
-    lines."""
+    """Above the first axes, in as many columns as fit; the figure grows by what is over two lines."""
     axes = figure.axes[0]
     handles, _ = axes.get_legend_handles_labels()
     columns = min(columns, len(handles))

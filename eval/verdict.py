@@ -78,8 +78,7 @@ class Verdict:
 
     @cached_property
     def rules(self) -> dict[str, AboveRule]:
-        """By quantity how the methods stand to the best rule that trains nothing, which takes no part in their
-        pairs."""
+        """By quantity how the methods stand to the best rule that trains nothing, which is in none of their pairs."""
         compared = {}
         for name in NAMES:
             compared[name] = above_rule(self._scores(name), self._scores(name, of="rule"))

@@ -150,8 +150,7 @@ def load(
 
 
 def describe() -> list[dict[str, str]]:
-    """Name, default metric, default clients and source of every task, for `llm-fed tasks`; of a broken one from outside
-    what is wrong."""
+    """What `llm-fed tasks` lists of every task: name, default metric and clients, source; or what is wrong with it."""
     return [_described(name, task) for name, task in TASKS.items()] + list(
         plugins.describe(plugins.TASKS, TASKS, lambda name: _described(name, find(name)))
     )
@@ -187,8 +186,7 @@ def _with_test(clients: list[ClientData], rule: Rule) -> list[ClientData]:
 
 
 def _with_validation(clients: list[ClientData], rule: Rule, share: float, others: list[ClientData]) -> list[ClientData]:
-    """The clients, with a validation split held out of those that have none. `others`: who trains beside the
-    clients."""
+    """The clients, with a validation split held out of those that have none; `others` train beside them."""
     without = [client for client in clients if not client.validation]
     beside = [*others, *(client for client in clients if client.validation)]
     divided = {client.client: client for client in rule.hold_out(without, "validation", share, beside)}

@@ -32,8 +32,7 @@ class ChatTemplate:
         self._marked = GENERATION.search(template.text) is not None
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
-        """The tokens that the next message of the assistant follows; UserError where the template fails, or takes no
-        tools."""
+        """What the assistant's next message follows; UserError where the template fails, or takes no tools."""
         rendering = self._rendering(self._taken(turns), asked=True)
         return self._encode(rendering, rendering.replies(self.habits)).ids
 
@@ -87,8 +86,8 @@ class ChatTemplate:
         return cast(int, self.tokenizer.eos_token_id)
 
     def _taken(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """The turns as the template takes them: where it refuses or drops a system message, its text stands before the
-        first of the user."""
+        """The turns; where the template does not take a system message, its text stands before the first of the
+        user."""
         if len(turns) < 2 or turns[0].role != "system" or self._takes_system:
             return turns
         return [turns[1]._replace(content=f"{turns[0].content}\n\n{turns[1].content}"), *turns[2:]]

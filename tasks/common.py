@@ -100,8 +100,7 @@ def labels_of(pictures: Sequence[Picture]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's Examples or Pictures. Loaders may leave validation and test empty; `llm_fed.tasks.load` fills
-    them."""
+    """One client's Examples or Pictures. A loader may leave splits empty, which `llm_fed.tasks.load` fills."""
 
     client: str
     train: Sequence[Any]

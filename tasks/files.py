@@ -55,8 +55,7 @@ def _is_client_without_files(name: str, found: Layout) -> bool:
 
 
 def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, Layout]:
-    """(folder, whose its files are) of a path as `load` takes it; UserError where it is neither a file nor a folder,
-    and as in `layout.plan`."""
+    """(folder, whose its files are) of a path as `load` takes it; UserError for another, and as in `layout.plan`."""
     if path.is_file():
         return path.parent, Layout((Part(None, "train", (path.name,), named=False),))
     if not path.is_dir():
@@ -95,8 +94,7 @@ def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
 
 
 def read_file(path: Path, config: TaskConfig) -> tuple[Example, ...]:
-    """The examples of one file, whoever's they are; UserError for a file or row that cannot be used, and without
-    any."""
+    """The examples of one file, whoever's they are; UserError for a file or row that cannot be used, or none."""
     collected = Collected(replace(config, columns=replace(config.columns, client=None)), str(path))
     collected.add(ALL, "train", [FileRows(path)])
     if collected.reading.empty:

@@ -59,8 +59,7 @@ def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str]
 
 
 def draw(items: Sequence[Item], count: int, seed: int, *what: str) -> list[Item]:
-    """`count` of the items without replacement, drawn by (seed, what); with a warning all of them, if there are
-    fewer."""
+    """`count` of the items without replacement, drawn by (seed, what); of fewer all, with a warning."""
     if len(items) < count:
         log.warning("%s: all %d examples are taken, fewer than the %d wanted", " ".join(what), len(items), count)
     chosen = np.random.default_rng(derive(seed, *what)).choice(len(items), min(count, len(items)), replace=False)

@@ -57,8 +57,7 @@ class Record:
 
     @classmethod
     def of(cls, clients: Sequence[ClientData], whole: str) -> Record:
-        """The rows of natural clients, all in the data and in no split yet; `whole` is the file or folder that holds
-        all."""
+        """The rows of natural clients, all in the data and in no split yet; `whole` is what holds all of them."""
         places: dict[str, int] = {}
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for client in clients:
@@ -145,8 +144,7 @@ class Record:
         return {file: (own, checksum) for file, own, checksum in parts if len(own)}
 
     def after(self, earlier: Record, round: int) -> Record:
-        """This record with what an earlier one of the same run knows beside it; `round` is the last one that was
-        trained on the data of before."""
+        """This record with what an earlier one of the run knows, whose data were trained on up to `round`."""
         changed = self.since(earlier)
         left = ~np.isin(earlier.digests, self.digests)
         files = {file: place for place, file in enumerate(self.files)}

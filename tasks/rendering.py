@@ -68,8 +68,7 @@ class Rendering:
         return found
 
     def _start(self, message: dict[str, Any], before: int, start: int, habits: Habits) -> int:
-        """Where the assistant begins to write: with its reasoning where that was kept, else behind the template's own
-        text."""
+        """Where the assistant begins to write: with its reasoning if that was kept, else behind the template's text."""
         block = self.text.rfind(THINK, before, start)
         if (
             reasoning(message["content"])

@@ -49,8 +49,7 @@ def group(client: str) -> int:
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """All twelve clients. Sizes are fixed, so that published figures stay comparable, and `config` has nothing to
-    decide."""
+    """All twelve clients; sizes are fixed, so that published figures stay comparable."""
     return planted(GROUPS, GROUP_TRAITS, seed)
 
 

@@ -116,7 +116,7 @@ def distribution(shown: Line | None, others: Mapping[str, Line | None]) -> Distr
 
 
 def anything_sent(lines: Iterable[Line]) -> bool:
-    """Whether any of these lines, which have `bytes_up` and `bytes_down` of one message each, is of a message that says
+    """Whether any of these lines, with `bytes_up` and `bytes_down` of one message each, is of one that says
     something."""
     return any(max(line["bytes_up"], line["bytes_down"]) > EMPTY for line in lines)
 
@@ -124,8 +124,8 @@ def anything_sent(lines: Iterable[Line]) -> bool:
 def _without_alike(
     columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[float | None]]]
 ) -> tuple[list[Column], list[tuple[str, Sequence[float | None]]], list[str]]:
-    """The table without the counts that are the same in all of several rows, and these in words; and without columns in
-    which there is nothing."""
+    """The table without columns that are empty, and without counts that all of several rows share, which come in
+    words."""
     kept, alike = [], []
     for number, column in enumerate(columns):
         found = {values[number] for _, values in rows}

@@ -20,8 +20,7 @@ _HERE = Path(__file__).parent
 
 
 def write_page(path: Path, template: str, **values: Any) -> Path:
-    """Write a template of this folder with its values; returns `path`. RunError where the disk is full, or the folder
-    cannot be written."""
+    """Write a template of this folder with its values; returns `path`. RunError where it cannot be written."""
     html = rendered(template, **values)
     try:
         write_file(path, html.encode(errors="replace"))

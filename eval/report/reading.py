@@ -43,8 +43,7 @@ def read_config(path: Path) -> tuple[Line, str]:
 
 
 def data_in_words(task: Mapping[str, Any]) -> str:
-    """The task by name, or the name of the files that it reads; of a section in which paths are cut to their last
-    names."""
+    """The task by name, or the name of the files that it reads, of a section without paths of this machine."""
     path = task.get("path")
     return str(path).removeprefix("hf://") if task["name"] == "files" and path else str(task["name"])
 

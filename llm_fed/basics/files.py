@@ -49,8 +49,7 @@ def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = Fa
 
 
 def read_file(path: Path, start: int = 0, end: int | None = None) -> bytes:
-    """What a file holds, from one place to another; OSError where it is a folder, or a pipe or a device that has no
-    end."""
+    """What a file holds, from one place to another; OSError for a folder, and for what has no end, as a pipe."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -101,8 +100,7 @@ def remove(path: Path) -> None:
 
 
 def put_folder(whole: Path, folder: Path) -> None:
-    """Give a folder that is complete, on the disk, and beside `folder`, its name. What had the name is there until
-    then, and then gone."""
+    """Give a complete folder beside `folder`, on the disk, its name; what had the name is there until then."""
     if not os.path.lexists(folder):
         os.replace(whole, folder)
     elif _exchange(whole, folder):
@@ -157,8 +155,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_files(paths: Iterable[Path]) -> None:
-    """Bring files and their names safely to the disk: few by `fsync` of each, many by one `syncfs` of their file
-    system."""
+    """Bring files and their names safely to the disk: few by `fsync` of each, many by one `syncfs`."""
     paths = sorted(paths)
     if len(paths) <= _FEW or _syncfs is None:
         for path in dict.fromkeys([*paths, *(path.parent for path in paths)]):

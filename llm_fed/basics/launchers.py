@@ -60,8 +60,8 @@ class Place:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """The place of this process in a launch; None where it is alone. UserError where a variable is no number, or
-    missing."""
+    """The place of this process in a launch; None: it is alone. UserError for a variable that is missing or no
+    number."""
     if "LOCAL_RANK" in environment:
         rank_key, local_key, size_key = "RANK", "LOCAL_RANK", "WORLD_SIZE"
     elif _BY_ACCELERATE in environment and "MASTER_ADDR" in environment:
@@ -100,8 +100,7 @@ def unset(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def check(environment: Mapping[str, str] = os.environ) -> None:
-    """UserError for what a launcher was told and what would not happen here: the key of accelerate's configuration, its
-    variable, and what to set."""
+    """UserError for what a launcher was told and what would not happen here, with its key and what to set."""
     for name, (key, fine, remedy) in _REFUSED.items():
         value = environment.get(name, "").strip()
         if value.lower() not in (*_NOTHING, *fine):

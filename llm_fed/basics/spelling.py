@@ -188,8 +188,7 @@ _QUOTED = re.compile(r"""\s*('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")\s*(?:,|\Z)""", re
 
 
 def names(text: str) -> list[str] | None:
-    """The texts in `[a,b]`, each as it stands or in quotes, as one with a comma must be; None where it is no such
-    list."""
+    """The texts in `[a,b]`, each as it stands or in quotes, as one with a comma must be; None for another text."""
     inner, items, place = text.strip(), [], 0
     if not (len(inner) > 1 and inner[0] == "[" and inner[-1] == "]"):
         return None

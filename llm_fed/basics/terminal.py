@@ -78,8 +78,7 @@ class Lasting:
 
 @contextmanager
 def lasting_streams() -> Iterator[Lasting]:
-    """Within, standard output, which is what one gets, and standard error take everything; also where the process was
-    started without them."""
+    """Within, standard output (which one gets) and error take everything, also where there were none."""
     before = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
     for name, stream in before.items():
         if stream is None:  # closed; the next file that is opened would otherwise have its number

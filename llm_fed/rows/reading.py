@@ -47,8 +47,7 @@ class Reading:
     texts: bool = False  # whether a file holds texts without prompts
 
     def unused_columns(self, names: Iterable[str], by_files: bool) -> None:
-        """Note the columns of a file that were not used; `by_files`: whether the names of files say whose its rows
-        are."""
+        """Note unused columns of a file; `by_files`: whether the names of files say whose its rows are."""
         for name in names:
             self.columns[name] = None
             if name.casefold() in ("client", "client_id") and by_files:

@@ -50,8 +50,7 @@ def evaluate(
 
 
 def check_options(client: str, data: Data) -> None:
-    """UserError for data without options for option_accuracy, before anything is trained: an example has none that
-    equals its answer."""
+    """UserError, before training, for data without options for option_accuracy: none equals an example's answer."""
     for split, queries in data.queries.items():
         for number, query in enumerate(queries):
             if not query.correct:
@@ -94,8 +93,7 @@ async def score_split(client: Site, theta: State, split: str) -> float:
 
 
 async def predict(client: Site, theta: State, queries: Sequence[Query], metric: str) -> Sequence[Any]:
-    """What a client's model says to queries of text, as the metric reads it: a text for each, or the log-likelihoods of
-    its options."""
+    """What a model says to queries of text, as the metric reads it: texts, or log-likelihoods of options."""
     if METRICS[metric].scores == "options":
         return await client.option_scores(theta, queries)
     return await client.generate(theta, [query.prompt for query in queries])

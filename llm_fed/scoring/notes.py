@@ -43,8 +43,7 @@ def notes_on_scores(sites: Iterable[Site], metric: str) -> list[str]:
 
 
 def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:
-    """By split, a note where right answers are longer than the `most` tokens that the model may answer (`Data.cut`), as
-    `eval.max_new_tokens` says."""
+    """By split, a note where right answers are longer than the `most` tokens of an answer (`Data.cut`)."""
     notes = {}
     for split in dict.fromkeys(split for site in sites for split in site.data.cut):
         lengths = [length for site in sites for length in site.data.cut.get(split, ())]

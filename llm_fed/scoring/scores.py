@@ -101,8 +101,7 @@ def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]
 
 
 def likelihood(loss: float) -> float:
-    """The token_likelihood (0-100) of a mean loss per token: the geometric mean of the tokens' probabilities in
-    percent, which is 100 / perplexity."""
+    """The token_likelihood (0-100) of a mean loss per token: 100 / perplexity."""
     return 100 * math.exp(-loss)
 
 

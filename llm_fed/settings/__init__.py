@@ -95,8 +95,7 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 
 def hints(kind: type) -> Mapping[str, Any]:
-    """The types of a dataclass's fields by name, with their `Annotated` metadata; UserError where a type names what its
-    module does not have."""
+    """The types of a dataclass's fields by name, with their marks; UserError where its module lacks a type."""
     return _hints(kind)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
 
 

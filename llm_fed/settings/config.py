@@ -368,8 +368,7 @@ class Config:
 
 
 def check(config: Config) -> None:
-    """UserError for the first value that is not what its field says, or does not go with another: its key, and what it
-    must be."""
+    """UserError for the first value that is not what its field says, or does not go with another."""
     check_fields(config, "")
 
     def require(good: bool, key: str, what: str) -> None:

@@ -40,8 +40,7 @@ def hub_id(key: str, given: str) -> str | None:
 
 
 def local(key: str, given: str) -> Path:
-    """The file or folder of this machine that the text names; UserError where it is not there, or a Hub id, which is
-    not read here."""
+    """The file or folder of this machine that the text names; UserError where it is not there, or a Hub id."""
     if given.startswith("hf:/"):
         raise UserError(f"{key}={given!r} is on the Hub, but a local file or folder is needed here")
     path, near = Path(given), None
@@ -60,8 +59,7 @@ def local(key: str, given: str) -> Path:
 
 
 def same(key: str, before: Any, now: Any) -> bool:
-    """Whether two values of a configuration's key name the same data: before hf://, a Hub data set was written
-    owner/name."""
+    """Whether two values of a key name the same data: before hf://, a Hub data set was written owner/name."""
     is_hub_id = key in _KEYS and isinstance(before, str) and now == f"{SCHEME}{before}"
     return is_hub_id and not Path(before).exists()
 

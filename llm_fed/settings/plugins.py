@@ -117,8 +117,7 @@ def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
 
 
 def _installed(group: str) -> Iterator[EntryPoint]:
-    """The entry points of a group, but for those of packages that lie in the working directory, where anybody's files
-    may be."""
+    """The entry points of a group, but for packages in the working directory, where anybody's files may be."""
     here = os.path.realpath(os.getcwd())
     for point in entry_points(group=group):
         if point.dist is None or os.path.realpath(str(point.dist.locate_file(""))) != here:

@@ -52,8 +52,7 @@ def is_reference(key: str, text: str) -> bool:
 
 
 def resolved(tree: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with what their references stand for; what is `Spelled` holds none. UserError where there is no
-    such key, or no such path."""
+    """Nested values with what their references stand for; UserError where there is no such key or path."""
     if "${" not in repr(tree):
         return tree
     try:
