@@ -12,15 +12,10 @@ from llm_fed.eval.pairs import LEAST, Pair, Scores, compare_with
 
 @dataclass(frozen=True)
 class AboveRule:
-    """How the methods stand to `rule` in one quantity (the average over the clients, say).
+    """How the methods stand to `rule` in one quantity (the average over the clients, say)."""
 
-    Attributes:
-        pairs: by method the comparison with its rule.
-        means: by method its mean and that of its rule, over the draws that have both.
-    """
-
-    pairs: Mapping[str, Pair]
-    means: Mapping[str, tuple[float, float]]
+    pairs: Mapping[str, Pair]  # by method the comparison with its rule
+    means: Mapping[str, tuple[float, float]]  # its mean and that of its rule, over the draws that have both
 
     @property
     def above(self) -> list[str]:

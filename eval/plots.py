@@ -32,12 +32,8 @@ def plot_scores(
     references: Mapping[str, float] | None = None,
     dark: bool = False,
 ) -> Path:
-    """Mean over the clients and over their worst half (0-100) by round, or one curve where one party alone is scored.
-
-    Args:
-        test: (round, mean), a diamond.
-        references: further scores by label, each a dotted line.
-    """
+    """Mean over the clients and over their worst half (0-100) by round, or one curve where one party alone is scored;
+    the `test`, (round, mean), as a diamond, and further scores by label (`references`) as dotted lines."""
     figure, axes = style.one_figure(4.8, 3.1, dark)
     alone = list(mean) == list(worst_half)
     axes.plot(rounds, mean, "-o", color=style.LINE[dark], markersize=3.5, label="score" if alone else "mean")
@@ -109,12 +105,8 @@ def plot_spread(
     *,
     dark: bool = False,
 ) -> Path:
-    """Merging coefficients by round (Feddle, Figure 6): median, quartiles and range; below, the share of negative ones.
-
-    Args:
-        quantiles: (R, 5) of each round: minimum, lower quartile, median, upper quartile, maximum.
-        negative: (R,) shares, 0-1.
-    """
+    """Merging coefficients by round (Feddle, Figure 6): `quantiles` (R, 5) are minimum, lower quartile, median, upper
+    quartile, maximum; below, the shares (R,) of `negative` ones, 0-1."""
     figure = Figure(figsize=(4.8, 3.9), layout="constrained", facecolor=style.PAGE[dark])
     upper, lower = style.plain_axes(figure, (2, 1, 1), dark), style.plain_axes(figure, (2, 1, 2), dark)
     least, first, median, third, most = np.asarray(quantiles, dtype=float).T
@@ -168,14 +160,9 @@ def plot_weights(
     of: str = "soup model",
     dark: bool = False,
 ) -> Path:
-    """Heat map of merging weights (FedMerge, Figure 4): a row per client, a column per soup model.
-
-    Args:
-        clients: m client ids, the rows.
-        values: (m, d) weights, each row summing to 1.
-        groups: the group of each row, drawn together in order of first appearance, white dashes between them.
-        what, of: the words for a weight and for a column.
-    """
+    """Heat map of merging `values` (m, d) (FedMerge, Figure 4): a row per client, which sums to 1, a column per soup
+    model. Rows of one of the `groups` are drawn together in order of first appearance, white dashes between groups.
+    `what` and `of` are the words for a weight and for a column."""
     weights = np.asarray(values, dtype=float)
     members: dict[str, list[int]] = {}
     for row, group in enumerate(groups or ()):

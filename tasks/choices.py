@@ -36,11 +36,8 @@ class Choices:
     def right(
         self, row: Row, column: str, value: Any, options: Sequence[str], labels: Sequence[str]
     ) -> tuple[str, ...]:
-        """The right option, or several texts one of which is an option; UserError where the answer is none of them.
-
-        Raises:
-            Again: earlier answers were taken for what they are not.
-        """
+        """The right option, or several texts one of which is an option; UserError where the answer is none of them, and
+        Again where earlier answers were taken for what they are not."""
         texts = cells.texts_of(value, row.where, column)
         if labels and len(texts) == 1 and texts[0].strip() in labels:
             return (options[labels.index(texts[0].strip())],)

@@ -26,12 +26,8 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
 class Collected:
-    """The rows of sources, as Examples of clients; `reading` says what became of the sources.
-
-    Args:
-        where: the data, for messages.
-        folder: what the names of all sources begin with.
-    """
+    """The rows of sources, whose names all begin with `folder`, as Examples of clients; `reading` says what became of
+    them."""
 
     def __init__(self, config: TaskConfig, where: str, folder: str = ""):
         self.config, self.where = config, where
@@ -134,11 +130,8 @@ class _Taken:
         self.is_description = False  # whether it is one object of JSON that is no row
 
     def all(self) -> None:
-        """Make an Example of each row; UserError where the source or a row cannot be used.
-
-        Raises:
-            Again: what was thought of the first rows does not hold.
-        """
+        """Make an Example of each row. UserError where the source or a row cannot be used, and Again where what was
+        thought of the first rows does not hold."""
         rows = iter(self._source)
         sample = list(islice(rows, SAMPLE))
         if not sample:

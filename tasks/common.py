@@ -152,11 +152,8 @@ class Encoded:
 
 def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> Encoded | None:
     """Training tokens as the task's settings want them; None where they are skipped, or where no target is left.
-
-    Args:
-        loss_on: "response" or "all"; the first token is never a target, as nothing comes before it.
-        too_long: what becomes of more than `max_length` tokens: "skip", "cut-end" or "cut-start".
-    """
+    `loss_on` is "response" or "all", but for the first token, before which nothing comes. `too_long` says what becomes
+    of more than `max_length` tokens: "skip", "cut-end" or "cut-start"."""
     if len(encoded.input_ids) > max_length:
         kept = {"skip": slice(0), "cut-end": slice(max_length), "cut-start": slice(-max_length, None)}[too_long]
         encoded = Encoded(encoded.input_ids[kept], [False, *encoded.target[kept][1:]])

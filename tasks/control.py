@@ -58,12 +58,8 @@ def answer_of(reply: str) -> str:
 
 
 class Marks:
-    """The private-use characters of one marked text, and what they stand for.
-
-    Args:
-        spelled: the control tokens as texts.
-        texts: all data that will be in the text.
-    """
+    """The private-use characters of one text that is marked, in which control tokens are spelled (`spelled`), and what
+    they stand for; `texts` are all data that will be in it."""
 
     def __init__(self, spelled: Sequence[str], texts: Iterable[str]):
         used = {char for text in texts if not text.isascii() for char in text if char >= chr(_FIRST[-1])}

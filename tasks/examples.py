@@ -27,13 +27,8 @@ _PAIRS = (("question", "answer"), ("instruction", "output"), ("prompt", "respons
 
 
 class Scheme:
-    """How the rows of a file become Examples. It learns from each row, and may ask for the file to be read again.
-
-    Args:
-        wanted: the configured columns.
-        where: the file, for messages.
-        whose, side: whether a column may name the client, and the split.
-    """
+    """How the rows of a file become Examples, by the configured columns (`wanted`), of which one may name the client
+    (`whose`) and the split (`side`). It learns from each row, and may ask for the file to be read again."""
 
     def __init__(self, wanted: ColumnsConfig, where: str, *, whose: bool = False, side: bool = False):
         self._wanted, self._where, self._whose, self._side = wanted, where, whose, side
@@ -53,11 +48,8 @@ class Scheme:
         self._choices = Choices(self.roles.get("options", ""))
 
     def example(self, row: Row, group: str) -> Example:
-        """The row as an Example; UserError where it cannot be used: where it is, and why.
-
-        Raises:
-            Again: it shows that the rows before it were taken for what they are not.
-        """
+        """The row as an Example; UserError where it cannot be used: where it is, and why. Again where it shows that the
+        rows before it were taken for what they are not."""
         if self._is_new(row.values):
             before = (self.roles, self._letters)
             self._resolve()
@@ -94,13 +86,9 @@ class Scheme:
 def to_example(
     row: Row, roles: Mapping[str, str], group: str, letters: Sequence[str] = (), rule: Choices | None = None
 ) -> Example:
-    """A row whose columns are known as an Example; errors as of `Scheme.example`.
-
-    Args:
-        roles: role (a key of `columns.USUAL_NAMES`) -> column.
-        letters: columns that hold an option each.
-        rule: how the answers of the row's file name options.
-    """
+    """A row whose columns are known by role (a key of `columns.USUAL_NAMES`) as an Example; errors as of
+    `Scheme.example`. `letters` are columns with an option each, and `rule` says how the answers of the row's file name
+    options."""
     if "messages" in roles:
         value = cells.parsed(cells.held(row, roles["messages"]))
         return _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)

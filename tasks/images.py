@@ -122,11 +122,9 @@ SOURCES = {
 
 
 def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
-    """The natural clients, or one named `all` where the data has none.
-
-    Pictures are decoded last, and only those that are needed: with the natural partition those of the clients that take
-    part; with `only` so many of the training pictures, drawn by the seed.
-    """
+    """The natural clients, or one named `all` where the data has none. Pictures are decoded last, and only those that
+    are needed: with the natural partition those of the clients that take part; with `only` so many of the training
+    pictures, drawn by the seed."""
     source = SOURCES[config.name]
     gallery = _read(config, source)
     if source.fine and gallery.groups is not None:

@@ -160,11 +160,9 @@ def _by_label(
 
 
 def _interleaved(pool: list[tuple[str, Any]], seed: int) -> list[tuple[str, Any]]:
-    """The pool in an order where, within each label, the splits are spread evenly.
-
-    Where a label's examples are cut, as they are ordered, into one stretch per client, every stretch then holds
-    train, validation and test in the proportion of the whole.
-    """
+    """The pool in an order where, within each label, the splits are spread evenly: where a label's examples are cut, as
+    they are ordered, into one stretch per client, every stretch then holds train, validation and test as the whole
+    does."""
     kinds = [(split, example.group) for split, example in pool]
     total, seen = Counter(kinds), Counter[tuple[str, str]]()
     keyed = []

@@ -38,12 +38,8 @@ def chosen(config: TaskConfig, known: Sequence[str], default: Sequence[str] | No
 
 
 def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str] = str) -> list[ClientData]:
-    """The clients of `task.path`, a folder for each: those of `task.groups`, else all in natural order.
-
-    Args:
-        example: the name of such a folder, for the error where there is none.
-        rename: a folder's name -> its client's id.
-    """
+    """The clients of `task.path`, a folder for each, such as `example`: those of `task.groups`, else all in natural
+    order. `rename` makes a client's id of a folder's name."""
     path = local_folder(config)
     folders: dict[str, Path] = {}
     for folder in sorted(path.iterdir(), key=lambda each: natural_order(each.name)):

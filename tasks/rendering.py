@@ -35,12 +35,8 @@ class Habits(NamedTuple):
 
 
 class Rendering:
-    """A conversation as a chat template writes it, with the spellings of control tokens hidden.
-
-    Args:
-        render: what writes messages, and the beginning of the next reply if it is asked to.
-        control: the pattern of control tokens.
-    """
+    """A conversation as a chat template writes it, with the spellings of control tokens (of the pattern `control`)
+    hidden. `render` writes messages, and the beginning of the next reply if it is asked to."""
 
     def __init__(
         self,

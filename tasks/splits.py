@@ -135,8 +135,8 @@ class ByContent:
 
     def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
         """The clients with the splits that their data bring, where a row that a run knows from another split than that
-        in which it now stands is back in that one. A row that was on both sides, as the data had it twice, stays.
-        `pooled`: whether training and test examples become one pool afterwards."""
+        in which it now stands is back in that one; one that was on both sides stays. `pooled`: training and test
+        examples become one pool afterwards."""
         if self.known is None:
             return clients
         tested = not pooled and any(client.test for client in clients.values())
@@ -214,12 +214,9 @@ def held(rows: Sequence[np.ndarray], share: float, seed: int, fixed: Fixed) -> l
 def _both_sides(
     chosen: np.ndarray, draws: np.ndarray, free: np.ndarray, owners: np.ndarray, numbers: np.ndarray
 ) -> None:
-    """Change `chosen` (C,) so that as many clients as possible have rows on both sides.
-
-    Args:
-        draws, free: (C,) of the different contents the draw, and whether its side may change.
-        owners, numbers: (N,) of the rows whose each is, and the number of its content.
-    """
+    """Change `chosen` (C,), of the different contents, so that as many clients as possible have rows on both sides.
+    `draws` and `free` (C,) are their draws, and whether their sides may change; `owners` and `numbers` (N,) are whose
+    each row is, and the number of its content."""
     pairs = np.unique(owners * len(chosen) + numbers)  # of each client the different contents
     owner, number = np.divmod(pairs, len(chosen))
     starts = np.searchsorted(owner, np.arange(owners.max() + 2))

@@ -54,12 +54,8 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 
 
 def planted(groups: Mapping[str, int], traits: Sequence[str], seed: int) -> TaskData:
-    """A federation like the task's, of other clients and groups.
-
-    Args:
-        groups: the number of each client's group, from 0.
-        traits: by group, what decides the pen: `colour` or `kind`.
-    """
+    """A federation like the task's, of other clients, with the number of each one's group, and of other groups, with
+    the trait that decides the pen in each: `colour` or `kind`."""
     rng = random.Random(derive(seed, "planted"))
     animals = list(itertools.product(*TRAITS.values()))
     rng.shuffle(animals)

@@ -22,12 +22,9 @@ Prompt = str | Sequence[Turn] | Sequence[Mapping[str, str]]  # a text, or the me
 
 
 def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
-    """A template by name, or of a text that has {prompt} in it. UserError for an unknown name, or `chat` with a
-    tokenizer that has no chat template.
-
-    A text that begins with BOS loses it where the tokenizer puts one before every text. Of a chat template see
-    `chat.answering`.
-    """
+    """A template by name, or of a text that has {prompt} in it, which loses a BOS at its beginning where the tokenizer
+    puts one before every text; of a chat template see `chat.answering`. UserError for an unknown name, or `chat` with a
+    tokenizer that has no chat template."""
     text = name if "{prompt}" in name else lookup("task.template", name, TEMPLATES)
     if text is not None:
         begins, bos = around(tokenizer)[0], tokenizer.bos_token
@@ -44,15 +41,9 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, templat
     """The ids that a response follows; equal in training, generation and option scoring.
 
     Whether they begin with BOS (once) is the tokenizer's own rule: LLaMA's yes, GPT-2's and Qwen's no. An EOS that a
-    tokenizer appends to every text is removed. With `chat` all special tokens are the template's. What a prompt spells
-    like a special token is text.
-
-    Args:
-        prompt: a text, or a conversation: role and content of each message.
-        template: by name, or itself.
-
-    Raises:
-        UserError: see `template_of`, or a chat template that fails, or messages of a tool in a text template.
+    tokenizer appends to every text is removed. With `chat` all special tokens are the template's. What a prompt, a text
+    or a conversation, spells like a special token is text. UserError as in `template_of`, where a chat template fails,
+    and for messages of a tool in a text template.
     """
     return filled(template if prompt else BARE, tokenizer).prompt(as_turns(prompt))
 

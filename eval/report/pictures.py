@@ -37,12 +37,8 @@ def pictures_of(
     final: Line | None,
     references: Mapping[str, float],
 ) -> list[dict[str, str]]:
-    """Each picture for which there is data, as `Picture.embedded`.
-
-    Args:
-        curve: the score lines of the split that is scored during training.
-        final: the final test score.
-        references: scores on that split by label, drawn as lines.
+    """Each picture for which there is data, as `Picture.embedded`: of the score lines of the split that is scored
+    during training (`curve`), the `final` test score, and scores on that split by label (`references`), drawn as lines.
     """
     shown = final or (curve[-1] if curve else None)
     found = [_scores(curve, final, references)] if curve else []

@@ -88,11 +88,9 @@ def kills(root: Path = Path("/")) -> dict[str, int]:
 
 
 def groups(root: Path = Path("/")) -> Iterator[tuple[int, str, Path]]:
-    """(version, name, folder) of each group that limits memory and holds this process: its own first, the root last.
-
-    In a container the process's path may be that of the host, while only a part of the tree is mounted. So folders that
-    do not exist are passed over, and the root of what is mounted always counts.
-    """
+    """(version, name, folder) of each group that limits memory and holds this process: its own first, the root last. In
+    a container the process's path may be that of the host, while only a part of the tree is mounted. So folders that do
+    not exist are passed over, and the root of what is mounted always counts."""
     seen: set[Path] = set()
     for version, path in _paths(root):
         for place, part in [*_places(root, version), *((usual, "/") for usual in _USUAL[version])]:

@@ -26,12 +26,9 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
 
 
 def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = False) -> None:
-    """Write `data` so that `path` holds either all of it or what it held before, whatever happens meanwhile.
-
-    Args:
-        sync: bring it safely to the disk, with its name; else the caller does so for many (`sync_files`).
-        private: only its owner may read it (0600).
-    """
+    """Write `data` so that `path` holds either all of it or what it held before, whatever happens meanwhile; only its
+    owner may read a `private` one (0600). With `sync` it is brought safely to the disk, with its name; else the caller
+    does so for many (`sync_files`)."""
     # Nobody can know the name, so nothing lies there; O_EXCL makes sure of it.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -174,15 +171,12 @@ def write_folder(folder: Path, files: Mapping[str, bytes], what: str) -> None:
 
 
 def write_folders(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str) -> None:
-    """Write folders that appear complete or not at all, and that only their owner may read (0700, their files 0600).
+    """Write folders, of one file system and with contents by path, that appear complete or not at all, and that only
+    their owner may read (0700, their files 0600).
 
     One that exists is replaced when the new one is complete, and only if it holds nothing but files of these names,
     else UserError. Of each BATCH of them, all that they hold is brought to the disk at once, before the first appears.
-    RunError where the disk is full, or a folder cannot be written.
-
-    Args:
-        folders: on one file system; each with its contents by path in the folder.
-        what: what such a folder holds, for messages.
+    RunError where the disk is full, or a folder cannot be written. `what` they hold is for messages.
     """
     remaining = iter(folders)
     while _write_batch(islice(remaining, BATCH), what):

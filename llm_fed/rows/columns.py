@@ -51,15 +51,9 @@ def resolve(
     whose: bool,
     side: bool,
 ) -> dict[str, str]:
-    """Role (a key of USUAL_NAMES) -> column. UserError where a configured column is not there or would have no effect,
-    or where there is none for the prompt or the answer.
-
-    Args:
-        names: of all columns that are known.
-        sample: some rows, for columns whose name alone does not say what they hold.
-        where: the file, for messages.
-        whose, side: whether a column may name the client, and the split.
-    """
+    """Role (a key of USUAL_NAMES) -> column, of all `names` of columns. Where a name alone does not say what it holds,
+    the `sample` of rows does. A column may name the client if `whose`, and the split if `side`. UserError where a
+    configured column is not there or would have no effect, or where there is none for the prompt or the answer."""
     given = {role: name for role, name in dataclasses.asdict(columns).items() if name is not None}
     roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
     if not whose:

@@ -102,14 +102,11 @@ class _Above:
 
 
 def plan(names: Iterable[str], where: str, *, joined: bool = False, client: str | None = None) -> Layout:
-    """Whose the files of a folder are. UserError for a client without training data, shards that are missing, two files
-    that say the same of themselves, or files of clients beside files of all.
+    """Whose the files of a folder are, of their paths within it; of a folder without files its path and a "/".
 
-    Args:
-        names: paths within the folder, parted by "/"; of a folder without files its path and a "/".
-        where: the folder, for messages.
-        joined: whether a column of the rows names the clients.
-        client: whose the whole folder is, where that is known.
+    UserError for a client without training data, shards that are missing, two files that say the same of themselves, or
+    files of clients beside files of all. `joined`: a column of the rows names the clients. `client`: whose the whole
+    folder is, where that is known.
     """
     listed = sorted((name for name in names if not is_silent(name)), key=natural_order)
     data = [name for name in listed if _is_data(name)]

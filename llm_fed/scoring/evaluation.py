@@ -29,13 +29,9 @@ def evaluate(
     limit: int | None = None,
     listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
 ) -> Summary | None:
-    """Each client's score (0-100) and loss on its own `split`; None where no client has that split. A client that has
-    no example of it is named as unscored.
-
-    Args:
-        limit: at most this many examples per client.
-        listen: is given each client's predictions as `predict` returns them, in the order of its queries.
-    """
+    """Each client's score (0-100) and loss on its own `split`, of `limit` examples at most; None where no client has
+    that split. A client that has no example of it is named as unscored. `listen` is given each client's predictions as
+    `predict` returns them, in the order of its queries."""
     asked = {name: client for name, client in clients.items() if client.data.queries.get(split)}
     if not asked:
         return None

@@ -49,12 +49,8 @@ class BestRule:
 
 
 def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRule | None:
-    """The rule that is best on the training examples, scored on the test examples; None where there are none.
-
-    Args:
-        train, test: Examples, or for `accuracy` Pictures.
-        metric: a name in METRICS.
-    """
+    """The rule that is best on the training Examples, or for `accuracy` Pictures, scored on the test examples; None
+    where there are none."""
     if not train or not test or METRICS[metric].scores == "loss":  # of which a rule has none
         return None
     if METRICS[metric].scores == "labels":

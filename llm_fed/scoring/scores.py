@@ -42,11 +42,8 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric over the clients.
-
-    `std` is the population's (divided by n: the clients are all there are), so one client has std 0.
-    `worst_half` is the mean of the ceil(n / 2) lowest clients.
-    """
+    """One metric over the clients. `std` is the population's (divided by n: the clients are all there are), so one
+    client has std 0. `worst_half` is the mean of the ceil(n / 2) lowest clients."""
 
     metric: str
     clients: dict[str, float]  # client id -> score, 0-100
@@ -71,12 +68,8 @@ def summarize(
     losses: Mapping[str, float | None] | None = None,
     unscored: Iterable[str] = (),
 ) -> Summary:
-    """The summary of one score per client, the same bits in any order of clients; UserError without any.
-
-    Args:
-        losses: of these clients, where they are known.
-        unscored: the other clients.
-    """
+    """The summary of one score per client, of their losses as far as they are known, and of the clients without a
+    score; the same bits in any order of clients. UserError without any score."""
     if not clients:
         raise UserError(f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?")
     values = sorted(clients.values())
@@ -110,15 +103,12 @@ def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) ->
 
 
 def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
-    """Several metrics of the same predictions, 0-100 each; those of one module share one pass over the texts. UserError
-    for an unknown metric, without an example, or for one without a reference.
+    """Several metrics of the same predictions, 0-100 each; those of one module share one pass over the texts.
 
-    Args:
-        metrics: names in METRICS.
-        predictions: one text per example. option_accuracy takes the log-likelihoods of the example's options, or the
-            text of the chosen option; accuracy the index of a label.
-        references: a tuple of right texts per example; with log-likelihoods, the index of the right option; with
-            labels, the right one's.
+    A prediction is a text per example; of option_accuracy also the log-likelihoods of the example's options, and of
+    accuracy the index of a label. A reference is a tuple of right texts per example, with log-likelihoods the index of
+    the right option, and with labels the right one's. UserError for an unknown metric, without an example, or for one
+    without a reference; ValueError for not as many references as predictions.
     """
     wanted: dict[str, list[str]] = {}
     for metric in metrics:

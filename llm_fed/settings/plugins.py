@@ -37,14 +37,9 @@ class NotAllowed(UserError):
 
 
 def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
-    """What a name that is not built in stands for. Modules are looked for where Python looks, and last in the working
-    directory. NotAllowed: see `only`; UserError where nothing has this name, or its module cannot be imported.
-
-    Args:
-        key: the setting that holds the name, for messages.
-        group: METHODS or TASKS.
-        builtin: the names that llm_fed itself knows, for messages.
-    """
+    """What a name that is not built in stands for, as the value of `key` and in a `group`, METHODS or TASKS. Modules
+    are looked for where Python looks, and last in the working directory. NotAllowed: see `only`; UserError where
+    nothing has this name, and which are known, or where its module cannot be imported."""
     path = _path_of(name, group)
     if path is None:
         known = [*builtin, *by_name(group)]
@@ -133,12 +128,8 @@ def by_name(group: str) -> dict[str, list[EntryPoint]]:
 
 
 def describe(group: str, builtin: Collection[str], row: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A row for each entry point of a group, for lists of what can be named.
-
-    Args:
-        builtin: names that stand for something of llm_fed, whatever an installed package says.
-        row: what to show of a name; a UserError of its own is what is wrong with it.
-    """
+    """A row for each entry point of a group, for lists of what can be named: what `row` shows of its name, or what is
+    wrong with it, also where the name is `builtin`, and so stands for something of llm_fed."""
     for name, points in by_name(group).items():
         for point in points:
             path, package = f"{point.module}:{point.attr}", _package_of(point)
