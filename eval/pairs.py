@@ -180,10 +180,8 @@ def critical(methods: int, draws: int) -> float:
 
 @cache
 def reference(methods: int, draws: int, size: int = SIZE) -> np.ndarray:
-    """(size,), ascending: the largest |t| over all pairs, of `size` tables of normal noise, equal for all methods.
-
-    The means and the matrix of squares are drawn for themselves (Bartlett 1933), so that many draws cost no more.
-    """
+    """(size,), ascending: the largest |t| over all pairs, of `size` tables of normal noise, equal for all methods. The
+    means and the matrix of squares are drawn for themselves (Bartlett 1933), so that many draws cost no more."""
     rng = np.random.default_rng((methods, draws))
     df = draws - 1
     rows = min(df, methods)

@@ -215,11 +215,9 @@ def clusters(clients: Sequence[str]) -> list[str] | None:
 def plot_methods(
     path: Path, scores: Mapping[str, Mapping[str, Sequence[float]]], *, metric: str, dark: bool = False
 ) -> Path:
-    """Bars per client, one per method, and the mean over the clients as the last group.
-
-    `scores[method][client]` holds one score (0-100) per seed, for the same clients in every method. The bar is their
-    mean, the error bar the standard deviation of the sample (divided by n - 1; none for one seed). A method's mean over
-    the clients is taken per seed.
+    """Bars per client, one per method, and the mean over the clients as the last group. `scores[method][client]` holds
+    one score (0-100) per seed, for the same clients in every method. The bar is their mean, the error bar the standard
+    deviation of the sample (divided by n - 1; none for one seed). A method's mean over the clients is taken per seed.
     """
     clients = list(next(iter(scores.values())))
     height = 0.8 / len(scores)
@@ -252,10 +250,8 @@ def plot_tradeoff(
     path: Path, series: Mapping[str, Sequence[Point]], *, cost: str, unit: str, metric: str, dark: bool = False
 ) -> Path:
     """Score against what it costs, e.g. bytes sent (POTARA, Figure 2) or parameters on the server (FedMerge, Figure 5).
-
     `series[method]` holds (label, cost, score 0-100, its standard deviation or None) per row of a comparison; several
-    rows of a method are joined in order of cost, and labelled.
-    """
+    rows of a method are joined in order of cost, and labelled."""
     figure, axes = style.one_figure(6.0, 3.8, dark)
     for number, (method, points) in enumerate(series.items()):
         ordered = sorted(points, key=lambda point: point[1])
@@ -300,9 +296,7 @@ def plot_mixing(
     dark: bool = False,
 ) -> Path:
     """Score by mixing weight, an axes per client (POTARA, Figure 4); dashed: the weight that was `chosen`.
-
-    `curves[client]` holds the validation score (0-100) of each weight of the federated adapter.
-    """
+    `curves[client]` holds the validation score (0-100) of each weight of the federated adapter."""
     columns = min(4, len(curves))
     rows = -(-len(curves) // columns)
     figure = Figure(figsize=(2.1 * columns + 0.6, 1.7 * rows + 0.6), layout="constrained", facecolor=style.PAGE[dark])

@@ -335,10 +335,8 @@ def _counted(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Counting(NodeTransformer):
-    """Puts the counting into a template.
-
-    A sum or `a ~ b` is at most as large as its parts, so it is only counted where it is kept, or has many parts.
-    """
+    """Puts the counting into a template. A sum or `a ~ b` is at most as large as its parts, so it is only counted where
+    it is kept, or has many parts."""
 
     def __init__(self, template: nodes.Template):
         self._many: set[int] = set()

@@ -167,10 +167,8 @@ def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> E
 def hold_out(
     examples: Sequence[Item], share: float, seed: int, client: str, split: str = "validation"
 ) -> tuple[Sequence[Item], Sequence[Item]]:
-    """(kept, held out): `share` of the examples, drawn by (seed, split, client); both keep their order.
-
-    From two examples on, each part has at least one; a single example is kept; share 0 holds nothing out.
-    """
+    """(kept, held out): `share` of the examples, drawn by (seed, split, client), in their order. From two examples on,
+    each part has at least one; a single example is kept; share 0 holds nothing out."""
     if not 0 <= share < 1:
         raise UserError(f"the {split} share is {share}; it must be at least 0 and below 1")
     if share == 0 or len(examples) < 2:

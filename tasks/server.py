@@ -20,11 +20,9 @@ NAME = "server"
 def in_domain(
     clients: dict[str, ClientData], config: ServerConfig, seed: int, rule: Rule
 ) -> tuple[dict[str, ClientData], ClientData]:
-    """The natural clients without the test examples that the server takes, and the server.
-
-    `config.examples` are drawn uniformly from the test examples of all clients together, or of `each`; with
-    `config.test` the others become the server's test set. With another task's name nothing is drawn here.
-    """
+    """The natural clients without the test examples that the server takes, and the server. `config.examples` are drawn
+    uniformly from the test examples of all clients together, or of `each`; with `config.test` the others become the
+    server's test set. With another task's name nothing is drawn here."""
     count = config.examples if config.name is None and config.examples is not None else 0
     tests = {name: client.test for name, client in clients.items()}
     if config.each:

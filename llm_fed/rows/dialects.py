@@ -32,12 +32,10 @@ class Dialect:
 
 
 def dialect_of(head: str, usual: str) -> Dialect:
-    """The dialect of a table that begins with this text.
-
-    The separator is the one that makes most columns of the first line, or what Excel says in a line `sep=;`. Lines of
-    one column are parted by nothing, so that their texts may hold commas. Where doubled quotation marks do not fit the
-    first lines, another way of quoting counts if it fits all of them. The `usual` separator needs no remark.
-    """
+    """The dialect of a table that begins with this text. The separator is the one that makes most columns of the first
+    line, or what Excel says in a line `sep=;`. Lines of one column are parted by nothing, so that their texts may hold
+    commas. Where doubled quotation marks do not fit the first lines, another way of quoting counts if it fits all of
+    them. The `usual` separator needs no remark."""
     lines = list(io.StringIO(head, newline=""))
     skipped = next((place for place, line in enumerate(lines) if line.strip()), len(lines))
     first, separator = lines[skipped] if skipped < len(lines) else "", None

@@ -103,11 +103,9 @@ class _Above:
 
 def plan(names: Iterable[str], where: str, *, joined: bool = False, client: str | None = None) -> Layout:
     """Whose the files of a folder are, of their paths within it; of a folder without files its path and a "/".
-
     UserError for a client without training data, shards that are missing, two files that say the same of themselves, or
     files of clients beside files of all. `joined`: a column of the rows names the clients. `client`: whose the whole
-    folder is, where that is known.
-    """
+    folder is, where that is known."""
     listed = sorted((name for name in names if not is_silent(name)), key=natural_order)
     data = [name for name in listed if _is_data(name)]
     if any(formats.kind_of(name) != "txt" for name in data):

@@ -35,12 +35,10 @@ Section = TypeVar("Section")
 
 def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Config:
     """The configuration in a YAML file or in nested values, with `key=value` words (dotted keys) laid over it, checked.
-
     A setting whose type is a text, or a list of texts, is taken as it stands, also where YAML would see a number. A
     word that names another method than the file replaces the file's whole `method` section. A `compare` section, which
     `llm-fed compare` reads, is left out. UserError where the file cannot be read, a key is unknown (the closest one is
-    named), or a value is out of range.
-    """
+    named), or a value is out of range."""
     if isinstance(path, Mapping):
         given, path = created(path), "the configuration"
     else:
