@@ -66,11 +66,6 @@ class Collected:
         order = sorted(found, key=natural_order)
         return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in found[id].items()}) for id in order}
 
-    def done(self) -> Reading:
-        """What became of the sources; UserError where too many rows were left out."""
-        self.reading.check()
-        return self.reading
-
     def _of(self, id: str) -> dict[str, array[int]]:
         if id not in self._places:
             self._places[id] = {split: array("q") for split in SPLIT_NAMES}

@@ -45,7 +45,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
             collected.name(name.removesuffix("/"))
         for part in found.parts:
             collected.add(part.client, part.split, [FileRows(root / name) for name in part.files], named=part.named)
-    clients, reading = collected.clients(), collected.done()
+    clients, reading = collected.clients(), collected.reading.checked()
     return TaskData("files", LIKELIHOOD if reading.texts else METRIC, clients, reading=reading)
 
 
@@ -89,7 +89,7 @@ def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
     for part in found.parts:
         collected.add(client, part.split, [FileRows(folder / name) for name in part.files], named=part.named)
     (data,) = collected.clients().values()
-    collected.done()
+    collected.reading.checked()
     return data
 
 
@@ -100,7 +100,7 @@ def read_file(path: Path, config: TaskConfig) -> tuple[Example, ...]:
     if collected.reading.empty:
         raise UserError(f"{path} holds no example")
     (data,) = collected.clients().values()
-    for label, text in collected.done().for_people().items():
+    for label, text in collected.reading.checked().for_people().items():
         log.warning("%s: %s: %s", path, label, text)
     return tuple(data.train)
 

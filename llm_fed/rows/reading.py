@@ -57,14 +57,15 @@ class Reading:
             if why:
                 self.asides[f"column {name!r} is not used: {why}"] = None
 
-    def check(self) -> None:
-        """UserError where too much was left out: how much, and the first of it."""
+    def checked(self) -> Reading:
+        """This, or UserError where too much was left out: how much, and the first of it."""
         bad = sum(each.rows for each in self.skipped)
         if bad > MOST_BAD * self.rows:
             raise UserError(
                 f"{bad:,} of {self.rows:,} rows cannot be used, more than the {MOST_BAD:.0%} that task.bad_rows=skip "
                 f"leaves out: {self._first_skipped(3)}; correct the files, or the columns"
             )
+        return self
 
     def for_people(self) -> dict[str, str]:
         """Lines by their label; none where there is nothing to say."""
