@@ -18,6 +18,8 @@ from llm_fed.settings.config import EvalConfig
 from llm_fed.settings.paths import hub_place, public
 
 Line = dict[str, Any]
+_NAME = "config.yaml"
+_DECISIVE = ("seed", "rounds", "base", "adapter", "task", "local")  # and seeds and eval: what runs to compare share
 
 
 def read_config(path: Path) -> tuple[Line, str]:
@@ -87,34 +89,21 @@ def reference(run_dir: Path) -> Mapping[str, float]:
     """By split, the mean scores of a run of `local` on the same data with the same settings, those of the round that
     was tested; empty where none is known. It is looked for among the runs that this one needs, and beside it, where
     `compare` and `quickstart` put it."""
-    try:
-        own = _decisive(run_dir)
-    except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        return {}
-    for config in sorted([*run_dir.glob("needs/*/config.yaml"), *run_dir.parent.glob("*/config.yaml")]):
-        folder = config.parent
+    own: list[Any] = []
+    files = [run_dir / "config.yaml", *sorted([*run_dir.glob(f"needs/*/{_NAME}"), *run_dir.parent.glob(f"*/{_NAME}")])]
+    for file in files:
+        folder = file.parent
         try:
+            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            seeds, evaluation = config.get("seeds"), {**config["eval"], "base": None}  # earlier versions had no seeds
+            decisive = [seeds, evaluation, *(config[key] for key in _DECISIVE)]
+            own = own or decisive
             known = folder != run_dir and (folder / "summary.json").exists()
-            if known and _name(folder) == "local" and _decisive(folder) == own:
+            if known and config["method"]["name"] == "local" and decisive == own:
                 summary, lines = read_object(folder / "summary.json"), read_records(folder / "metrics.jsonl")
                 tested = [x for x in lines if x["kind"] == "score" and x["round"] == summary["round"]]
                 return {x["split"]: x["mean"] for x in reversed(tested)}
         except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):
-            continue  # another's folder is no reason to have no report
+            if not own:
+                return {}  # else it is another's folder, which is no reason to have no report
     return {}
-
-
-def _name(folder: Path) -> str:
-    return str(_config(folder)["method"]["name"])
-
-
-def _decisive(folder: Path) -> list[Any]:
-    config = _config(folder)
-    seeds = config.get("seeds")  # earlier versions had none
-    evaluation = {key: value for key, value in config["eval"].items() if key != "base"}
-    keys = ("seed", "rounds", "base", "adapter", "task", "local")
-    return [seeds, evaluation, *(config[key] for key in keys)]
-
-
-def _config(folder: Path) -> Line:
-    return dict(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
