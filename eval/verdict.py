@@ -1,5 +1,6 @@
-"""What a comparison knows of its runs: the verdict on each pair of methods by four quantities, who is best if anybody,
-and where the scores' variance comes from."""
+"""What a comparison knows of its runs: the verdict on each pair of methods by four quantities, and who is best if
+anybody.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +8,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, variance
 from typing import Any, Literal
 
-import numpy as np
-
 from llm_fed.eval.above_rule import AboveRule, above_rule
-from llm_fed.eval.pairs import LEAST, LEVEL, Cell, Column, compare_methods
+from llm_fed.eval.pairs import LEVEL, Cell, Column, compare_methods
 from llm_fed.runs.reading import scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import without
@@ -35,25 +33,6 @@ class Scored:
     last: Mapping[str, Any] | None = None  # split, average and worst_half of the last round, where they were scored
     # average and worst_half of the best rule that trains nothing on the same data, where it is known
     rule: Mapping[str, float] | None = None
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Where the variance of a client's score comes from, each a part of 1; a mean over the methods."""
-
-    federation: float | None  # draw of the federation; None: not to be told apart from training
-    training: float | None  # training seed; None: every federation was trained with one seed alone
-    draw: float  # federation and training together, as far as a run's clients move as one
-    client: float
-
-    def __str__(self) -> str:
-        start = f"of the variance of one client's score {self.client:.0%} lies between clients"
-        if self.training is None or self.federation is None:
-            return (
-                f"{start} and {self.draw:.0%} between draws; the share of training is unknown, as each federation was "
-                "trained with one seed"
-            )
-        return f"{start}, {self.federation:.0%} between federations and {self.training:.0%} between training seeds"
 
 
 class Verdict:
@@ -113,21 +92,6 @@ class Verdict:
             for method, runs in self.runs.items()
         }
 
-    @cached_property
-    def shares(self) -> Shares | None:
-        """Where the variance comes from; None below LEAST draws or two clients."""
-        parts = [found for runs in self.runs.values() if (found := _components(runs))]
-        if self.federations < LEAST or not parts:
-            return None
-        known = all("training" in part for part in parts)
-        keys = ("federation", "training", "client") if known else ("draw", "client")
-        means = {key: fmean(max(0.0, part[key]) for part in parts) for key in keys}
-        if not (total := sum(means.values())):
-            return None
-        share = {key: value / total for key, value in means.items()}
-        draw = share.get("draw", 1 - share["client"])
-        return Shares(share.get("federation"), share.get("training"), draw, share["client"])
-
     @property
     def judged(self) -> list[tuple[str, Column]]:
         """(title, column) of the quantities of which some pair has an interval."""
@@ -139,15 +103,11 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """Per quantity who is best, then each pair; how the methods stand to `rule`; where the variance comes from."""
+        """Per quantity who is best, then each pair; then how the methods stand to `rule`."""
         said = []
         for name, column in self.columns.items():
             said += [f"{self.title(name)}: {column.headline}", *map(str, column.pairs)]
-        return [*said, *self.of_rules, *self.variance]
-
-    @property
-    def variance(self) -> list[str]:
-        return [str(self.shares)] if self.shares else []
+        return [*said, *self.of_rules]
 
     def title(self, name: str) -> str:
         if not name.startswith("last_"):
@@ -179,7 +139,7 @@ class Verdict:
             lines += [f"- {sentence}" for sentence in self.of_rules]
         if not lines:
             return ""
-        return "\n".join(["", "## Verdict", *lines, "", *map(_upper, [*self.variance, *self.method]), ""])
+        return "\n".join(["", "## Verdict", *lines, "", *map(_upper, self.method), ""])
 
     def for_terminal(self) -> list[str]:
         """The verdict on the average, and the headlines of the other quantities."""
@@ -202,12 +162,8 @@ class Verdict:
             for name, column in self.columns.items()
         }
         unit = "training" if self.one_federation else "federation"
-        shares = vars(self.shares) if self.shares else None
         rules = {name: compared.as_json() for name, compared in self.rules.items()}
-        return {
-            "level": LEVEL, "unit": unit, "columns": columns, "rule": rules, "variance": shares,
-            "sentences": self.sentences,
-        }  # fmt: skip
+        return {"level": LEVEL, "unit": unit, "columns": columns, "rule": rules, "sentences": self.sentences}
 
 
 def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) -> dict[str, Any] | None:
@@ -226,40 +182,3 @@ def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) ->
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _components(runs: Sequence[Scored]) -> dict[str, float] | None:
-    """Variances between draws (of these, where there are several training seeds per federation, between federations),
-    between training seeds and between clients, of one method's scores, by the method of moments; None where there is
-    too little.
-
-    score = federation + client + training + the client's own part of training. A client of the same name in every
-    federation may be the same one there: what it keeps moves no federation's mean.
-    """
-    found: dict[int, list[list[tuple[str, float]]]] = {}
-    for run in runs:
-        found.setdefault(run.federation, []).append(sorted(run.clients.items()))
-    groups = list(found.values())
-    names = [[[name for name, _ in run] for run in group] for group in groups]
-    balanced = len({len(group) for group in groups}) == 1 and all(len(run) > 1 for group in names for run in group)
-    if len(groups) < 2 or not balanced or any(run != group[0] for group in names for run in group):
-        return None
-    scores = [np.array([[score for _, score in run] for run in group]) for group in groups]  # (training seeds, clients)
-    size, repeats = fmean(group.shape[1] for group in scores), len(groups[0])
-    training = moved = own = 0.0  # of a client's score; of a run's mean; the clients' own part
-    if repeats > 1:
-        training = fmean(group.var(axis=0, ddof=1).mean() for group in scores)
-        moved = fmean(group.mean(axis=1).var(ddof=1) for group in scores)
-        own = max(0.0, training - moved) / (1 - 1 / size)
-    means = [group.mean(axis=0) for group in scores]  # of each client
-    within = fmean(mean.var(ddof=1) for mean in means)
-    specific = within
-    if all(group[0] == names[0][0] for group in names):
-        table = np.stack(means)
-        rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
-        specific = float((rest**2).sum()) / ((len(means) - 1) * (size - 1))
-    between = variance([float(mean.mean()) for mean in means]) - specific / size
-    parts = {"draw": between, "client": within - own / repeats}
-    return parts | (
-        {"federation": between - (moved - own / size) / repeats, "training": training} if repeats > 1 else {}
-    )

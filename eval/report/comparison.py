@@ -94,7 +94,7 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         forests=judged,
         verdict=[(verdict.title(key), each.headline, each.pairs) for key, each in verdict.columns.items()],
         rule=verdict.of_rules,
-        method=[*verdict.variance, *verdict.method] if verdict.columns else [],
+        method=verdict.method if verdict.columns else [],
         pictures=[
             Picture(PICTURES[name][0], *PICTURES[name], draw).embedded()
             for name, draw in (drawn or {}).items()
