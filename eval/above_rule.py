@@ -12,34 +12,27 @@ from llm_fed.eval.pairs import LEAST, Pair, Scores, compare_with
 
 @dataclass(frozen=True)
 class AboveRule:
-    """How the methods stand to `rule` in one quantity (the average over the clients, say).
+    """How the methods stand to `rule` in one quantity (the average over the clients, say)."""
 
-    Attributes:
-        pairs: by method the comparison with its rule.
-        means: by method its mean and that of its rule, over the draws that have both.
-    """
-
-    pairs: Mapping[str, Pair]
-    means: Mapping[str, tuple[float, float]]
+    pairs: Mapping[str, Pair]  # by method the comparison with its rule
+    means: Mapping[str, tuple[float, float]]  # its mean and that of its rule, over the draws that have both
 
     @property
     def above(self) -> list[str]:
-        """The methods that are shown to be above it."""
         return [name for name, pair in self.pairs.items() if pair.claim == "greater" and pair.first == name]
 
     @property
     def below(self) -> list[str]:
-        """The methods that are shown to be below it."""
         return [name for name, pair in self.pairs.items() if pair.claim == "greater" and pair.second == name]
 
     @property
     def sentences(self) -> list[str]:
         """What a reader must know, the worst first."""
-        found = []
+        said = []
         if all(own < rule for own, rule in self.means.values()):
             own, rule = (fmean(values) for values in zip(*self.means.values(), strict=True))
             best = max(own for own, _ in self.means.values())
-            found.append(
+            said.append(
                 f"every method is below rule, which trains nothing: at most {best:.1f} against {rule:.1f}"
                 if len(self.pairs) > 1
                 else f"{next(iter(self.pairs))} is below rule, which trains nothing: {own:.1f} against {rule:.1f}"
@@ -47,26 +40,18 @@ class AboveRule:
         shown = {"above": self.above, "below": self.below}
         parts = [f"{_are(names)} shown to be {where} rule" for where, names in shown.items() if names]
         if rest := [name for name in self.pairs if name not in (*self.above, *self.below)]:
-            parts.append(f"{_are(rest)} not shown to be above rule{self._few_draws(rest)}")
-        return [*found, "; ".join(parts)]
-
-    def _few_draws(self, names: Sequence[str]) -> str:
-        draws = max(self.pairs[name].draws for name in names)
-        return f" (at least {LEAST} draws are needed)" if draws < LEAST else ""
+            few = max(self.pairs[name].draws for name in rest) < LEAST
+            needed = f" (at least {LEAST} draws are needed)" if few else ""
+            parts.append(f"{_are(rest)} not shown to be above rule{needed}")
+        return [*said, "; ".join(parts)]
 
     def as_json(self) -> dict[str, Any]:
-        """The methods above and below, each pair, and the sentences."""
         pairs = {name: pair.as_json() for name, pair in self.pairs.items()}
         return {"above": self.above, "below": self.below, "pairs": pairs, "sentences": self.sentences}
 
 
 def above_rule(methods: Scores, rules: Scores) -> AboveRule | None:
-    """The methods against their rules; None where no method has a rule in one of its draws.
-
-    Args:
-        methods: by method and cell its score.
-        rules: by method and cell the score of the rule on the same data.
-    """
+    """The methods against their rules, by method and cell; None where no method has a rule in one of its draws."""
     pairs = compare_with(methods, rules, "rule")
     means = {}
     for name in pairs:

@@ -26,13 +26,9 @@ class Bin:
 
 
 def histogram(scores: Collection[float], *, most: int = 20, within: Collection[float] = ()) -> list[Bin]:
-    """Bins of equal width without a gap between them, from the lowest score to the highest; none without a score.
-
-    Args:
-        scores: 0 to 100, one per client.
-        most: bins at most; the width is the smallest of 1, 2, 5, 10, 20, ... points that suffices.
-        within: further values that the bins cover, such as the score of the base.
-    """
+    """At `most` so many bins without a gap between them, from the lowest score to the highest, one per client and 0 to
+    100; none without a score. Their width is the smallest of 1, 2, 5, 10, 20, ... points that suffices, and they cover
+    the values `within`, too, such as the score of the base."""
     if not scores:
         return []
     low, high = min([*scores, *within]), max([*scores, *within])

@@ -47,18 +47,17 @@ def covering(wanted: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
             font_manager.fontManager.addfont(path)
         except (OSError, RuntimeError, ValueError):  # of a kind that matplotlib cannot draw
             continue
-    found: list[str] = []
+    families: list[str] = []
     while wanted:
         best = max(_plain_fonts(), key=lambda entry: (len(wanted & _characters(entry.fname)), entry.name), default=None)
         if best is None or not wanted & _characters(best.fname):
             break
-        found.append(best.name)
+        families.append(best.name)
         wanted -= _characters(best.fname)
-    return tuple(found), wanted
+    return tuple(families), wanted
 
 
 def spelled(text: str, unknown: frozenset[str]) -> str:
-    """The text with each unknown character spelled in Latin letters."""
     return "".join(anyascii(character) or "?" if character in unknown else character for character in text)
 
 

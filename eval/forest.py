@@ -23,11 +23,7 @@ MAX_LETTERS = 18  # of one name; longer ones are cut
 
 
 def plot_verdict(path: Path, columns: Sequence[tuple[str, Column]], *, dark: bool = False) -> Path:
-    """Axes per quantity, side by side with the same pairs; those with the largest difference first.
-
-    Args:
-        columns: (title, column) of at least one quantity, the first decides the order of the pairs.
-    """
+    """Axes per quantity (title, column), with the same pairs in each, by their difference in the first."""
     found = [{frozenset((pair.first, pair.second)): pair for pair in column.pairs} for _, column in columns]
     leading = sorted(columns[0][1].pairs, key=lambda pair: -(pair.difference or 0.0))
     count = len(leading)

@@ -1,5 +1,6 @@
-"""What merges found out: the weights with which a server merges its models (`Method.report`), and by client, as tables
-and as curves, what a merge at the end says (`Method.recipe`)."""
+"""What merges found out: the weights with which a server merges its models (`Method.report`), how searched coefficients
+spread, and by client, as tables and curves, what a merge at the end says (`Method.recipe`).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
+import numpy as np
 from rich.table import Table
 
-from llm_fed.eval.plots import plot_mixing
+from llm_fed.basics.terminal import table_of_numbers
+from llm_fed.eval.plots import plot_mixing, plot_spread
 
 Recipes = Mapping[str, Mapping[str, Any]]  # by client
 
@@ -46,18 +48,44 @@ class Tabulated:
 def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapping[str, Any] | None:
     """The last merging weights in the lines of a metrics.jsonl up to `round` (None: of all), those that made the models
     of that round: `clients`, and `values` with a row for each. None where nothing was merged with weights."""
-    told = [line for line in lines if line["kind"] == "server" and "weights" in line]
-    found = [line["weights"] for line in told if round is None or line["round"] <= round]
-    return found[-1] if found else None
+    weights = None
+    for line in lines:
+        if line["kind"] == "server" and (round is None or line["round"] <= round):
+            weights = line.get("weights", weights)
+    return weights
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The coefficients that one round's search found, one per stored update."""
+
+    round: int
+    anchors: int
+    quantiles: tuple[float, ...]  # minimum, lower quartile, median, upper quartile, maximum
+    negative: float  # share of the coefficients that are below zero
+
+
+def spreads(lines: Iterable[Mapping[str, Any]]) -> list[Spread]:
+    """Of the `server` lines of a metrics.jsonl that hold coefficients; a run without a search has none."""
+    found = ((line["round"], np.array(line["coefficients"])) for line in lines if line.get("coefficients"))
+    return [
+        Spread(
+            round, len(values), tuple(np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()), float(np.mean(values < 0))
+        )
+        for round, values in found
+    ]
+
+
+def draw_spreads(found: list[Spread], path: Path, *, dark: bool = False) -> Path:
+    """The picture of some spreads (Feddle, Figure 6)."""
+    rounds, quantiles = [spread.round for spread in found], [spread.quantiles for spread in found]
+    return plot_spread(path, rounds, quantiles, [spread.negative for spread in found], dark=dark)
 
 
 def tabulate(recipes: Recipes) -> list[Tabulated]:
     """The weights and traces, the weight by damping, and the validation score by weight, as far as there are such."""
     tables = [_table("merging weights", recipes, _NUMBERS, _ABOUT["weights"])]
-    for key, title in (
-        ("sweep", "weight of fed, by damping"),
-        ("grid", "validation score, by weight of fed"),
-    ):
+    for key, title in (("sweep", "weight of fed, by damping"), ("grid", "validation score, by weight of fed")):
         rows = {client: _by_column(recipe[key]) for client, recipe in recipes.items() if key in recipe}
         if rows:
             tables.append(_table(title, rows, {column: column for column in next(iter(rows.values()))}, _ABOUT[key]))
@@ -65,13 +93,9 @@ def tabulate(recipes: Recipes) -> list[Tabulated]:
 
 
 def for_terminal(recipes: Recipes) -> list[Table]:
-    """The tables of `tabulate` for rich."""
     tables = []
     for made in tabulate(recipes):
-        table = Table(title=made.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("client", overflow="ellipsis")  # what is cut where the terminal is narrow
-        for column in made.columns:
-            table.add_column(column, justify="right", no_wrap=True)
+        table = table_of_numbers(made.title, "client", made.columns)
         for client, cells in made.rows.items():
             table.add_row(client, *cells)
         tables.append(table)
@@ -79,8 +103,8 @@ def for_terminal(recipes: Recipes) -> list[Table]:
 
 
 def curves(recipes: Recipes) -> tuple[dict[str, dict[float, float]], dict[str, float]]:
-    """By client the validation score of each weight, and the weight that was chosen (unless there is one per factor);
-    both empty without a grid."""
+    """By client the score of each weight, and the weight that was chosen (unless one per factor), as far as there is a
+    grid."""
     found = {client: recipe for client, recipe in recipes.items() if "grid" in recipe}
     scores = {client: {float(w): score for w, score in recipe["grid"].items()} for client, recipe in found.items()}
     weights = {client: recipe["lambda_fed"] for client, recipe in found.items()}
@@ -88,7 +112,6 @@ def curves(recipes: Recipes) -> tuple[dict[str, dict[float, float]], dict[str, f
 
 
 def draw_curves(recipes: Recipes, metric: str, path: Path) -> None:
-    """The picture of `curves`, if there are any."""
     scores, chosen = curves(recipes)
     if scores:
         plot_mixing(path, scores, chosen, metric=metric)

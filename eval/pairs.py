@@ -1,19 +1,19 @@
 """Pairs of methods: the difference of their scores over draws of the federation, its interval, and whether it is a
 claim.
 
-The unit of replication is one draw of the federation: its clients share data and training, so they are no replications
-of their own. All methods see the same federation in a draw, so differences are paired. Of a pair with n common draws
+The unit of replication is one draw of the federation: its clients share data and training. All methods see the same
+federation in a draw, so differences are paired. Of a pair with n common draws
 
     t = mean(d) / (sd(d) / sqrt(n)),    interval = mean(d) ± c sd(d) / sqrt(n),
 
 and c is chosen so that in a whole column of the table, with all its pairs, some interval misses its true difference in
-one of twenty tables. c comes from drawing tables of as many methods and draws with normal noise of one size
-(`reference`): the distribution of the largest |t| of all pairs, each with a standard deviation of its own. For two
-methods this is Student's t. The noise's size cancels out. A claim is made if and only if the interval excludes 0.
+one of twenty tables. c comes from drawing tables of as many methods and draws with normal noise of one size, which
+cancels out (`reference`): the distribution of the largest |t| of all pairs, each with a standard deviation of its own.
+For two methods this is Student's t. A claim is made if and only if the interval excludes 0.
 
-Why this and not another: docs/verdict.md has the candidates' false claims, measured. Bonferroni's correction is wider
-without need, Tukey's pooled deviation fails where methods vary unequally, bootstraps claim too much of few draws, a
-sign-flip test cannot claim anything below six draws, and a mixed model of balanced draws is Tukey's again.
+docs/verdict.md has the false claims of other ways, measured: Bonferroni's correction is wider without need, Tukey's
+pooled deviation fails where methods vary unequally, bootstraps claim too much of few draws, a sign-flip test cannot
+claim anything below six draws, and a mixed model of balanced draws is Tukey's again.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class Pair:
 
     @property
     def more(self) -> int | None:
-        """How many further draws would resolve a difference as large as the observed one with a probability of POWER;
-        None: more than MOST."""
+        """How many further draws would resolve the observed difference with a probability of POWER; None: over MOST."""
         if not self.sd or not self.difference:
             return None
         effect = abs(self.difference) / self.sd
@@ -79,16 +78,15 @@ class Pair:
         return high - self.draws
 
     def __str__(self) -> str:
-        """As a sentence, `fedmerge > fedit by 1.8 [0.6, 3.1]`."""
         if self.difference is None:
             return f"{self.first} ? {self.second}: no common draw"
         if self.claim == "unknown":
-            found = f"{self.first} ? {self.second}: cannot be known from {_count(self.draws, 'draw')}"
+            unknown = f"{self.first} ? {self.second}: cannot be known from {_count(self.draws, 'draw')}"
             if self.draws < LEAST:
-                return f"{found} (observed difference {self.difference:.2f})"
+                return f"{unknown} (observed difference {self.difference:.2f})"
             if not self.difference:
                 return f"{self.first} = {self.second} in each of {self.draws} draws"
-            return f"{found} that all differ by exactly {self.difference:.2f}"
+            return f"{unknown} that all differ by exactly {self.difference:.2f}"
         interval = f"[{_signed(self.low)}, {_signed(self.high)}]"
         if self.claim == "greater":
             return f"{self.first} > {self.second} by {self.difference:.2f} {interval}"
@@ -99,7 +97,6 @@ class Pair:
         return f"{self.first} ~ {self.second}: unresolved, {self.difference:.2f} {interval}, {needed}"
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, and the claim in words and as a word."""
         known = {key: value for key, value in asdict(self).items() if key != "methods"}
         more = self.more if self.claim == "unresolved" else None
         return {**known, "claim": self.claim, "more_draws": more, "sentence": str(self)}
@@ -125,12 +122,10 @@ class Column:
 
     @property
     def known(self) -> bool:
-        """Whether some pair has an interval."""
         return any(pair.low is not None for pair in self.pairs)
 
     @property
     def headline(self) -> str:
-        """Who is best, or that nobody can be named, as a sentence."""
         if not self.known:
             most = max((pair.draws for pair in self.pairs), default=0)
             if most >= LEAST:
@@ -144,11 +139,7 @@ class Column:
 
 
 def compare_methods(scores: Scores) -> Column:
-    """The verdict on one quantity.
-
-    Args:
-        scores: 0-100. A pair is judged on the cells that both have; those of one draw count as one, by their mean.
-    """
+    """The verdict on one quantity, 0-100, from the cells that both of a pair have; those of one draw count as one."""
     methods = [name for name, values in scores.items() if values]
     methods.sort(key=lambda name: -fmean(scores[name].values()))
     pairs = [_pair(a, b, scores[a], scores[b], len(methods)) for a, b in combinations(methods, 2)]
@@ -156,14 +147,8 @@ def compare_methods(scores: Scores) -> Column:
 
 
 def compare_with(scores: Scores, controls: Scores, control: str) -> dict[str, Pair]:
-    """By method its comparison with its control, of those that have a common cell; the intervals hold together, as wide
-    as in a column of all methods and one control.
-
-    Args:
-        scores: as in `compare_methods`.
-        controls: by method and cell the score of its control.
-        control: the control's name.
-    """
+    """By method its comparison with its control (of this name), of those that have a common cell; the intervals hold
+    together, as wide as in a column of all methods and one control."""
     methods = [name for name, values in scores.items() if values.keys() & controls.get(name, {}).keys()]
     return {name: _pair(name, control, scores[name], controls[name], len(methods) + 1) for name in methods}
 
@@ -195,10 +180,8 @@ def critical(methods: int, draws: int) -> float:
 
 @cache
 def reference(methods: int, draws: int, size: int = SIZE) -> np.ndarray:
-    """(size,), ascending: the largest |t| over all pairs, of `size` tables of normal noise, equal for all methods.
-
-    The means and the matrix of squares are drawn for themselves (Bartlett 1933), so that many draws cost no more.
-    """
+    """(size,), ascending: the largest |t| over all pairs, of `size` tables of normal noise, equal for all methods. The
+    means and the matrix of squares are drawn for themselves (Bartlett 1933), so that many draws cost no more."""
     rng = np.random.default_rng((methods, draws))
     df = draws - 1
     rows = min(df, methods)

@@ -13,31 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter
 
-from llm_fed.eval.style import (
-    AMBER,
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LINE,
-    MARKERS,
-    MAX_CELLS,
-    MAX_CURVES,
-    MAX_LETTERS,
-    MAX_NAMES,
-    ORANGE,
-    PAGE,
-    PALETTE,
-    REFERENCES,
-    bounded,
-    legend,
-    name_rows,
-    one_figure,
-    plain_axes,
-    save,
-    score_axis,
-    whole_numbers,
-)
+from llm_fed.eval import style
 
 Curve = tuple[Sequence[int], Sequence[float]]
 Band = tuple[Sequence[float] | Sequence[str], Sequence[float], Sequence[float], Sequence[float]]  # x, curve, bounds
@@ -56,27 +32,22 @@ def plot_scores(
     references: Mapping[str, float] | None = None,
     dark: bool = False,
 ) -> Path:
-    """Mean over the clients and over their worst half (0-100) by round; `test` = (round, mean), a diamond.
-
-    Where one party alone is scored there is one curve.
-
-    Args:
-        references: further scores by label, each a dotted line.
-    """
-    figure, axes = one_figure(4.8, 3.1, dark)
+    """Mean over the clients and over their worst half (0-100) by round, or one curve where one party alone is scored;
+    the `test`, (round, mean), as a diamond, and further scores by label (`references`) as dotted lines."""
+    figure, axes = style.one_figure(4.8, 3.1, dark)
     alone = list(mean) == list(worst_half)
-    axes.plot(rounds, mean, "-o", color=LINE[dark], markersize=3.5, label="score" if alone else "mean")
+    axes.plot(rounds, mean, "-o", color=style.LINE[dark], markersize=3.5, label="score" if alone else "mean")
     if not alone:
-        axes.plot(rounds, worst_half, "--s", color=ORANGE, markersize=3.5, label="worst half")
+        axes.plot(rounds, worst_half, "--s", color=style.ORANGE, markersize=3.5, label="worst half")
     if test:
-        axes.plot(*test, "D", color=GREEN, markersize=7, label="test" if alone else "test mean", clip_on=False)
-    for (label, score), colour in zip((references or {}).items(), REFERENCES, strict=False):
+        axes.plot(*test, "D", color=style.GREEN, markersize=7, label="test" if alone else "test mean", clip_on=False)
+    for (label, score), colour in zip((references or {}).items(), style.REFERENCES, strict=False):
         axes.axhline(score, color=colour, linestyle=":", linewidth=1.8, label=label)
     axes.set(xlabel="round", ylabel=f"{metric}, {split}")
-    score_axis(axes.yaxis)
-    axes.xaxis.set_major_locator(whole_numbers())
-    legend(figure)
-    return save(figure, path)
+    style.score_axis(axes.yaxis)
+    axes.xaxis.set_major_locator(style.whole_numbers())
+    style.legend(figure)
+    return style.save(figure, path)
 
 
 def plot_losses(
@@ -88,53 +59,42 @@ def plot_losses(
     split: str = "validation",
     dark: bool = False,
 ) -> Path:
-    """Training loss by round: a thin curve per client and a thick one for the mean, each (rounds, losses).
-
-    Of more than MAX_CURVES clients every n-th is drawn.
-
-    Args:
-        scored: the mean loss, under the clients' personal models, on the `split` that is scored during training.
-    """
-    figure, axes = one_figure(4.8, 3.1, dark)
-    curves = list(clients.values())[:: 1 + len(clients) // (MAX_CURVES + 1)]
+    """Training loss by round: a curve (rounds, losses) per client, of more than MAX_CURVES clients of every n-th, and a
+    thick one for the mean. `scored` is the mean loss, under the clients' personal models, on the `split` that is
+    scored."""
+    figure, axes = style.one_figure(4.8, 3.1, dark)
+    curves = list(clients.values())[:: 1 + len(clients) // (style.MAX_CURVES + 1)]
     alpha = max(0.15, min(0.7, 8 / max(1, len(curves))))  # many curves: a cloud that leaves the mean visible
     for number, (rounds, losses) in enumerate(curves):
         label = "one client" if number == 0 else None
-        axes.plot(rounds, losses, color=GREY, linewidth=0.8, alpha=alpha, label=label)
+        axes.plot(rounds, losses, color=style.GREY, linewidth=0.8, alpha=alpha, label=label)
     every = max(1, len(mean[0]) // 12)
-    axes.plot(
-        *mean,
-        "-o",
-        color=LINE[dark],
-        linewidth=2.2,
-        markersize=3.5,
-        markevery=every,
-        label="training mean" if scored else "mean",
-    )
+    label = "training mean" if scored else "mean"
+    axes.plot(*mean, "-o", color=style.LINE[dark], linewidth=2.2, markersize=3.5, markevery=every, label=label)
     if scored:
-        axes.plot(*scored, "--s", color=ORANGE, markersize=3.5, label=f"{split} mean")
+        axes.plot(*scored, "--s", color=style.ORANGE, markersize=3.5, label=f"{split} mean")
     axes.set(xlabel="round", ylabel="loss (nats)" if scored else "training loss (nats)")
-    axes.xaxis.set_major_locator(whole_numbers())
-    legend(figure)
-    return save(figure, path)
+    axes.xaxis.set_major_locator(style.whole_numbers())
+    style.legend(figure)
+    return style.save(figure, path)
 
 
 def plot_bytes(
     path: Path, rounds: Sequence[int], up: Sequence[int], down: Sequence[int], *, dark: bool = False
 ) -> Path:
     """Bytes on the wire per round, all clients together: to the server above the axis, to clients below."""
-    figure, axes = one_figure(4.8, 3.1, dark)
+    figure, axes = style.one_figure(4.8, 3.1, dark)
     largest = max([*up, *down, 1])
     power = min(int(np.log10(largest)) // 3, 4)
     width = 1.0 if len(rounds) > 60 else 0.8
-    axes.bar(rounds, np.asarray(up) / 1000**power, width, color=BLUE, label="up, to the server")
-    axes.bar(rounds, -np.asarray(down) / 1000**power, width, color=AMBER, label="down, to the clients")
-    axes.axhline(0, color=INK[dark], linewidth=0.8)
+    axes.bar(rounds, np.asarray(up) / 1000**power, width, color=style.BLUE, label="up, to the server")
+    axes.bar(rounds, -np.asarray(down) / 1000**power, width, color=style.AMBER, label="down, to the clients")
+    axes.axhline(0, color=style.INK[dark], linewidth=0.8)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(value):g}"))
-    axes.xaxis.set_major_locator(whole_numbers())
+    axes.xaxis.set_major_locator(style.whole_numbers())
     axes.set(xlabel="round", ylabel=f"{('bytes', 'kB', 'MB', 'GB', 'TB')[power]} per round")
-    legend(figure)
-    return save(figure, path)
+    style.legend(figure)
+    return style.save(figure, path)
 
 
 def plot_spread(
@@ -145,26 +105,22 @@ def plot_spread(
     *,
     dark: bool = False,
 ) -> Path:
-    """Merging coefficients by round (Feddle, Figure 6): median, quartiles and range; below, the share of negative ones.
-
-    Args:
-        quantiles: (R, 5) of each round: minimum, lower quartile, median, upper quartile, maximum.
-        negative: (R,) shares, 0-1.
-    """
-    figure = Figure(figsize=(4.8, 3.9), layout="constrained", facecolor=PAGE[dark])
-    upper, lower = plain_axes(figure, (2, 1, 1), dark), plain_axes(figure, (2, 1, 2), dark)
+    """Merging coefficients by round (Feddle, Figure 6): `quantiles` (R, 5) are minimum, lower quartile, median, upper
+    quartile, maximum; below, the shares (R,) of `negative` ones, 0-1."""
+    figure = Figure(figsize=(4.8, 3.9), layout="constrained", facecolor=style.PAGE[dark])
+    upper, lower = style.plain_axes(figure, (2, 1, 1), dark), style.plain_axes(figure, (2, 1, 2), dark)
     least, first, median, third, most = np.asarray(quantiles, dtype=float).T
-    upper.fill_between(rounds, least, most, color=LINE[dark], alpha=0.18, linewidth=0, label="minimum to maximum")
-    upper.fill_between(rounds, first, third, color=LINE[dark], alpha=0.4, linewidth=0, label="quartiles")
-    upper.plot(rounds, median, color=LINE[dark], linewidth=1.4, label="median")
-    upper.axhline(0, color=INK[dark], linewidth=0.8)
+    upper.fill_between(rounds, least, most, color=style.LINE[dark], alpha=0.18, linewidth=0, label="minimum to maximum")
+    upper.fill_between(rounds, first, third, color=style.LINE[dark], alpha=0.4, linewidth=0, label="quartiles")
+    upper.plot(rounds, median, color=style.LINE[dark], linewidth=1.4, label="median")
+    upper.axhline(0, color=style.INK[dark], linewidth=0.8)
     upper.set(ylabel="coefficient")
-    lower.plot(rounds, 100 * np.asarray(negative), color=ORANGE, linewidth=1.4)
+    lower.plot(rounds, 100 * np.asarray(negative), color=style.ORANGE, linewidth=1.4)
     lower.set(xlabel="round", ylabel="negative (%)", ylim=(0, 100))
     lower.sharex(upper)
-    lower.xaxis.set_major_locator(whole_numbers())
-    legend(figure)
-    return save(figure, path)
+    lower.xaxis.set_major_locator(style.whole_numbers())
+    style.legend(figure)
+    return style.save(figure, path)
 
 
 def plot_bands(
@@ -176,24 +132,21 @@ def plot_bands(
     places: Sequence[str] = (),
     dark: bool = False,
 ) -> Path:
-    """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2).
-
-    Args:
-        places: where x are names, all of them as the axis has them; a curve may lack some.
-    """
-    figure, axes = one_figure(4.8, 3.1, dark)
+    """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2). Where x
+    are names, `places` are all of them as the axis has them; a curve may lack some."""
+    figure, axes = style.one_figure(4.8, 3.1, dark)
     if places:
         axes.xaxis.update_units(list(places))
     for number, (label, (x, middle, low, high)) in enumerate(curves.items()):
-        colour = PALETTE[number % len(PALETTE)]
+        colour = style.PALETTE[number % len(style.PALETTE)]
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-        line = ("-" if number < len(PALETTE) else "--") + MARKERS[number % len(MARKERS)]
+        line = ("-" if number < len(style.PALETTE) else "--") + style.MARKERS[number % len(style.MARKERS)]
         axes.plot(x, middle, line, color=colour, markersize=3.5, linewidth=1.4, label=label)
     if all(isinstance(place, int) for x, *_ in curves.values() for place in x):
-        axes.xaxis.set_major_locator(whole_numbers())
+        axes.xaxis.set_major_locator(style.whole_numbers())
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    legend(figure)
-    return save(figure, path)
+    style.legend(figure)
+    return style.save(figure, path)
 
 
 def plot_weights(
@@ -207,14 +160,9 @@ def plot_weights(
     of: str = "soup model",
     dark: bool = False,
 ) -> Path:
-    """Heat map of merging weights (FedMerge, Figure 4): a row per client, a column per soup model.
-
-    Args:
-        clients: m client ids, the rows.
-        values: (m, d) weights, each row summing to 1.
-        groups: the group of each row, drawn together in order of first appearance, white dashes between them.
-        what, of: the words for a weight and for a column.
-    """
+    """Heat map of merging `values` (m, d) (FedMerge, Figure 4): a row per client, which sums to 1, a column per soup
+    model. Rows of one of the `groups` are drawn together in order of first appearance, white dashes between groups.
+    `what` and `of` are the words for a weight and for a column."""
     weights = np.asarray(values, dtype=float)
     members: dict[str, list[int]] = {}
     for row, group in enumerate(groups or ()):
@@ -223,20 +171,20 @@ def plot_weights(
         order = [row for rows_of_group in members.values() for row in rows_of_group]
         clients, weights = [clients[row] for row in order], weights[order]
     rows, columns = weights.shape
-    height = max(rows * 0.27, 1.6) if rows <= MAX_NAMES else 6.0
-    figure, axes = one_figure(6.2 if members else 5.4, height + 1.3, dark)
+    height = max(rows * 0.27, 1.6) if rows <= style.MAX_NAMES else 6.0
+    figure, axes = style.one_figure(6.2 if members else 5.4, height + 1.3, dark)
     axes.grid(False)
     # at least twice the uniform weight, so that uniform weights get a middling colour and not the brightest
     top = min(1.0, max(weights.max(), 2 / columns))
     image = axes.imshow(weights, cmap="cividis", vmin=0, vmax=top, aspect="auto", interpolation="nearest")
     axes.set(xlabel=of)
-    axes.xaxis.set_major_locator(FixedLocator(range(columns)) if columns <= 20 else whole_numbers())
-    if rows <= MAX_NAMES:
-        name_rows(axes, range(rows), clients)
+    axes.xaxis.set_major_locator(FixedLocator(range(columns)) if columns <= 20 else style.whole_numbers())
+    if rows <= style.MAX_NAMES:
+        style.name_rows(axes, range(rows), clients)
     else:
         axes.set(ylabel="client")
     axes.tick_params(length=0)
-    if rows * columns <= MAX_CELLS and columns <= 12:
+    if rows * columns <= style.MAX_CELLS and columns <= 12:
         for (row, column), weight in np.ndenumerate(weights):
             colour = "#ffffff" if weight < 0.5 * top else "#111111"
             axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
@@ -246,37 +194,34 @@ def plot_weights(
         for end in ends[:-1]:
             axes.axhline(end - 0.5, color="white", linestyle=(0, (4, 3)), linewidth=1.6)
         right = axes.secondary_yaxis("right")
-        right.tick_params(length=0, colors=INK[dark])
+        right.tick_params(length=0, colors=style.INK[dark])
         right.spines["right"].set_visible(False)
-        name_rows(right, ends - sizes / 2 - 0.5, list(members))
+        style.name_rows(right, ends - sizes / 2 - 0.5, list(members))
     bar = figure.colorbar(image, ax=axes, orientation="horizontal", aspect=40, pad=0.02, fraction=0.06)
-    bar.set_label(f"{what} (uniform: {1 / columns:.3g})", color=INK[dark])
-    bar.ax.tick_params(colors=INK[dark])
+    bar.set_label(f"{what} (uniform: {1 / columns:.3g})", color=style.INK[dark])
+    bar.ax.tick_params(colors=style.INK[dark])
     bar.outline.set_visible(False)
     if title:
-        axes.set_title(title, parse_math=False, color=INK[dark], fontsize="medium")
-    return save(figure, path)
+        axes.set_title(title, parse_math=False, color=style.INK[dark], fontsize="medium")
+    return style.save(figure, path)
 
 
 def clusters(clients: Sequence[str]) -> list[str] | None:
-    """The cluster of each client where ids begin with it, as `tasks.partition` makes them of `kind: cluster`, or
-    None."""
-    found = [client.rpartition("-client")[0] for client in clients]
-    return found if all(found) else None
+    """The cluster of each client, where ids begin with it as `tasks.partition` names them, or None."""
+    names = [client.rpartition("-client")[0] for client in clients]
+    return names if all(names) else None
 
 
 def plot_methods(
     path: Path, scores: Mapping[str, Mapping[str, Sequence[float]]], *, metric: str, dark: bool = False
 ) -> Path:
-    """Bars per client, one per method, and the mean over the clients as the last group.
-
-    `scores[method][client]` holds one score (0-100) per seed, for the same clients in every method. The bar
-    is their mean, the error bar the standard deviation of the sample (divided by n - 1; none for one seed). A
-    method's mean over the clients is taken per seed.
+    """Bars per client, one per method, and the mean over the clients as the last group. `scores[method][client]` holds
+    one score (0-100) per seed, for the same clients in every method. The bar is their mean, the error bar the standard
+    deviation of the sample (divided by n - 1; none for one seed). A method's mean over the clients is taken per seed.
     """
     clients = list(next(iter(scores.values())))
     height = 0.8 / len(scores)
-    figure, axes = one_figure(6.4, 1.1 + (len(clients) + 1) * (0.12 + 0.11 * len(scores)), dark)
+    figure, axes = style.one_figure(6.4, 1.1 + (len(clients) + 1) * (0.12 + 0.11 * len(scores)), dark)
     axes.grid(False, axis="y")
     for number, (method, by_client) in enumerate(scores.items()):
         means = [fmean(values) for values in zip(*by_client.values(), strict=True)]
@@ -286,38 +231,36 @@ def plot_methods(
             [fmean(values) for values in groups],
             height,
             xerr=_errors([(fmean(values), stdev(values) if len(values) > 1 else None) for values in groups]),
-            color=PALETTE[number % len(PALETTE)],
-            hatch="//" if number >= len(PALETTE) else None,
-            error_kw={"ecolor": INK[dark], "elinewidth": 1, "capsize": 1.5},
+            color=style.PALETTE[number % len(style.PALETTE)],
+            hatch="//" if number >= len(style.PALETTE) else None,
+            error_kw={"ecolor": style.INK[dark], "elinewidth": 1, "capsize": 1.5},
             label=method,
         )
-    axes.axhline(len(clients) - 0.5, color=INK[dark], linewidth=0.8)
+    axes.axhline(len(clients) - 0.5, color=style.INK[dark], linewidth=0.8)
     axes.set_ylim(len(clients) + 0.5, -0.5)
     axes.set(xlabel=metric)
     axes.set_xlim(left=0)
-    score_axis(axes.xaxis)
-    name_rows(axes, range(len(clients) + 1), [*clients, "mean"])
-    legend(figure)
-    return save(figure, path)
+    style.score_axis(axes.xaxis)
+    style.name_rows(axes, range(len(clients) + 1), [*clients, "mean"])
+    style.legend(figure)
+    return style.save(figure, path)
 
 
 def plot_tradeoff(
     path: Path, series: Mapping[str, Sequence[Point]], *, cost: str, unit: str, metric: str, dark: bool = False
 ) -> Path:
     """Score against what it costs, e.g. bytes sent (POTARA, Figure 2) or parameters on the server (FedMerge, Figure 5).
-
     `series[method]` holds (label, cost, score 0-100, its standard deviation or None) per row of a comparison; several
-    rows of a method are joined in order of cost, and labelled.
-    """
-    figure, axes = one_figure(6.0, 3.8, dark)
+    rows of a method are joined in order of cost, and labelled."""
+    figure, axes = style.one_figure(6.0, 3.8, dark)
     for number, (method, points) in enumerate(series.items()):
         ordered = sorted(points, key=lambda point: point[1])
         axes.errorbar(
             [point[1] for point in ordered],
             [point[2] for point in ordered],
             yerr=_errors([point[2:] for point in ordered]),
-            fmt=f"-{MARKERS[number % len(MARKERS)]}",
-            color=PALETTE[number % len(PALETTE)],
+            fmt=f"-{style.MARKERS[number % len(style.MARKERS)]}",
+            color=style.PALETTE[number % len(style.PALETTE)],
             markersize=6,
             linewidth=1.2,
             elinewidth=0.8,
@@ -327,20 +270,20 @@ def plot_tradeoff(
         for label, x, y, _ in ordered if len(ordered) > 1 else ():
             short = label.removeprefix(method).strip() or label
             axes.annotate(
-                short, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=INK[dark], parse_math=False
+                short, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=style.INK[dark], parse_math=False
             )
     many = EngFormatter(unit=unit, sep=" ") if unit.isalpha() else FuncFormatter(lambda value, _: f"{value:.4g}{unit}")
     axes.xaxis.set_major_formatter(many)
     axes.set(xlabel=cost, ylabel=metric)
     axes.margins(x=0.12)
-    score_axis(axes.yaxis)
-    legend(figure)
-    return save(figure, path)
+    style.score_axis(axes.yaxis)
+    style.legend(figure)
+    return style.save(figure, path)
 
 
 def _errors(scores: Sequence[tuple[float, float | None]]) -> list[list[float]]:
     """(2, N) lengths of error bars below and above scores, each with its standard deviation."""
-    below, above = zip(*(bounded(score, std) for score, std in scores), strict=True)
+    below, above = zip(*(style.bounded(score, std) for score, std in scores), strict=True)
     return [list(below), list(above)]
 
 
@@ -353,20 +296,18 @@ def plot_mixing(
     dark: bool = False,
 ) -> Path:
     """Score by mixing weight, an axes per client (POTARA, Figure 4); dashed: the weight that was `chosen`.
-
-    `curves[client]` holds the validation score (0-100) of each weight of the federated adapter.
-    """
+    `curves[client]` holds the validation score (0-100) of each weight of the federated adapter."""
     columns = min(4, len(curves))
     rows = -(-len(curves) // columns)
-    figure = Figure(figsize=(2.1 * columns + 0.6, 1.7 * rows + 0.6), layout="constrained", facecolor=PAGE[dark])
+    figure = Figure(figsize=(2.1 * columns + 0.6, 1.7 * rows + 0.6), layout="constrained", facecolor=style.PAGE[dark])
     for number, (client, curve) in enumerate(curves.items()):
-        axes = plain_axes(figure, (rows, columns, number + 1), dark)
-        axes.plot(list(curve), list(curve.values()), "-o", color=LINE[dark], markersize=3)
+        axes = style.plain_axes(figure, (rows, columns, number + 1), dark)
+        axes.plot(list(curve), list(curve.values()), "-o", color=style.LINE[dark], markersize=3)
         if client in chosen:
-            axes.axvline(chosen[client], color=ORANGE, linestyle="--", linewidth=1.4)
-        name = client if len(client) <= MAX_LETTERS else client[: MAX_LETTERS - 1] + "…"
-        axes.set_title(name, fontsize="small", color=INK[dark], parse_math=False)
+            axes.axvline(chosen[client], color=style.ORANGE, linestyle="--", linewidth=1.4)
+        name = client if len(client) <= style.MAX_LETTERS else client[: style.MAX_LETTERS - 1] + "…"
+        axes.set_title(name, fontsize="small", color=style.INK[dark], parse_math=False)
         axes.set_xlim(-0.04, 1.04)
-    figure.supxlabel("weight of the federated adapter (dashed: chosen)", fontsize="medium", color=INK[dark])
-    figure.supylabel(f"{metric}, validation", fontsize="medium", color=INK[dark])
-    return save(figure, path)
+    figure.supxlabel("weight of the federated adapter (dashed: chosen)", fontsize="medium", color=style.INK[dark])
+    figure.supylabel(f"{metric}, validation", fontsize="medium", color=style.INK[dark])
+    return style.save(figure, path)

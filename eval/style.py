@@ -35,13 +35,11 @@ LEGEND_LINE = 0.22  # inches
 
 
 def one_figure(width: float, height: float, dark: bool) -> tuple[Figure, Axes]:
-    """A figure of that size in inches with one plain set of axes."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAGE[dark])
     return figure, plain_axes(figure, (1, 1, 1), dark)
 
 
 def plain_axes(figure: Figure, place: tuple[int, int, int], dark: bool = False) -> Axes:
-    """Plain axes in the given place of a grid of (rows, columns)."""
     axes = figure.add_subplot(*place, facecolor=PAGE[dark])
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK[dark])
@@ -54,12 +52,11 @@ def plain_axes(figure: Figure, place: tuple[int, int, int], dark: bool = False) 
 
 
 def whole_numbers() -> MaxNLocator:
-    """Ticks at whole numbers."""
     return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
 def score_axis(axis: Any) -> None:
-    """An axis of scores, 0 to 100, of which none lies beyond these: neither do its ticks."""
+    """An axis of scores, of which none lies beyond 0 to 100: neither do its ticks."""
     low, high = axis.get_view_interval()
     if high > 100:
         axis.axes.set(**{"xlim" if axis.axis_name == "x" else "ylim": (low, 101)})
@@ -78,8 +75,7 @@ def name_rows(axes: Any, positions: Any, names: Sequence[str]) -> None:
 
 
 def legend(figure: Figure, columns: int = 3) -> None:
-    """Of what the first axes show, above them: in as many columns as fit, and the figure grows by what is above two
-    lines."""
+    """Above the first axes, in as many columns as fit; the figure grows by what is over two lines."""
     axes = figure.axes[0]
     handles, _ = axes.get_legend_handles_labels()
     columns = min(columns, len(handles))

@@ -1,5 +1,6 @@
-"""The table of a comparison: methods by clients, mean ± std over seeds, and what each method costs; as Markdown, CSV,
-JSON and on the terminal."""
+"""The table of a comparison: methods by clients, mean ± std over seeds, and what each costs; in text, JSON and
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib.ticker import EngFormatter
-from rich import box, filesize
+from rich import filesize
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from llm_fed.basics.errors import listed
+from llm_fed.basics.terminal import table_of_numbers
 from llm_fed.bench.costs import Parameters, Traffic
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.scoring.scores import METRICS, NOT_SCORED
@@ -78,7 +81,6 @@ class Row:
     failures: dict[int, str] = field(default_factory=dict)
 
     def client(self, id: str) -> Spread | None:
-        """One client's score over the seeds that have it."""
         values = [result.clients[id] for result in self.results.values() if id in result.clients]
         return Spread.of(values) if values else None
 
@@ -89,7 +91,6 @@ class Row:
 
     @property
     def traffic(self) -> Traffic | None:
-        """The mean over the seeds."""
         seen = [asdict(result.traffic) for result in self.results.values()]
         return Traffic(**{key: fmean(one[key] for one in seen) for key in seen[0]}) if seen else None
 
@@ -109,8 +110,8 @@ class Table:
     @property
     def baselines(self) -> dict[str, list[Row]]:
         """The rows `base` (the model without training) and `rule` (the best rule that trains nothing), each once, or
-        where rows of the comparison differ in base or data once for those that share it. Empty where nothing is known;
-        of pictures there is none that is not known."""
+        where rows differ in base or data once for those that share it. Empty where nothing is known; pictures need no
+        empty row."""
         found = {kind: list(_baselines(self.rows, kind)) for kind in BASELINES}
         if METRICS[self.metric].scores in ("texts", "options"):
             return {kind: rows or [Row(kind, [], "", Parameters())] for kind, rows in found.items()}
@@ -118,32 +119,31 @@ class Table:
 
     @property
     def shown(self) -> list[Row]:
-        """The rows, after those of base and rule."""
-        return [*(row for rows in self.baselines.values() for row in rows), *self.rows]
+        return [*chain(*self.baselines.values()), *self.rows]
 
     @property
     def clients(self) -> list[str]:
-        """All clients with a score, in the order in which they first appear."""
-        return list(dict.fromkeys(id for row in self.rows for result in row.results.values() for id in result.clients))
+        return self._named("clients")
 
     @property
     def unscored(self) -> list[str]:
         """The clients without a score in any row, as they have no test example."""
-        named = dict.fromkeys(id for row in self.rows for result in row.results.values() for id in result.unscored)
-        return [id for id in named if id not in self.clients]
+        return [id for id in self._named("unscored") if id not in self.clients]
 
     @property
     def uncounted(self) -> list[str]:
         """The clients that some rows score, and that count in no mean, as others cannot score them."""
-        return list(
-            dict.fromkeys(id for row in self.rows for result in row.results.values() for id in result.uncounted)
-        )
+        return self._named("uncounted")
+
+    def _named(self, key: str) -> list[str]:
+        results = (result for row in self.rows for result in row.results.values())
+        return list(dict.fromkeys(id for result in results for id in getattr(result, key)))
 
     def uncounted_at(self, seed: int) -> set[str]:
         """The clients of this seed without training examples that some finished rows score, and others leave out."""
-        found = [row.results[seed] for row in self.rows if seed in row.results]
-        only_tested = {id for result in found for id in result.only_tested}
-        return {id for id in only_tested if any(id not in result.clients for result in found)}
+        results = [row.results[seed] for row in self.rows if seed in row.results]
+        only_tested = {id for result in results for id in result.only_tested}
+        return {id for id in only_tested if any(id not in result.clients for result in results)}
 
     @property
     def by_client(self) -> dict[str, dict[str, list[float]]]:
@@ -157,8 +157,6 @@ class Table:
 
     @property
     def verdict(self) -> Verdict:
-        """What the scores until now say of each pair of rows."""
-
         def tested(seed: int, result: Result) -> Scored:
             federation, training = (seed if own is None else own for own in (result.federation, result.training))
             line = rules.get(result.shared)
@@ -170,12 +168,11 @@ class Table:
 
     @property
     def failed(self) -> str:
-        """The failed cells, `label seed n` with commas between."""
         return ", ".join(f"{row.label} seed {seed}" for row in self.rows for seed in row.failures)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything: per row the scores by seed, mean and std per client, bytes and parameters. `base` and `rule` are
-        those of all rows; null where rows have others, which `baselines` lists."""
+        """Per row the scores by seed, mean and std per client, bytes and parameters. `base` and `rule` are those of all
+        rows; null where rows have others, which `baselines` lists."""
         found = self.baselines
         baselines = {kind: [self._row_json(row) for row in found.get(kind, ()) if row.results] for kind in BASELINES}
         return {
@@ -231,7 +228,6 @@ class Table:
         return file.getvalue()
 
     def as_markdown(self) -> str:
-        """One table, what to know about it, and the verdict on its rows."""
         lines = [[label, *(f"**{text}**" if best else text for text, best in cells)] for label, cells in self.cells()]
         rule = ["---", *["---:"] * (len(self.heads) - 1)]
         text = "\n".join(
@@ -241,7 +237,6 @@ class Table:
 
     @property
     def heads(self) -> list[str]:
-        """The titles of the columns, in `as_markdown` and in the page."""
         return ["method", *self._columns, "average", "worst half", "seeds", *_COSTS]
 
     def cells(self) -> list[tuple[str, list[tuple[str, bool]]]]:
@@ -257,22 +252,15 @@ class Table:
         lines = list(self._lines(self._columns, short=True))
         tables: list[RichTable | Text] = []
         if self._columns and len(self.rows) <= MAX_TERMINAL_ROWS:
-            clients = _rich(f"{self.metric} (0-100)", "client", [row.label for row in self.shown])
+            clients = table_of_numbers(f"{self.metric} (0-100)", "client", [row.label for row in self.shown])
             for number, client in enumerate(self._columns):
                 clients.add_row(Text(client), *(_mean(row, *cells[number]) for row, cells, _ in lines))
             tables.append(clients)
         adapter = f"1× is one adapter of {self.adapter:,} parameters"
         title = f"{self.metric} (0-100); bytes that a client sends over the run; {adapter}"
-        heads = [
-            "average",
-            "worst\nhalf",
-            "seeds",
-            "bytes\nsent",
-            "held by\nserver",
-            "in a\nmessage",
-            "held by\na client",
-        ]
-        averages = _rich(title, "method", heads)
+        heads = ["average", "worst\nhalf", "seeds", "bytes\nsent"]
+        heads += ["held by\nserver", "in a\nmessage", "held by\na client"]
+        averages = table_of_numbers(title, "method", heads)
         for row, cells, rest in lines:
             averages.add_row(Text(row.label), *(_mean(row, *cell) for cell in cells[len(self._columns) :]), *rest)
         return [*tables, averages, *map(Text, [*self._without_score(), *self.verdict.for_terminal()])]
@@ -311,7 +299,6 @@ class Table:
         return [*bytes_moved, times(held.server), sent, times(held.client)]
 
     def all_notes(self) -> list[str]:
-        """What to know about the table."""
         seeds = ", ".join(map(str, self.seeds))
         several = f"mean ± sample standard deviation (divided by n - 1) over seeds {seeds}"
         over = several if len(self.seeds) > 1 else f"seed {seeds}"
@@ -329,9 +316,9 @@ class Table:
             "rule": "rule: of each client the rule that trains nothing and is best on its training examples, such as "
             "its most frequent answer; table.json names it.",
         }
-        found = self.baselines
-        notes += [about[kind] for kind in found]
-        if any(not row.results for rows in found.values() for row in rows):
+        baselines = self.baselines
+        notes += [about[kind] for kind in baselines]
+        if any(not row.results for rows in baselines.values() for row in rows):
             notes.append('"-": these runs have not scored it (eval.base; runs of earlier versions, or privacy.clip).')
         if len(self.clients) > MAX_CLIENTS:
             notes.append(f"The scores of {len(self.clients)} single clients are in table.csv and table.json.")
@@ -347,7 +334,6 @@ class Table:
         return notes + self.notes
 
     def _without_score(self) -> list[str]:
-        """Of clients whose scores some or all rows lack."""
         notes = [f"{NOT_SCORED} So it is for {listed(unscored)}."] if (unscored := self.unscored) else []
         if uncounted := self.uncounted:
             notes.append(
@@ -377,8 +363,12 @@ def _baselines(rows: Sequence[Row], kind: str) -> Iterator[Row]:
     known = _known(rows, kind)
     groups: list[tuple[list[str], dict[int, Result]]] = []
     for row in rows:
-        own = {seed: _of_line(known[its.shared], kind) for seed, its in row.results.items() if its.shared in known}
-        fits = (group for group in groups if all(group[1].get(seed, its) == its for seed, its in own.items()))
+        own = {}
+        for seed, line in ((seed, known.get(result.shared)) for seed, result in row.results.items()):
+            if line is not None:
+                rule = line if kind == "rule" else None
+                own[seed] = Result("", 0, line["clients"], line["mean"], line["worst_half"], Traffic(), rule=rule)
+        fits = (group for group in groups if all(group[1].get(seed, result) == result for seed, result in own.items()))
         labels, results = next(fits, ([], {}))
         if own and not labels:
             groups.append((labels, results))
@@ -388,22 +378,9 @@ def _baselines(rows: Sequence[Row], kind: str) -> Iterator[Row]:
         yield Row(kind if len(groups) == 1 else f"{kind} of {', '.join(labels)}", [], "", Parameters(), results)
 
 
-def _of_line(line: Mapping[str, Any], kind: str) -> Result:
-    its_rule = line if kind == "rule" else None
-    return Result("", 0, line["clients"], line["mean"], line["worst_half"], Traffic(), rule=its_rule)
-
-
 def _cell(row: Row, spread: Spread | None) -> str:
     """A score in words; nothing where there may be one later, and a dash where there is none."""
     return str(spread) if spread else "" if row.method and not row.results else "-"
-
-
-def _rich(title: str, first: str, columns: Sequence[str]) -> RichTable:
-    table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="ellipsis")  # what is cut where the terminal is narrow
-    for column in columns:
-        table.add_column(Text(column), justify="right", no_wrap=True)
-    return table
 
 
 def _mean(row: Row, cell: Spread | None, best: bool) -> Text:
@@ -418,7 +395,6 @@ _SHORT = EngFormatter(places=2)
 
 
 def to_text(table: Table) -> dict[str, str]:
-    """The files of a table by name."""
     return {
         "table.md": table.as_markdown(),
         "table.csv": table.as_csv(),

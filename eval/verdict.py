@@ -1,5 +1,6 @@
-"""What a comparison knows of its runs: the verdict on each pair of methods by four quantities, who is best if anybody,
-and where the scores' variance comes from."""
+"""What a comparison knows of its runs: the verdict on each pair of methods by four quantities, and who is best if
+anybody.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +8,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, variance
-from typing import Any
-
-import numpy as np
+from typing import Any, Literal
 
 from llm_fed.eval.above_rule import AboveRule, above_rule
-from llm_fed.eval.pairs import LEAST, LEVEL, Cell, Column, compare_methods
+from llm_fed.eval.pairs import LEVEL, Cell, Column, compare_methods
 from llm_fed.runs.reading import scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import without
@@ -37,35 +35,12 @@ class Scored:
     rule: Mapping[str, float] | None = None
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Where the variance of a client's score comes from, each a part of 1; a mean over the methods."""
-
-    federation: float | None  # draw of the federation; None: not to be told apart from training
-    training: float | None  # training seed; None: every federation was trained with one seed alone
-    draw: float  # federation and training together, as far as a run's clients move as one
-    client: float
-
-    def __str__(self) -> str:
-        start = f"of the variance of one client's score {self.client:.0%} lies between clients"
-        if self.training is None or self.federation is None:
-            return (
-                f"{start} and {self.draw:.0%} between draws; the share of training is unknown, as each federation was "
-                "trained with one seed"
-            )
-        return f"{start}, {self.federation:.0%} between federations and {self.training:.0%} between training seeds"
-
-
 class Verdict:
-    """The verdict on all pairs of methods.
-
-    Args:
-        runs: the finished runs of each method.
-    """
+    """The verdict on all pairs of methods, of the finished runs of each."""
 
     def __init__(self, runs: Mapping[str, Sequence[Scored]]):
-        self.runs = {method: list(found) for method, found in runs.items() if found}
-        everything = [run for found in self.runs.values() for run in found]
+        self.runs = {method: list(finished) for method, finished in runs.items() if finished}
+        everything = [run for finished in self.runs.values() for run in finished]
         self.federations = len({run.federation for run in everything})
         trainings = len({run.training for run in everything})
         self.one_federation = self.federations == 1 and trainings > 1
@@ -74,69 +49,48 @@ class Verdict:
     def columns(self) -> dict[str, Column]:
         """`average` and `worst_half` of the tested round, then `last_average` and `last_worst_half` where known; a
         quantity that says the same as one before it is left out."""
-        found: dict[str, Column] = {}
-        seen = []
+        quantities: dict[str, Any] = {}
         for name, scores in self._quantities():
-            if sum(map(bool, scores.values())) > 1 and scores not in seen:
-                found[name] = compare_methods(scores)
-                seen.append(scores)
-        return found
+            if sum(map(bool, scores.values())) > 1 and scores not in quantities.values():
+                quantities[name] = scores
+        return {name: compare_methods(scores) for name, scores in quantities.items()}
 
     @cached_property
     def rules(self) -> dict[str, AboveRule]:
-        """By quantity how the methods stand to the best rule that trains nothing, which is none of them and takes no
-        part in their pairs; empty where it is not known."""
-        found: dict[str, AboveRule] = {}
+        """By quantity how the methods stand to the best rule that trains nothing, which is in none of their pairs."""
+        compared = {}
         for name in NAMES:
-            own = self._scores({method: [getattr(run, name) for run in runs] for method, runs in self.runs.items()})
-            rules = self._scores(
-                {method: [(run.rule or {}).get(name) for run in runs] for method, runs in self.runs.items()}
-            )
-            if compared := above_rule(own, rules):
-                found[name] = compared
-        return found
+            compared[name] = above_rule(self._scores(name), self._scores(name, of="rule"))
+        return {name: above for name, above in compared.items() if above}
 
     @property
     def of_rules(self) -> list[str]:
-        """The sentences on `rule`, those on the average first."""
         said = [f"{self.title(name)}: {s}" for name, compared in self.rules.items() for s in compared.sentences]
         return list(dict.fromkeys(said))
 
     def _quantities(self) -> Iterator[tuple[str, dict[str, dict[Cell, float]]]]:
         for name in NAMES:
-            yield name, self._scores({method: [getattr(r, name) for r in runs] for method, runs in self.runs.items()})
+            yield name, self._scores(name)
         splits = {run.last["split"] for runs in self.runs.values() for run in runs if run.last}
+        # Some runs may have been tested in their last round by chance: such a choice of runs would be biased.
+        whole = {method for method, runs in self.runs.items() if all(run.last for run in runs)}
         for name in NAMES if len(splits) == 1 else ():
-            values = {
-                method: [run.last[name] if run.last else None for run in runs] for method, runs in self.runs.items()
-            }
-            # Some runs may have been tested in their last round by chance: such a choice of runs would be biased.
-            whole = {method: found if None not in found else [None] * len(found) for method, found in values.items()}
-            yield f"last_{name}", self._scores(whole)
+            scores = self._scores(name, of="last")
+            yield f"last_{name}", {method: cells if method in whole else {} for method, cells in scores.items()}
 
-    def _scores(self, values: Mapping[str, Sequence[float | None]]) -> dict[str, dict[Cell, float]]:
+    def _scores(self, name: str, of: Literal["", "rule", "last"] = "") -> dict[str, dict[Cell, float]]:
+        """By method and cell a quantity of the runs, of their rules, or of their last rounds, as far as it is known."""
+
         def cell(run: Scored) -> Cell:
             return (run.training, 0) if self.one_federation else (run.federation, run.training)
 
+        def value(run: Scored) -> float | None:
+            return (getattr(run, of) or {}).get(name) if of else getattr(run, name)
+
         return {
-            method: {cell(run): value for run, value in zip(runs, values[method], strict=True) if value is not None}
+            method: {cell(run): score for run in runs if (score := value(run)) is not None}
             for method, runs in self.runs.items()
         }
-
-    @cached_property
-    def shares(self) -> Shares | None:
-        """Where the variance comes from; None below LEAST draws or two clients."""
-        parts = [found for runs in self.runs.values() if (found := _components(runs))]
-        if self.federations < LEAST or not parts:
-            return None
-        known = all("training" in part for part in parts)
-        keys = ("federation", "training", "client") if known else ("draw", "client")
-        means = {key: fmean(max(0.0, part[key]) for part in parts) for key in keys}
-        if not (total := sum(means.values())):
-            return None
-        share = {key: value / total for key, value in means.items()}
-        draw = share.get("draw", 1 - share["client"])
-        return Shares(share.get("federation"), share.get("training"), draw, share["client"])
 
     @property
     def judged(self) -> list[tuple[str, Column]]:
@@ -144,26 +98,18 @@ class Verdict:
         return [(self.title(name), column) for name, column in self.columns.items() if column.known]
 
     def bold(self, name: str) -> list[str]:
-        """The methods whose score of this quantity may be printed in bold: see `Column.best`."""
         column = self.columns.get(name)
         return column.best if column else []
 
     @property
     def sentences(self) -> list[str]:
-        """Per quantity who is best, then each pair; how the methods stand to `rule`; where the variance comes from."""
-        found = []
+        """Per quantity who is best, then each pair; then how the methods stand to `rule`."""
+        said = []
         for name, column in self.columns.items():
-            found.append(f"{self.title(name)}: {column.headline}")
-            found += map(str, column.pairs)
-        return [*found, *self.of_rules, *self.variance]
-
-    @property
-    def variance(self) -> list[str]:
-        """The sentence on where the variance comes from, where that is known."""
-        return [str(self.shares)] if self.shares else []
+            said += [f"{self.title(name)}: {column.headline}", *map(str, column.pairs)]
+        return [*said, *self.of_rules]
 
     def title(self, name: str) -> str:
-        """The quantity in words."""
         if not name.startswith("last_"):
             return NAMES[name]
         split = next(run.last["split"] for runs in self.runs.values() for run in runs if run.last)
@@ -171,7 +117,6 @@ class Verdict:
 
     @property
     def method(self) -> list[str]:
-        """How the verdict was made, in sentences."""
         unit = "training seeds on one federation" if self.one_federation else "draws of the federation"
         whole = ["It holds for this federation alone, as all runs share it."] if self.one_federation else []
         return [
@@ -194,7 +139,7 @@ class Verdict:
             lines += [f"- {sentence}" for sentence in self.of_rules]
         if not lines:
             return ""
-        return "\n".join(["", "## Verdict", *lines, "", *map(_upper, [*self.variance, *self.method]), ""])
+        return "\n".join(["", "## Verdict", *lines, "", *map(_upper, self.method), ""])
 
     def for_terminal(self) -> list[str]:
         """The verdict on the average, and the headlines of the other quantities."""
@@ -206,7 +151,6 @@ class Verdict:
         return lines + self.of_rules
 
     def as_json(self) -> dict[str, Any]:
-        """Everything: per quantity the pairs, the leaders, the headline; the shares of the variance."""
         columns = {
             name: {
                 "title": self.title(name),
@@ -218,21 +162,14 @@ class Verdict:
             for name, column in self.columns.items()
         }
         unit = "training" if self.one_federation else "federation"
-        shares = vars(self.shares) if self.shares else None
         rules = {name: compared.as_json() for name, compared in self.rules.items()}
-        return {
-            "level": LEVEL, "unit": unit, "columns": columns, "rule": rules, "variance": shares,
-            "sentences": self.sentences,
-        }  # fmt: skip
+        return {"level": LEVEL, "unit": unit, "columns": columns, "rule": rules, "sentences": self.sentences}
 
 
 def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) -> dict[str, Any] | None:
     """The scores of a run's last round on the split that is scored during training, before what clients finish alone:
-    {split, average, worst_half}; None where the last round is the one that was tested, or a run has no rounds.
-
-    Args:
-        uncounted: clients that count in no mean.
-    """
+    {split, average, worst_half}, without the clients that count in no mean (`uncounted`); None where the last round is
+    the one that was tested, or a run has no rounds."""
     if config.eval.select == "last":
         return None
     scored = scores_in_training(read_records(folder / "metrics.jsonl"), config.eval.during)
@@ -245,40 +182,3 @@ def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) ->
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _components(runs: Sequence[Scored]) -> dict[str, float] | None:
-    """Variances between draws (of these, where there are several training seeds per federation, between federations),
-    between training seeds and between clients, of one method's scores, by the method of moments; None where there is
-    too little.
-
-    score = federation + client + training + the client's own part of training. A client of the same name in every
-    federation may be the same one there: what it keeps moves no federation's mean.
-    """
-    found: dict[int, list[list[tuple[str, float]]]] = {}
-    for run in runs:
-        found.setdefault(run.federation, []).append(sorted(run.clients.items()))
-    groups = list(found.values())
-    names = [[[name for name, _ in run] for run in group] for group in groups]
-    balanced = len({len(group) for group in groups}) == 1 and all(len(run) > 1 for group in names for run in group)
-    if len(groups) < 2 or not balanced or any(run != group[0] for group in names for run in group):
-        return None
-    scores = [np.array([[score for _, score in run] for run in group]) for group in groups]  # (training seeds, clients)
-    size, repeats = fmean(group.shape[1] for group in scores), len(groups[0])
-    training = moved = own = 0.0  # of a client's score; of a run's mean; the clients' own part
-    if repeats > 1:
-        training = fmean(group.var(axis=0, ddof=1).mean() for group in scores)
-        moved = fmean(group.mean(axis=1).var(ddof=1) for group in scores)
-        own = max(0.0, training - moved) / (1 - 1 / size)
-    means = [group.mean(axis=0) for group in scores]  # of each client
-    within = fmean(mean.var(ddof=1) for mean in means)
-    specific = within
-    if all(group[0] == names[0][0] for group in names):
-        table = np.stack(means)
-        rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
-        specific = float((rest**2).sum()) / ((len(means) - 1) * (size - 1))
-    between = variance([float(mean.mean()) for mean in means]) - specific / size
-    parts = {"draw": between, "client": within - own / repeats}
-    return parts | (
-        {"federation": between - (moved - own / size) / repeats, "training": training} if repeats > 1 else {}
-    )

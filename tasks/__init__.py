@@ -1,7 +1,6 @@
 """Tasks: whose examples, of text or of images. `load` reads one by name; TASKS is the table of all.
 
-A task from outside needs no line there: a `Task` in any module is named `package.module:NAME`, or by an entry point of
-its package (`llm_fed.settings.plugins`).
+A task from outside is a `Task` named `package.module:NAME`, or by an entry point (`llm_fed.settings.plugins`).
 """
 
 from __future__ import annotations
@@ -71,20 +70,14 @@ TASKS = {
 
 
 def find(name: str, key: str = "task.name") -> Task:
-    """The task that a name stands for: of this table, or from outside (`plugins.find`).
-
-    Args:
-        key: the setting that holds the name, for messages.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The task that a name stands for: of this table, or from outside. UserError where there is none. `key`: the
+    setting that holds the name, for messages."""
     if name in TASKS:
         return TASKS[name]
-    found = plugins.find(key, name, plugins.TASKS, TASKS)
-    if not isinstance(found, Task):
-        raise UserError(f"{key}={name!r} is {found!r:.60}; it must be a llm_fed.tasks.Task: TASK = Task(load, ...)")
-    return found
+    task = plugins.find(key, name, plugins.TASKS, TASKS)
+    if not isinstance(task, Task):
+        raise UserError(f"{key}={name!r} is {task!r:.60}; it must be a llm_fed.tasks.Task: TASK = Task(load, ...)")
+    return task
 
 
 def load(
@@ -92,14 +85,13 @@ def load(
 ) -> TaskData:
     """The task's clients after `config.groups`, partition and `config.clients`, and the server's data if it has any.
 
-    Where no client brings a test split, a seeded TEST_SHARE of the training examples of each client that has two or
-    more becomes one, with a warning. So a client may have training examples alone, or test examples alone; one with
-    neither is left out. With `config.server.test` the test split is the server's, and clients need training examples. A
-    client without a validation split gives `config.validation` of its training examples. Label noise falls on what is
-    left of these. UserError for an unknown task, wrong or missing data, or where no client has an example.
+    Where no client brings a test split, a seeded TEST_SHARE of the training examples of each client with two or more
+    becomes one, with a warning; a client without any example is left out. With `config.server.test` the test split is
+    the server's, and clients need training examples. A client without a validation split gives `config.validation` of
+    its training examples. Label noise falls on the rest. UserError for an unknown task, wrong or missing data, or where
+    no client has an example.
 
     Args:
-        seed: of the federation.
         held_out: the seed of which examples become test and validation splits (default: `seed`).
         known: rows that keep the split which they had in a run.
         absent: whether groups may be missing, as on a machine whose data went away; they count as without an example.
@@ -158,8 +150,7 @@ def load(
 
 
 def describe() -> list[dict[str, str]]:
-    """Name, default metric, default clients and source of every task, for `llm-fed tasks`: those of llm_fed, then those
-    of installed packages, or what is wrong with them."""
+    """What `llm-fed tasks` lists of every task: name, default metric and clients, source; or what is wrong with it."""
     return [_described(name, task) for name, task in TASKS.items()] + list(
         plugins.describe(plugins.TASKS, TASKS, lambda name: _described(name, find(name)))
     )
@@ -195,19 +186,14 @@ def _with_test(clients: list[ClientData], rule: Rule) -> list[ClientData]:
 
 
 def _with_validation(clients: list[ClientData], rule: Rule, share: float, others: list[ClientData]) -> list[ClientData]:
-    """The clients, with a validation split held out of those that have none.
-
-    Args:
-        others: who trains beside the clients.
-    """
+    """The clients, with a validation split held out of those that have none; `others` train beside them."""
     without = [client for client in clients if not client.validation]
-    found = rule.hold_out(without, "validation", share, [*others, *(client for client in clients if client.validation)])
-    divided = {client.client: client for client in found}
+    beside = [*others, *(client for client in clients if client.validation)]
+    divided = {client.client: client for client in rule.hold_out(without, "validation", share, beside)}
     return [divided.get(client.client, client) for client in clients]
 
 
 def _check_encoding(names: Iterable[str]) -> None:
-    """Refuse names of files that Python could not read as text, which it marks by half characters."""
     for name in names:
         if any("\ud800" <= letter <= "\udfff" for letter in name):
             raise UserError(
@@ -217,11 +203,6 @@ def _check_encoding(names: Iterable[str]) -> None:
 
 
 def _with_examples(clients: list[ClientData], tested: bool) -> list[ClientData]:
-    """The clients that have something to train on or, where they are `tested`, to be tested on.
-
-    Raises:
-        UserError: there is none.
-    """
     having = [client for client in clients if client.train or (tested and client.test)]
     if not having:
         what = "training or test example" if tested else "training example"
@@ -230,7 +211,6 @@ def _with_examples(clients: list[ClientData], tested: bool) -> list[ClientData]:
 
 
 def _check_training(clients: list[ClientData], data: TaskData) -> None:
-    """Refuse data of which nothing is for training."""
     if not any(client.train for client in clients):
         empty = f" ({few(data.reading.empty, 'files')} holds none)" if data.reading and data.reading.empty else ""
         named = listed([client.client for client in clients])

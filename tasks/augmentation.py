@@ -12,21 +12,14 @@ from llm_fed.tasks.common import Picture, pixels_of
 
 
 def augmented(pictures: Sequence[Picture], how: str, draws: torch.Generator) -> list[Picture]:
-    """The pictures with other pixels; see `moved`.
-
-    Args:
-        how: crop | crop-flip.
-    """
+    """The pictures with other pixels; see `moved`. `how` is crop or crop-flip."""
     pixels = moved(pixels_of(pictures), draws, flip=how == "crop-flip")
     return [replace(picture, pixels=row) for picture, row in zip(pictures, pixels, strict=True)]
 
 
 def moved(pixels: Tensor, draws: torch.Generator, *, flip: bool) -> Tensor:
     """The pictures (N, C, H, W), each shifted by up to an eighth of its sides, black where it is shifted in: a random
-    crop of the picture with a black margin.
-
-    Args:
-        flip: also mirror each, left to right, or not, with even chances.
+    crop of the picture with a black margin. With `flip` each is also mirrored, left to right, or not, at even chances.
     """
     count, channels, height, width = pixels.shape
     above, beside = height // 8, width // 8

@@ -3,8 +3,7 @@
 A template is a program, and transformers runs it in Jinja's sandbox, which keeps it from files and from Python's own
 objects, but lets it loop for ever and make gigabytes. Here all that is kept is counted: what is written, assigned, or
 put into a list. What makes much of little, as a product or a width does, is refused before it is made. So no value is
-large and no single step takes long, and a thread ends what takes too many steps. An ordinary template hardly notices.
-transformers still prepares conversations and template.
+large and no single step takes long, and a thread ends what takes too many steps.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache, wraps
 from types import MethodType
 from typing import Any, TypeVar
 
-from jinja2 import Template, nodes
+from jinja2 import Environment, Template, nodes
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -67,25 +65,21 @@ class _Budget:
     def __init__(self, size: int):
         self.left = size
 
-    def spend(self, size: int) -> None:
-        self.left -= size
-        if self.left < 0:
+    def check(self, size: int) -> None:
+        if size > self.left:
             raise _TooLarge
 
+    def spend(self, size: int) -> None:
+        self.left -= size
+        self.check(0)
 
-_budget: ContextVar[_Budget | None] = ContextVar("_budget", default=None)
+
+_budget: ContextVar[_Budget] = ContextVar("_budget")  # set `within_limits`
 
 
 def within_limits(render: Callable[[], Result], given: int, name: str) -> Result:
-    """What `render` returns, which has transformers render a chat template.
-
-    Args:
-        given: characters of the conversation.
-        name: of the template, for messages.
-
-    Raises:
-        UserError: the template takes too long, or makes too much.
-    """
+    """What `render` returns, which has transformers render a chat template of that name for a conversation of so many
+    characters (`given`); UserError where the template takes too long, or makes too much."""
     _install()
     token = _budget.set(_Budget(SIZE + MORE * given))
     try:
@@ -108,10 +102,10 @@ def within_limits(render: Callable[[], Result], given: int, name: str) -> Result
 class _Rendering:
     """A thread that renders a template; its time begins when `_watch` first sees it."""
 
-    __slots__ = ("thread", "until", "ended_by_us")
+    __slots__ = ("thread", "until", "is_ended")
 
     def __init__(self) -> None:
-        self.thread, self.until, self.ended_by_us = threading.get_ident(), 0.0, False
+        self.thread, self.until, self.is_ended = threading.get_ident(), 0.0, False
 
     @property
     def is_over(self) -> bool:
@@ -138,24 +132,24 @@ def _watched(render: Callable[[], Result]) -> Result:
             _watcher = threading.Thread(target=_watch, name="chat templates", daemon=True)
             _watcher.start()
     try:
-        found = render()
-        _forget(rendering)
-        return found
-    except BaseException as error:
-        if not isinstance(error, _TooLong):
-            with suppress(_TooLong):  # it is over anyway
-                _forget(rendering)
-        with _lock:
-            _renderings.discard(rendering)
-        raise
+        return render()
+    finally:
+        try:
+            _discard(rendering)
+        except _TooLong:  # between the last step of the template and here
+            _discard(rendering)
+        if rendering.is_ended:
+            _raise_in(rendering, None)  # if it is still on its way
+            raise _TooLong
 
 
-def _forget(rendering: _Rendering) -> None:
+def _discard(rendering: _Rendering) -> None:
     with _lock:
         _renderings.discard(rendering)
-    if rendering.ended_by_us:  # _TooLong is on its way, or something in the template has swallowed it
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(rendering.thread), None)
-        raise _TooLong
+
+
+def _raise_in(rendering: _Rendering, error: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(rendering.thread), error and ctypes.py_object(error))
 
 
 def _watch() -> None:
@@ -167,26 +161,24 @@ def _watch() -> None:
                 _watcher = None
                 return
             for rendering in [each for each in _renderings if each.is_over]:
-                rendering.ended_by_us = True
-                _renderings.discard(rendering)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(rendering.thread), ctypes.py_object(_TooLong))
+                rendering.is_ended = True
+                _raise_in(rendering, _TooLong)  # again and again: a callback of Python's may swallow it
 
 
 # Size
 
 
 def _weight(value: Any) -> int:
-    """Characters and items of a value with all that is in it, as often as it is in it; that of what is over the budget
-    is not found out."""
-    left = _left()
-    waiting, found = [value], 0
+    """Characters and items of a value with all that is in it, as often as it is in it; _TooLarge over the budget."""
+    left = _budget.get().left
+    waiting, weight = [value], 0
     while waiting:
         each = waiting.pop()
-        found += 1
+        weight += 1
         if isinstance(each, str | bytes):
-            found += len(each)
+            weight += len(each)
         elif isinstance(each, int):
-            found += each.bit_length() // 8
+            weight += each.bit_length() // 8
         elif isinstance(each, dict):
             waiting += each.keys()
             waiting += each.values()
@@ -194,46 +186,27 @@ def _weight(value: Any) -> int:
             waiting += each
         elif isinstance(each, Namespace):
             waiting.append(object.__getattribute__(each, "_Namespace__attrs"))
-        if found + len(waiting) > left:
+        if weight + len(waiting) > left:
             raise _TooLarge
-    return found
-
-
-def _left() -> int:
-    budget = _budget.get()
-    return SIZE if budget is None else budget.left
+    return weight
 
 
 def _made(value: Any) -> Any:
-    """Count a value that was made."""
-    budget = _budget.get()
-    if budget is not None:
-        kind = type(value)
-        if kind is str:
-            budget.left -= 1 + len(value)
-        elif kind is bool or value is None:
-            budget.left -= 1
-        else:
-            budget.left -= _weight(value)
-        if budget.left < 0:
-            raise _TooLarge
+    kind = type(value)
+    _budget.get().spend(1 + len(value) if kind is str else 1 if kind is bool or value is None else _weight(value))
     return value
 
 
 def _check_growing(name: str, values: list[Any]) -> None:
-    """Refuse what would make too much of what it is given.
-
-    Args:
-        values: what a method or a filter of this name is called with; those of other kinds than here do not count.
-    """
-    left, texts = _left(), [value for value in values if isinstance(value, str)]
+    """Refuse what would make too much of what it is given: the values with which a method or a filter of this name is
+    called, where those of other kinds than here do not count."""
+    budget, texts = _budget.get(), [value for value in values if isinstance(value, str)]
     if name in ("format", "format_map"):
         _check_format(texts, values)
         return
     if name == "replace" and len(texts) >= 3:
         text, old, new = texts[:3]
-        if len(text) + (len(text) // max(1, len(old)) + 1) * len(new) > left:
-            raise _TooLarge
+        budget.check(len(text) + (len(text) // max(1, len(old)) + 1) * len(new))
         return
     if name == "sum" and not any(isinstance(value, list | tuple) for value in values[-1:]):
         return
@@ -245,18 +218,15 @@ def _check_growing(name: str, values: list[Any]) -> None:
             product *= 1 + len(value)
         elif isinstance(value, list | tuple | dict):
             product *= (1 + _weight(value)) * (len(value) if name == "sum" else 1)
-        if product > left:
-            raise _TooLarge
+        budget.check(product)
 
 
 def _check_bits(bits: int) -> None:
-    """Refuse whole numbers with which it takes long to calculate."""
     if bits > _MOST_BITS:
         raise _TooLarge
 
 
 def _check_format(texts: list[str], values: list[Any]) -> None:
-    """Refuse a width of six digits, also where it is one of the values."""
     _weight(values)
     numbers = [value for value in values if isinstance(value, int)]
     wide = any(_WIDTH.search(text) for text in texts[:1])
@@ -266,18 +236,15 @@ def _check_format(texts: list[str], values: list[Any]) -> None:
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
-    """transformers' environment, in which everything that is made is counted."""
+    """An environment in which everything that is made is counted."""
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
     @classmethod
-    def like(cls, environment: ImmutableSandboxedEnvironment) -> _Bounded:
-        """With its filters, globals, extensions and settings."""
-        own = object.__new__(cls)
-        own.__dict__.update(environment.__dict__)
-        own.overlayed, own.linked_to = True, environment
-        own.cache = None
-        own.extensions = {key: extension.bind(own) for key, extension in environment.extensions.items()}
+    def like(cls, environment: Environment) -> Environment:
+        """One with the filters, globals, extensions and settings of another."""
+        own = environment.overlay(cache_size=0)
+        own.__class__ = cls
         own.filters = {name: _counted(name, filter) for name, filter in environment.filters.items()}
         own.concat = _concatenated  # type: ignore[method-assign]
         return own
@@ -285,12 +252,10 @@ class _Bounded(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and not isinstance(left, str):
             return left % right
-        if operator == "*" and not (isinstance(left, float) or isinstance(right, float)):
-            sizes = [abs(each) if isinstance(each, int) and each.bit_length() < 64 else each for each in (left, right)]
-            if isinstance(left, int) and isinstance(right, int):
-                _check_bits(left.bit_length() + right.bit_length())
-            else:
-                _check_growing("*", sizes)
+        if operator == "*" and isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() + right.bit_length())
+        elif operator == "*" and not (isinstance(left, float) or isinstance(right, float)):
+            _check_growing("*", [left, right])
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() * max(right, 0))
         elif operator == "%":
@@ -305,8 +270,8 @@ class _Bounded(ImmutableSandboxedEnvironment):
                 _made(value)
         elif (name := getattr(__obj, "__name__", "")) in _GROWING:
             _check_growing(name, [_receiver(__obj), *args, *kwargs.values()])
-        found = super().call(__context, __obj, *args, **kwargs)
-        return _made(found) if type(found) in (list, dict, tuple) else found
+        result = super().call(__context, __obj, *args, **kwargs)
+        return _made(result) if type(result) in (list, dict, tuple) else result
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         # What is not written at once, but kept until a block ends, is counted piece by piece.
@@ -318,34 +283,18 @@ class _Bounded(ImmutableSandboxedEnvironment):
     def made(self, value: Any) -> Any:
         return _made(value)
 
-    def repeated(self, iterable: Any, text: int) -> Any:
+    def repeated(self, iterable: Any, text: int) -> Iterator[Any]:
         """A loop, whose body writes so many characters of the template itself each time."""
-        return _Loop(iterable, text)
-
-    def begun(self, text: int) -> None:
-        """A macro, which writes so many characters of the template itself."""
-        if budget := _budget.get():
-            budget.spend(1 + text)
-
-
-class _Loop:
-    """What is iterated over in a template; its length is known where it was."""
-
-    def __init__(self, iterable: Any, text: int):
-        self._iterable, self._text = iterable, text
-
-    def __len__(self) -> int:
-        return len(self._iterable)
-
-    def __iter__(self) -> Iterator[Any]:
-        budget, cost = _budget.get(), 1 + self._text
-        if budget is None:
-            budget = _Budget(SIZE)
-        for item in self._iterable:
+        budget, cost = _budget.get(), 1 + text
+        for item in iterable:
             budget.left -= cost
             if budget.left < 0:
                 raise _TooLarge
             yield item
+
+    def begun(self, text: int) -> None:
+        """A macro, which writes so many characters of the template itself."""
+        _budget.get().spend(1 + text)
 
 
 def _receiver(method: Any) -> Any:
@@ -356,16 +305,14 @@ def _receiver(method: Any) -> Any:
 
 
 def _concatenated(pieces: Iterable[str]) -> str:
-    """What a template writes."""
     kept, budget = [], _budget.get()
-    left = _left()
+    left = budget.left
     for piece in pieces:
         kept.append(piece)
         left -= len(piece)
         if left < 0:
             raise _TooLarge
-    if budget is not None:
-        budget.left = min(budget.left, left)
+    budget.left = min(budget.left, left)
     return "".join(kept)
 
 
@@ -388,10 +335,8 @@ def _counted(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Counting(NodeTransformer):
-    """Puts the counting into a template.
-
-    A sum or `a ~ b` is at most as large as its parts, so it is only counted where it is kept, or has many parts.
-    """
+    """Puts the counting into a template. A sum or `a ~ b` is at most as large as its parts, so it is only counted where
+    it is kept, or has many parts."""
 
     def __init__(self, template: nodes.Template):
         self._many: set[int] = set()
@@ -440,7 +385,6 @@ class _Counting(NodeTransformer):
 
 
 def _text_in(node: nodes.Node) -> int:
-    """Characters that a part of a template writes itself."""
     return sum(len(data.data) for data in node.find_all(nodes.TemplateData))
 
 
@@ -462,7 +406,8 @@ _theirs: Callable[[str], Template] | None = None  # how transformers compiles a 
 
 
 def _install() -> None:
-    """Let transformers compile templates so, but only where they are rendered `within_limits`."""
+    """Let transformers compile templates so, but only where they are rendered `within_limits`. It has no public way to
+    say this; tests/tasks/test_bounded.py says with which versions this one works."""
     global _theirs
     if _theirs is not None:
         return
@@ -471,7 +416,7 @@ def _install() -> None:
     theirs = chat_template_utils._compile_jinja_template
 
     def compiled(chat_template: str) -> Template:
-        return theirs(chat_template) if _budget.get() is None else _compiled(chat_template)
+        return theirs(chat_template) if _budget.get(None) is None else _compiled(chat_template)
 
     chat_template_utils._compile_jinja_template = compiled  # type: ignore[assignment]
     _theirs = theirs

@@ -32,26 +32,18 @@ class ChatTemplate:
         self._marked = GENERATION.search(template.text) is not None
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
-        """The tokens that the next message of the assistant follows.
-
-        Raises:
-            UserError: the template fails, or takes no tools.
-        """
+        """What the assistant's next message follows; UserError where the template fails, or takes no tools."""
         rendering = self._rendering(self._taken(turns), asked=True)
         return self._encode(rendering, rendering.replies(self.habits)).ids
 
     def conversation(self, turns: Sequence[Turn]) -> Encoded:
         """A conversation that ends with the assistant. The targets are what the assistant writes in the turns that are
         trained, each with the token that ends it; where the template writes none behind the last, EOS is put there.
-
-        Raises:
-            UserError: as in `prompt`, or a message that is trained is not in the rendering.
-        """
+        UserError as in `prompt`, or where a message that is trained is not in the rendering."""
         turns = self._taken(turns)
         apart = self.habits.lead is None  # the rendering does not go on where the prompt of an evaluation ends
         rendering = self._rendering(turns[:-1] if apart else turns, asked=apart)
         replies = rendering.replies(self.habits)
-        target: list[bool]
         tokens = self._encode(rendering, replies)
         target = self._target(turns, rendering, replies, tokens)
         if apart:
@@ -72,7 +64,6 @@ class ChatTemplate:
 
     @property
     def opens(self) -> bool:
-        """Whether a prompt ends with the tag of reasoning."""
         return self.habits.opened != ""
 
     @property
@@ -95,8 +86,8 @@ class ChatTemplate:
         return cast(int, self.tokenizer.eos_token_id)
 
     def _taken(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """The turns as the template takes them: without a system message where it refuses or drops these, whose text
-        then stands before the first of the user."""
+        """The turns; where the template does not take a system message, its text stands before the first of the
+        user."""
         if len(turns) < 2 or turns[0].role != "system" or self._takes_system:
             return turns
         return [turns[1]._replace(content=f"{turns[0].content}\n\n{turns[1].content}"), *turns[2:]]
@@ -114,27 +105,13 @@ class ChatTemplate:
         return rendering
 
     def _render(self, messages: Messages, asked: bool) -> str:
-        """What the template writes.
-
-        Args:
-            asked: whether the beginning of the next reply follows.
-        """
+        """What the template writes, with the beginning of the next reply if it is `asked` for."""
         options: dict[str, Any] = {"chat_template": self.template.text, "date_string": self.template.date}
-        return str(
-            self._limited(
-                messages,
-                lambda: self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=asked, **options
-                ),
-            )
-        )
+        options |= {"add_generation_prompt": asked, "tokenize": False}
+        return str(self._limited(messages, lambda: self.tokenizer.apply_chat_template(messages, **options)))
 
     def _limited(self, messages: Messages, render: Callable[[], Any]) -> Any:
-        """What `render` makes of the messages with the template, whatever that is.
-
-        Raises:
-            UserError: it fails, or goes over the limits of time and size.
-        """
+        """What `render` makes of the messages with the template; UserError where it fails, or exceeds a limit."""
         given = sum(len(message["content"]) for message in messages)
         try:
             return within_limits(render, given, self.template.name)
@@ -157,7 +134,6 @@ class ChatTemplate:
     def _target(
         self, turns: Sequence[Turn], rendering: Rendering, replies: Mapping[int, Reply], tokens: Tokens
     ) -> list[bool]:
-        """Which tokens the assistant writes in the turns that are trained."""
         generated = self._generated(rendering) if self._marked else None
         target = [False] * len(tokens.ids)
         for number, message in enumerate(rendering.messages):
@@ -183,7 +159,6 @@ class ChatTemplate:
         return target
 
     def _generated(self, rendering: Rendering) -> list[Span]:
-        """The parts of a rendering that the template's generation marks say are the assistant's."""
         from transformers.utils.chat_template_utils import render_jinja_template  # takes a second to import
 
         given: dict[str, Any] = {**self.tokenizer.special_tokens_map, "date_string": self.template.date}
@@ -211,7 +186,6 @@ class ChatTemplate:
 
     @cached_property
     def habits(self) -> Habits:
-        """See `Habits`."""
         marks = Marks(self.safe.spelled, ())
         first, last, next_one = (marks.spare(number) for number in (1, 2, 3))
         asked, said = {"role": "user", "content": _USER}, {"role": "assistant", "content": f"{first}{_REPLY}{last}"}
@@ -231,18 +205,14 @@ class ChatTemplate:
         return Habits(lead, opened[0] if opened else "", frozenset(ends))
 
     def _ends_between(self, opening: str, between: str) -> list[str]:
-        """The first control token between a reply and the next message of the user that does not belong to the
-        beginning of the latter.
-
-        Args:
-            opening: what stands before the first message of the user.
-        """
+        """The first control token between a reply and the next message of the user that is not of the latter's
+        beginning, which also stands before the first message (`opening`)."""
         split = re.compile(f"({self.safe.pattern.pattern})").split
-        theirs, ours = split(opening), split(between)
-        while theirs and ours and theirs[-1] == ours[-1]:
-            theirs.pop()
-            ours.pop()
-        return [part for part in ours if self.safe.pattern.fullmatch(part)][:1]
+        first, later = split(opening), split(between)
+        while first and later and first[-1] == later[-1]:
+            first.pop()
+            later.pop()
+        return [part for part in later if self.safe.pattern.fullmatch(part)][:1]
 
     def replaced(self) -> str | None:
         """The template with what it writes before a reply in the place of its generation prompt, where the two differ
@@ -282,7 +252,6 @@ _PROBE = (Turn("user", _USER), Turn("assistant", _REPLY))
 
 
 def _hidden(value: Any, marks: Marks, pattern: re.Pattern[str]) -> Any:
-    """A JSON value with the spellings of control tokens hidden in all its texts."""
     if isinstance(value, str):
         return marks.hide(value, pattern)
     if isinstance(value, list):
@@ -307,14 +276,10 @@ _DAY = {  # a Friday: Llama 3.2's own default, for templates that ask for today
 
 
 def answering(text: str, tokenizer: PreTrainedTokenizerBase, date: str) -> str:
-    """A chat template whose generation prompt ends where an answer without reasoning begins, and that knows no today.
-
-    That is the template as it stands, or with its own switch of reasoning off, or with what it writes before a reply in
-    the place of its generation prompt. The result is a chat template as well, so that any server can be given it.
-
-    Args:
-        date: for templates that are given one.
-    """
+    """A chat template whose generation prompt ends where an answer without reasoning begins, and that knows no today:
+    as it stands, with its own switch of reasoning off, or with what it writes before a reply in the place of its
+    generation prompt. The result is a chat template as well, so that any server can be given it. `date`: for templates
+    that are given one."""
     if "strftime_now" in text and "date_string" not in text:
         day = "".join(f" | replace({code!r}, {value!r})" for code, value in _DAY.items())
         text = "{%- macro strftime_now(format) -%}{{ format" + day + " }}{%- endmacro %}{{ '' }}" + text

@@ -26,13 +26,9 @@ class Again(Exception):
 
 class Choices:
     """How the answers of a file name options. Where `2` is an option and also the place of another one, the other rows
-    decide: all answers of a file are of one kind.
+    decide: all answers of a file are of one kind."""
 
-    Args:
-        column: that holds the options.
-    """
-
-    def __init__(self, column: str):
+    def __init__(self, column: str):  # that holds the options
         self._usual: Kind = "place" if column.casefold() in BY_PLACE else "text"
         self._certain: set[Kind] = set()  # kinds of the answers that can only be one
         self._guessed: set[Kind] = set()  # kinds that those were taken for which could be both
@@ -40,12 +36,8 @@ class Choices:
     def right(
         self, row: Row, column: str, value: Any, options: Sequence[str], labels: Sequence[str]
     ) -> tuple[str, ...]:
-        """The right option, or several texts one of which is an option.
-
-        Raises:
-            UserError: the answer is none of the options.
-            Again: earlier answers were taken for what they are not.
-        """
+        """The right option, or several texts one of which is an option; UserError where the answer is none of them, and
+        Again where earlier answers were taken for what they are not."""
         texts = cells.texts_of(value, row.where, column)
         if labels and len(texts) == 1 and texts[0].strip() in labels:
             return (options[labels.index(texts[0].strip())],)
@@ -81,10 +73,7 @@ class Choices:
 
 def options_of(row: Row, column: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(options, their labels if they have any) in one column; none where the cell is empty or there is no such column.
-
-    Raises:
-        UserError: what is there is no list of texts.
-    """
+    UserError where it is no list of texts."""
     value = cells.value_of(row, column)
     if column is None or value is None or value == "":
         return (), ()

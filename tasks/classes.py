@@ -12,9 +12,7 @@ from llm_fed.rows.layout import natural_order
 
 def dirichlet(labels: np.ndarray, count: int, alpha: float, seed: int) -> list[np.ndarray]:
     """Places of each of `count` clients: each label's are cut, as they are ordered, by one draw of Dirichlet(alpha).
-
-    The same parts as of flwr-datasets' DirichletPartitioner for this seed, a hundred times faster for 500 clients.
-    """
+    The same parts as of flwr-datasets' DirichletPartitioner for this seed, a hundred times faster for 500 clients."""
     rng = np.random.default_rng(seed)
     stretches = []  # per label, one of each client
     for label in np.unique(labels):
@@ -26,13 +24,9 @@ def dirichlet(labels: np.ndarray, count: int, alpha: float, seed: int) -> list[n
 def pathological(labels: np.ndarray, count: int, classes: int, alpha: float, seed: int) -> list[np.ndarray]:
     """Places of each of `count` clients that hold `classes` labels each, in counts from Dirichlet(alpha) (FedMoE, 6.1).
 
-    One client after another takes the labels that the fewest hold so far, ties at random: every label has a client,
-    and any two labels equally many up to one. A label's places are cut, as they are ordered, by one draw over its
-    clients, after each has been given one.
-
-    Raises:
-        UserError: more labels asked for than there are, too few clients for all labels, or a label with fewer examples
-            than clients.
+    One client after another takes the labels that the fewest hold so far, ties at random: every label has a client, and
+    any two labels equally many up to one. A label's places are cut, as they are ordered, by one draw over its clients,
+    after each has been given one. UserError where the numbers of labels, clients and examples do not allow it.
     """
     names, label_of = np.unique(labels, return_inverse=True)
     asked = f"task.partition.classes={classes}"
@@ -64,12 +58,9 @@ def pathological(labels: np.ndarray, count: int, classes: int, alpha: float, see
 def cluster(labels: np.ndarray, splits: np.ndarray, sizes: Sequence[int], seed: int) -> list[np.ndarray]:
     """Places of each client of `len(sizes)` clusters with `sizes` clients (FedMerge, cluster non-IID).
 
-    The labels in natural order are cut into equally long blocks up to one label, a block for each cluster. Its
-    examples are dealt out to its clients like cards, split by split, label by label and then as they are ordered, so
-    that they have equally many of each up to one.
-
-    Raises:
-        UserError: fewer labels than clusters.
+    The labels in natural order are cut into equally long blocks up to one label, a block for each cluster. Its examples
+    are dealt out to its clients like cards, split by split, label by label and then as they are ordered, so that they
+    have equally many of each up to one. UserError for fewer labels than clusters.
     """
     names = sorted(set(labels.tolist()), key=natural_order)
     if len(names) < len(sizes):
@@ -86,10 +77,8 @@ def cluster(labels: np.ndarray, splits: np.ndarray, sizes: Sequence[int], seed: 
 
 
 def stratified(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Places of `share` of the N examples, at least one and at most N - 1, and so many of each label up to one.
-
-    None where N < 2.
-    """
+    """Places of `share` of the N examples, at least one and at most N - 1, and so many of each label up to one; none
+    where N < 2."""
     total = len(labels)
     if total < 2:
         return np.arange(0)

@@ -26,15 +26,8 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
 class Collected:
-    """The rows of sources, as Examples of clients.
-
-    Args:
-        where: the data, for messages.
-        folder: what the names of all sources begin with.
-
-    Attributes:
-        reading: what became of the sources.
-    """
+    """The rows of sources, whose names all begin with `folder`, as Examples of clients; `reading` says what became of
+    them."""
 
     def __init__(self, config: TaskConfig, where: str, folder: str = ""):
         self.config, self.where = config, where
@@ -46,14 +39,8 @@ class Collected:
         self._named = set[str]()  # ids that files or folders say, of whom there may be no row
 
     def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
-        """Rows of a client, or of those that a column names.
-
-        Args:
-            named: whether the split is said; else a column may say it.
-
-        Raises:
-            UserError: a source or a row cannot be used.
-        """
+        """Rows of a client, or of those that a column names. UserError where a source or a row cannot be used. `named`:
+        whether the split is said; else a column may say it."""
         self._by_column |= client is None
         if client is not None:
             self.name(client)
@@ -67,11 +54,7 @@ class Collected:
         self._of(self.id(client))
 
     def clients(self) -> dict[str, ClientData]:
-        """By id, in natural order; also those without a row that are named.
-
-        Raises:
-            UserError: there is no row.
-        """
+        """By id, in natural order; also those without a row that are named. UserError where there is no row at all."""
         for id in [*self._places]:
             if (match := _WHOLE.fullmatch(id)) and match[1] in self._places:  # 11.0 is 11 in a column with gaps
                 for split, places in self._places.pop(id).items():
@@ -83,26 +66,13 @@ class Collected:
         order = sorted(found, key=natural_order)
         return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in found[id].items()}) for id in order}
 
-    def done(self) -> Reading:
-        """What became of the sources.
-
-        Raises:
-            UserError: too many rows were left out.
-        """
-        self.reading.check()
-        return self.reading
-
     def _of(self, id: str) -> dict[str, array[int]]:
         if id not in self._places:
             self._places[id] = {split: array("q") for split in SPLIT_NAMES}
         return self._places[id]
 
     def id(self, name: str) -> str:
-        """The id of a client: its name, fit for a folder.
-
-        Raises:
-            UserError: another client has that one.
-        """
+        """The id of a client: its name, fit for a folder; UserError where another client has that one."""
         if name in self._ids:
             return self._ids[name]
         name = names.composed(name)
@@ -155,12 +125,8 @@ class _Taken:
         self.is_description = False  # whether it is one object of JSON that is no row
 
     def all(self) -> None:
-        """Make an Example of each row.
-
-        Raises:
-            UserError: the source or a row cannot be used.
-            Again: what was thought of the first rows does not hold.
-        """
+        """Make an Example of each row. UserError where the source or a row cannot be used, and Again where what was
+        thought of the first rows does not hold."""
         rows = iter(self._source)
         sample = list(islice(rows, SAMPLE))
         if not sample:
@@ -223,11 +189,7 @@ class _Taken:
         return split
 
     def _leave_out(self, row: Row | BadRow, error: UserError) -> None:
-        """Note a bad row.
-
-        Raises:
-            UserError: no row may be left out.
-        """
+        """Note a bad row; UserError where no row may be left out."""
         if self._config.bad_rows == "stop":
             raise UserError(f"{error}{HINT}") from error
         lines = row.lines if isinstance(row, BadRow) else 1

@@ -85,7 +85,6 @@ class Picture:
 
 
 def text_of(prompt: str | Sequence[Turn]) -> str:
-    """A prompt as one text, for who reads it."""
     return prompt if isinstance(prompt, str) else "\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
 
 
@@ -101,8 +100,7 @@ def labels_of(pictures: Sequence[Picture]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's Examples or Pictures. Loaders may leave validation and test empty; `llm_fed.tasks.load` fills
-    them."""
+    """One client's Examples or Pictures. A loader may leave splits empty, which `llm_fed.tasks.load` fills."""
 
     client: str
     train: Sequence[Any]
@@ -149,17 +147,13 @@ class Encoded:
 
     @property
     def answer(self) -> list[int]:
-        """The ids of the last answer, with the token that ends it."""
         return self.input_ids[len(self.asked) : len(self.target) - self.target[::-1].index(True)]
 
 
 def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> Encoded | None:
     """Training tokens as the task's settings want them; None where they are skipped, or where no target is left.
-
-    Args:
-        loss_on: "response" or "all"; the first token is never a target, as nothing comes before it.
-        too_long: what becomes of more than `max_length` tokens: "skip", "cut-end" or "cut-start".
-    """
+    `loss_on` is "response" or "all", but for the first token, before which nothing comes. `too_long` says what becomes
+    of more than `max_length` tokens: "skip", "cut-end" or "cut-start"."""
     if len(encoded.input_ids) > max_length:
         kept = {"skip": slice(0), "cut-end": slice(max_length), "cut-start": slice(-max_length, None)}[too_long]
         encoded = Encoded(encoded.input_ids[kept], [False, *encoded.target[kept][1:]])
@@ -173,10 +167,8 @@ def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> E
 def hold_out(
     examples: Sequence[Item], share: float, seed: int, client: str, split: str = "validation"
 ) -> tuple[Sequence[Item], Sequence[Item]]:
-    """(kept, held out): `share` of the examples, drawn by (seed, split, client); both keep their order.
-
-    From two examples on, each part has at least one; a single example is kept; share 0 holds nothing out.
-    """
+    """(kept, held out): `share` of the examples, drawn by (seed, split, client), in their order. From two examples on,
+    each part has at least one; a single example is kept; share 0 holds nothing out."""
     if not 0 <= share < 1:
         raise UserError(f"the {split} share is {share}; it must be at least 0 and below 1")
     if share == 0 or len(examples) < 2:
@@ -186,6 +178,11 @@ def hold_out(
     chosen = set(rng.choice(len(examples), count, replace=False).tolist())
     kept = [index for index in range(len(examples)) if index not in chosen]
     return select(examples, kept), select(examples, sorted(chosen))
+
+
+def where(examples: Sequence[Item], mask: np.ndarray) -> Sequence[Item]:
+    """Those of N examples that a mask (N,) of bool has."""
+    return select(examples, np.flatnonzero(mask).tolist())
 
 
 def select(examples: Sequence[Item], places: Sequence[int]) -> Sequence[Item]:

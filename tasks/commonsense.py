@@ -4,10 +4,10 @@ A row of the client `openbookqa`: {"instruction": "Please choose the correct ans
 first?\n\nAnswer1: ice Answer2: iron Answer3: salt Answer4: sand\n\nAnswer format: answer1/answer2/answer3/answer4",
 "input": "", "output": "the correct answer is answer1", "answer": "answer1"}
 
-Source: the data sets' own repositories on the Hub, put into that form (Hu et al. 2023, "LLM-Adapters"); tests are
-those that LLM-Adapters uses, the validation split where test labels are secret. Not yet run against the Hub. Its one
-training file (`zwhe99/commonsense_170k`) is not used, because nothing in it tells ARC and OpenBookQA apart. With
-`task.path` the clients come from a local folder instead, `openbookqa/{train,test}.jsonl.gz` and so on, in that form.
+Source: the data sets' own repositories on the Hub, put into that form (Hu et al. 2023, "LLM-Adapters"), with its tests,
+or the validation split where test labels are secret; not yet run against the Hub. Its one training file
+(`zwhe99/commonsense_170k`) does not tell ARC and OpenBookQA apart. With `task.path` the clients come from a local
+folder in that form instead, `openbookqa/{train,test}.jsonl.gz` and so on.
 
 The seed draws 1,000 training and 500 test examples of each (POTARA, Sec. 4.2). With `task.partition.kind=split` and
 `clients: 2` it draws 2,000, so that each of 16 clients has its own 1,000 (App. D); ARC-Challenge has 1,119 in all.
@@ -59,11 +59,6 @@ def _labelled(question: str) -> Callable[[Values], Choice]:
     return lambda row: (row[question], row["choices"]["text"], row["choices"]["label"].index(row["answerKey"]))
 
 
-def _social(row: Values) -> Choice:
-    texts = [row["answerA"], row["answerB"], row["answerC"]]
-    return f"{row['context']} {row['question']}", texts, int(row["label"]) - 1
-
-
 SOURCES = {
     "ARC-Challenge": Source("allenai/ai2_arc", "ARC-Challenge", "test", "answer", _labelled("question")),
     "ARC-Easy": Source("allenai/ai2_arc", "ARC-Easy", "test", "answer", _labelled("question")),
@@ -74,7 +69,9 @@ SOURCES = {
     "openbookqa": Source("allenai/openbookqa", "main", "test", "answer", _labelled("question_stem")),
     "piqa": Source("ybisk/piqa", "plain_text", "validation", "solution",
                    lambda row: (row["goal"], [row["sol1"], row["sol2"]], int(row["label"]))),
-    "social_i_qa": Source("allenai/social_i_qa", "default", "validation", "answer", _social),
+    "social_i_qa": Source("allenai/social_i_qa", "default", "validation", "answer",
+                          lambda row: (f"{row['context']} {row['question']}",
+                                       [row["answerA"], row["answerB"], row["answerC"]], int(row["label"]) - 1)),
     "winogrande": Source("allenai/winogrande", "winogrande_xl", "validation", "option",
                          lambda row: (row["sentence"], [row["option1"], row["option2"]], int(row["answer"]) - 1)),
 }  # fmt: skip

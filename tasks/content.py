@@ -20,11 +20,8 @@ def plain(text: str) -> str:
 
 
 def of_texts(prompt: Sequence[str], answers: Iterable[str], options: Iterable[str]) -> int:
-    """The digest of a row of text. The options count in any order, as many data sets shuffle them.
-
-    Args:
-        prompt: one text, or role and content of each message in turn.
-    """
+    """The digest of a row of text. The options count in any order, as many data sets shuffle them. `prompt`: one text,
+    or role and content of each message in turn."""
     if len(prompt) == 2 and prompt[0] == "user":  # the same question as a conversation of one message
         prompt = prompt[1:]
     parts = (map(plain, prompt), map(plain, answers), sorted(map(plain, options)))
@@ -43,10 +40,8 @@ def digests(items: Sequence[Any]) -> np.ndarray:
 
 
 def drawn(rows: np.ndarray, seed: int) -> np.ndarray:
-    """(N,) uint64: a number for each digest, uniform over all 64 bits, the same for equal digests and seeds.
-
-    The finaliser of SplitMix64 (Steele et al. 2014), which passes for random where what goes in is a digest.
-    """
+    """(N,) uint64: a number for each digest, uniform over all 64 bits, the same for equal digests and seeds. The
+    finaliser of SplitMix64 (Steele et al. 2014), which passes for random where what goes in is a digest."""
     mixed = rows ^ np.uint64(seed % _WHOLE)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

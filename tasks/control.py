@@ -58,12 +58,8 @@ def answer_of(reply: str) -> str:
 
 
 class Marks:
-    """The private-use characters of one marked text, and what they stand for.
-
-    Args:
-        spelled: the control tokens as texts.
-        texts: all data that will be in the text.
-    """
+    """The private-use characters of one text that is marked, in which control tokens are spelled (`spelled`), and what
+    they stand for; `texts` are all data that will be in it."""
 
     def __init__(self, spelled: Sequence[str], texts: Iterable[str]):
         used = {char for text in texts if not text.isascii() for char in text if char >= chr(_FIRST[-1])}
@@ -83,11 +79,7 @@ class Marks:
         return chr(self._extra + number)
 
     def hide(self, text: str, pattern: re.Pattern[str]) -> str:
-        """Data as they stand in a marked text.
-
-        Args:
-            pattern: of the control tokens.
-        """
+        """Data as they stand in a marked text; `pattern` is that of the control tokens."""
         return pattern.sub(lambda found: self._mark_of[found[0]], text)
 
     def hide_reply(self, text: str, pattern: re.Pattern[str]) -> str:
@@ -158,23 +150,16 @@ class SafeTokenizer:
     It works with a copy of the tokenizer that shares its model and in which the control tokens have names that nobody
     can type. Control tokens that a template wrote get these names first; all others are plain text to the copy. So a
     text without hidden spellings has exactly the tokens of the tokenizer itself, and hidden spellings have those of
-    `split_special_tokens=True`.
-
-    Args:
-        template: the text of the template; it may write control tokens that are not declared as special.
-
-    Attributes:
-        spelled: the control tokens as texts.
-        pattern: of these.
+    `split_special_tokens=True`. `template`: the text of the template; it may write control tokens that are not declared
+    as special.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
         self.tokenizer = tokenizer
-        self.spelled = control_tokens(tokenizer, template)
+        self.spelled = control_tokens(tokenizer, template)  # as texts
         self.pattern = re.compile("|".join(map(re.escape, sorted(self.spelled, key=len, reverse=True))))
 
     def is_plain(self, text: str) -> bool:
-        """Whether the text spells no control token and has no halves of characters."""
         return self.pattern.search(text) is None and not has_surrogates(text)
 
     def spells(self, text: str) -> str | None:
@@ -182,14 +167,9 @@ class SafeTokenizer:
         return next((found[0] for found in self.pattern.finditer(text) if found[0] in self._names), None)
 
     def encode(self, marked: str, marks: Marks, cuts: Collection[int] = ()) -> Tokens:
-        """The tokens of a marked text, without any that the tokenizer would add around it.
-
-        Args:
-            cuts: places at which a token must end. Where none does, the text before it is read as if it ended there.
-
-        Raises:
-            UserError: the tokenizer is not of the `tokenizers` library, or it cannot write a spelling as text.
-        """
+        """The tokens of a marked text, without any that the tokenizer would add around it. UserError where the
+        tokenizer is not of the `tokenizers` library, or cannot write a spelling as text. `cuts`: places at which a
+        token must end. Where none does, the text before it is read as if it ended there."""
         breaks = _Breaks({}, set())
         while True:
             found = self._read(marked, marks, breaks)
@@ -263,8 +243,8 @@ class SafeTokenizer:
             )
         twin = Tokenizer(backend.model)
         for step in ("normalizer", "pre_tokenizer"):
-            if (its := getattr(backend, step)) is not None:
-                setattr(twin, step, its)
+            if (part := getattr(backend, step)) is not None:
+                setattr(twin, step, part)
         added = self.tokenizer.added_tokens_decoder
         names = {id: self._names.get(token.content, token.content) for id, token in added.items()}
         twin.add_tokens(

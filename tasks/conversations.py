@@ -12,7 +12,6 @@ role `tool` are given to the chat template, and `reasoning_content` stands befor
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +33,9 @@ _NEXT = {"": ("user",), "user": ("assistant",), "assistant": ("user", "tool"), "
 
 
 def turns_of(value: Any, where: str, column: str) -> tuple[Turn, ...]:
-    """The messages in one column of a row, up to the last of the assistant that is trained.
-
-    Raises:
-        UserError: they are none, or not in the order system (perhaps), user, assistant, user, ..., assistant, with
-            messages of tools behind one of the assistant; or none of the assistant is trained.
-    """
+    """The messages in one column of a row, up to the last of the assistant that is trained. UserError where they are
+    none, not in the order system (perhaps), user, assistant, user, ..., assistant, with messages of tools behind one of
+    the assistant, or none of the assistant is trained."""
     if not isinstance(value, list) or not value:
         raise UserError(f"{where}: column {column!r} holds no list of messages; a message is {{role, content}}")
     turns = [
@@ -67,7 +63,6 @@ def turns_of(value: Any, where: str, column: str) -> tuple[Turn, ...]:
 
 
 def _turn(message: Any, where: str) -> Turn:
-    """One message of a row."""
     role, content = _parts(message)
     turn = ROLES.get(str(role))
     fields = _fields(message, where) if turn in ("assistant", "tool") else {}
@@ -120,10 +115,9 @@ def _trained(message: dict[str, Any], role: str, where: str) -> bool:
 
 def _fields(message: dict[str, Any], where: str) -> dict[str, Any]:
     """What a chat template reads of tools: an assistant's calls, and whose answer a tool's message is."""
-    found = {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
-    calls = message.get("tool_calls") or [{"function": call} for call in [message.get("function_call")] if call]
     if message.get("role", message.get("from")) in ("tool", "observation"):
-        return found
+        return {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
+    calls = message.get("tool_calls") or [{"function": call} for call in [message.get("function_call")] if call]
     for call in calls:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -144,16 +138,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str | Template) -> Encoded:
-    """The example with its first answer: prompt and response, or a conversation of which every turn of the assistant is
-    a response."""
+    """The example with its first answer; of a conversation every turn of the assistant is a response."""
     before = [Turn("user", example.prompt)] if isinstance(example.prompt, str) else example.prompt
     last = Turn("assistant", example.answers[0], fields=example.fields)
     return filled(template if example.prompt else BARE, tokenizer).conversation([*before, last])
-
-
-def encode_conversation(
-    turns: Sequence[Turn], tokenizer: PreTrainedTokenizerBase, *, template: str | Template
-) -> Encoded:
-    """The whole conversation as the template writes it; see `chat.ChatTemplate.conversation` and
-    `templates.TextTemplate.conversation`."""
-    return filled(template, tokenizer).conversation(turns)

@@ -27,33 +27,20 @@ _PAIRS = (("question", "answer"), ("instruction", "output"), ("prompt", "respons
 
 
 class Scheme:
-    """How the rows of a file become Examples. It learns from each row, and may ask for the file to be read again.
-
-    Args:
-        wanted: the configured columns.
-        where: the file, for messages.
-        whose, side: whether a column may name the client, and the split.
-
-    Attributes:
-        names: all columns that the rows have had so far.
-        roles: role (a key of `columns.USUAL_NAMES`) -> column.
-    """
+    """How the rows of a file become Examples, by the configured columns (`wanted`), of which one may name the client
+    (`whose`) and the split (`side`). It learns from each row, and may ask for the file to be read again."""
 
     def __init__(self, wanted: ColumnsConfig, where: str, *, whose: bool = False, side: bool = False):
         self._wanted, self._where, self._whose, self._side = wanted, where, whose, side
-        self.names: dict[str, None] = {}
-        self.roles: dict[str, str] = {}
+        self.names: dict[str, None] = {}  # all columns that the rows have had so far
+        self.roles: dict[str, str] = {}  # role (a key of `columns.USUAL_NAMES`) -> column
         self._letters: tuple[str, ...] = ()  # columns that hold an option each
         self._choices = Choices("")
         self._seen: set[tuple[str, ...]] = set()
         self._sample: list[Mapping[str, Any]] = []
 
     def learn(self, sample: Sequence[Row]) -> None:
-        """Choose the columns by some rows.
-
-        Raises:
-            UserError: see `columns.resolve`.
-        """
+        """Choose the columns by some rows; UserError as in `columns.resolve`."""
         self._sample = [row.values for row in sample]
         for values in self._sample:
             self._is_new(values)
@@ -61,12 +48,8 @@ class Scheme:
         self._choices = Choices(self.roles.get("options", ""))
 
     def example(self, row: Row, group: str) -> Example:
-        """The row as an Example.
-
-        Raises:
-            UserError: the row cannot be used; where it is, and why.
-            Again: it shows that the rows before it were taken for what they are not.
-        """
+        """The row as an Example; UserError where it cannot be used: where it is, and why. Again where it shows that the
+        rows before it were taken for what they are not."""
         if self._is_new(row.values):
             before = (self.roles, self._letters)
             self._resolve()
@@ -76,11 +59,9 @@ class Scheme:
 
     @property
     def used(self) -> list[str]:
-        """The columns that something is made of."""
         return [*self.roles.values(), *self._letters]
 
     def _is_new(self, values: Mapping[str, Any]) -> bool:
-        """Whether a row has columns that none before it had."""
         keys = tuple(values)
         if keys in self._seen:
             return False
@@ -96,7 +77,6 @@ class Scheme:
         self._letters = self._lettered() if "answer" in self.roles and "options" not in self.roles else ()
 
     def _lettered(self) -> tuple[str, ...]:
-        """Columns A, B, ... where the answers are such letters."""
         count = next((place for place, letter in enumerate(ascii_uppercase) if letter not in self.names), 26)
         letters = tuple(ascii_uppercase[:count])
         answers = [values.get(self.roles["answer"]) for values in self._sample]
@@ -106,17 +86,9 @@ class Scheme:
 def to_example(
     row: Row, roles: Mapping[str, str], group: str, letters: Sequence[str] = (), rule: Choices | None = None
 ) -> Example:
-    """A row whose columns are known as an Example.
-
-    Args:
-        roles: role (a key of `columns.USUAL_NAMES`) -> column.
-        letters: columns that hold an option each.
-        rule: how the answers of the row's file name options.
-
-    Raises:
-        UserError: the row cannot be used; where it is, and why.
-        Again: see `Choices.right`.
-    """
+    """A row whose columns are known by role (a key of `columns.USUAL_NAMES`) as an Example; errors as of
+    `Scheme.example`. `letters` are columns with an option each, and `rule` says how the answers of the row's file name
+    options."""
     if "messages" in roles:
         value = cells.parsed(cells.held(row, roles["messages"]))
         return _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)
@@ -192,13 +164,12 @@ def _history(value: Any, where: str, column: str) -> tuple[Turn, ...]:
 def _structured(value: Any) -> Any:
     """A list of messages or of answers, also where it is written out as text; any other value as it is."""
     if isinstance(value, str) and value.lstrip().startswith(("[{", "{")):
-        found = cells.parsed(value)
-        return found if _is_talk(found) or _is_answers(found) else value
+        inner = cells.parsed(value)
+        return inner if _is_talk(inner) or _is_answers(inner) else value
     return value
 
 
 def _is_answers(value: Any) -> bool:
-    """Whether a value holds answers as in SQuAD: {"text": [...], "answer_start": [...]}"""
     return isinstance(value, dict) and isinstance(value.get("text"), list)
 
 

@@ -4,11 +4,8 @@
 read like one file with its splits (not yet run against the Hub). Whose a row is, names of files and folders say, or a
 column (`task.columns.client`), or `task.partition` makes clients of all rows.
 
-A row of `clinic-a/train.jsonl.gz`:
+A row of `clinic-a/train.jsonl.gz`, of which `examples.py` has the other forms:
 {"instruction": "Which ward?", "input": "Fractured wrist.", "output": "surgery"}
-
-`examples.py` has the other forms of a row, `formats.py` and `tables.py` those of a file. Where no client brings a test
-split, a seeded fifth of each client's examples becomes its test split (`llm_fed.tasks.load`), with a warning.
 """
 
 from __future__ import annotations
@@ -48,22 +45,17 @@ def load(config: TaskConfig, seed: int) -> TaskData:
             collected.name(name.removesuffix("/"))
         for part in found.parts:
             collected.add(part.client, part.split, [FileRows(root / name) for name in part.files], named=part.named)
-    clients, reading = collected.clients(), collected.done()
+    clients, reading = collected.clients(), collected.reading.checked()
     return TaskData("files", LIKELIHOOD if reading.texts else METRIC, clients, reading=reading)
 
 
 def _is_client_without_files(name: str, found: Layout) -> bool:
-    """Whether it is an empty folder beside folders of clients."""
     beside = any(part.client and "/" in file for part in found.parts for file in part.files)
     return beside and name.endswith("/") and name.count("/") == 1
 
 
 def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, Layout]:
-    """(folder, whose its files are) of a path as `load` takes it.
-
-    Raises:
-        UserError: it is neither a file nor a folder, or see `layout.plan`.
-    """
+    """(folder, whose its files are) of a path as `load` takes it; UserError for another, and as in `layout.plan`."""
     if path.is_file():
         return path.parent, Layout((Part(None, "train", (path.name,), named=False),))
     if not path.is_dir():
@@ -89,11 +81,7 @@ def listing(folder: Path) -> Iterator[str]:
 
 
 def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
-    """One client's files in a folder.
-
-    Raises:
-        UserError: there is no training data, or a file or a row cannot be used.
-    """
+    """One client's files in a folder; UserError without training data, or for a file or row that cannot be used."""
     found = layout.plan(listing(folder), str(folder), client=client)
     if not any(part.split == "train" for part in found.parts):
         raise UserError(f"client {client!r} has no train file; add train.jsonl, .csv or .parquet")
@@ -101,22 +89,18 @@ def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
     for part in found.parts:
         collected.add(client, part.split, [FileRows(folder / name) for name in part.files], named=part.named)
     (data,) = collected.clients().values()
-    collected.done()
+    collected.reading.checked()
     return data
 
 
 def read_file(path: Path, config: TaskConfig) -> tuple[Example, ...]:
-    """The examples of one file, whoever's they are.
-
-    Raises:
-        UserError: the file or a row cannot be used, or there is none.
-    """
+    """The examples of one file, whoever's they are; UserError for a file or row that cannot be used, or none."""
     collected = Collected(replace(config, columns=replace(config.columns, client=None)), str(path))
     collected.add(ALL, "train", [FileRows(path)])
     if collected.reading.empty:
         raise UserError(f"{path} holds no example")
     (data,) = collected.clients().values()
-    for label, text in collected.done().for_people().items():
+    for label, text in collected.reading.checked().for_people().items():
         log.warning("%s: %s: %s", path, label, text)
     return tuple(data.train)
 
@@ -131,19 +115,12 @@ def by_column(rows: Mapping[str, Sequence[Row]], config: TaskConfig, where: str)
 
 
 def split_rows(folder: Path) -> dict[str, list[Row]]:
-    """The rows of the split files in a folder, by split.
-
-    Raises:
-        UserError: a file or a row cannot be read.
-    """
-    found: dict[str, list[Row]] = {}
-    for part in layout.plan(listing(folder), str(folder), joined=True).parts:
-        found[part.split] = [row for name in part.files for row in FileRows(folder / name).good()]
-    return found
+    """The rows of the split files in a folder, by split; UserError for a file or row that cannot be read."""
+    parts = layout.plan(listing(folder), str(folder), joined=True).parts
+    return {part.split: [row for name in part.files for row in FileRows(folder / name).good()] for part in parts}
 
 
 def _add_hub(collected: Collected, hub: str) -> None:
-    """The splits of a Hub data set."""
     splits = hub_data(hub)
     for name, part in splits.items():
         if split := split_of(name) or ("train" if len(splits) == 1 else None):

@@ -3,14 +3,13 @@ r"""The tasks `flan` and `flan-2000`: eight Flan tasks, one per client, in two p
 `flan`: 300 training and 200 test examples each (FedDPA; FedMerge). `flan-2000`: 2,000 and 300 of eight other tasks
 (POTARA, Table 7), or all where Flan has fewer. `task.groups=[rte,sst2]` chooses other Flan tasks.
 
-A row of the client `cola`: {"targets": "acceptable", "task": "cola", "inputs": "Is
-the following sentence linguistically acceptable?\nDoes Joe sing?\nOPTIONS:\n- unacceptable\n- acceptable"}
+A row of the client `cola`: {"targets": "acceptable", "task": "cola", "inputs": "Is the following sentence
+linguistically acceptable?\nDoes Joe sing?\nOPTIONS:\n- unacceptable\n- acceptable"}
 
 Source: `Muennighoff/flan` on the Hub (Wei et al. 2022, "Finetuned Language Models Are Zero-Shot Learners"), files
-`<split>/<task>_10templates_<split>.jsonl`; the seed draws the rows of each task. Not yet run against the Hub. With
-`task.path` the clients come from a local folder instead, laid out like FedDPA's draw:
-`client0_definite_pronoun_resolution/{train,test}.jsonl.gz` and so on; they keep the order of N, and what follows
-`clientN_` is the client's id.
+`<split>/<task>_10templates_<split>.jsonl`, of which the seed draws rows; not yet run against the Hub. With `task.path`
+the clients come from a local folder like FedDPA's draw instead, `client0_definite_pronoun_resolution/{train,test}...`
+and so on; they keep the order of N, and what follows `clientN_` is the client's id.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ KNOWN = (  # all that the Hub repository holds
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """One client per Flan task, in the paper's order; examples that list their options carry them."""
     if config.path is None:
         clients = [_from_hub(task, config, seed) for task in chosen(config, KNOWN, DRAWS[config.name][0])]
     else:

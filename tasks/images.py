@@ -6,8 +6,8 @@ columns of the Hub data set. Without it the pictures come from the Hub (`SOURCES
 
 A row of `flwrlabs/femnist`: {"image": <28x28 PNG>, "writer_id": "f0000_14", "hsf_id": 0, "character": 10}
 
-Pictures are uint8 and of one size: that of the data, or `task.image_size` (PIL, bilinear). All pictures of a task are
-held in memory as one tensor, so large ones need `task.image_size`. The label names are the data's own, else those here.
+Pictures are uint8 and of one size, the data's or `task.image_size` (PIL, bilinear), and all of a task are held in
+memory as one tensor. The label names are the data's own, else those here.
 
 - fashion-mnist (Xiao et al. 2017), cifar10 (Krizhevsky 2009): one natural client, to be divided by `task.partition`.
 - cifar100: the label is one of 20 superclasses, a Dirichlet partition divides by the 100 fine classes (Feddle paper).
@@ -65,7 +65,6 @@ class Source:
 
     @property
     def clients(self) -> str:
-        """For the table of tasks."""
         if self.hub is None:
             return "as in the data"
         return "one per " + self.columns["client"] if "client" in self.columns else "1, for task.partition to divide"
@@ -123,11 +122,9 @@ SOURCES = {
 
 
 def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
-    """The natural clients, or one named `all` where the data has none.
-
-    Pictures are decoded last, and only those that are needed: with the natural partition those of the clients that
-    take part; with `only` so many of the training pictures, drawn by the seed.
-    """
+    """The natural clients, or one named `all` where the data has none. Pictures are decoded last, and only those that
+    are needed: with the natural partition those of the clients that take part; with `only` so many of the training
+    pictures, drawn by the seed."""
     source = SOURCES[config.name]
     gallery = _read(config, source)
     if source.fine and gallery.groups is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -31,25 +31,21 @@ def partition(
     rule: Rule | None = None,
     beside: Sequence[ClientData] = (),
 ) -> dict[str, ClientData]:
-    """The clients that `config.kind` makes of the natural ones, reproducible by seed.
+    """The clients that `config.kind` makes of the natural ones, reproducible by seed; every example goes to one client.
 
     - natural: unchanged (a client per folder, task, or id; the loaders group by id).
     - split: `config.clients` clients of each natural client, with disjoint examples in every split.
     - iid: all examples of each split, shuffled and cut into equal parts.
     - dirichlet: for each label (`group` of an example), the clients' shares are one draw of Dirichlet(alpha), the
       same for train, validation and test up to rounding: a client is tested on the mixture it trains on.
-    - pathological: `config.classes` labels per client; a label's examples are divided like that among its clients
-      (`classes.pathological`).
-    - cluster: an equal part of the labels for each cluster, and for each of its clients an equal part of their
-      examples (`classes.cluster`); `config.sizes` says how many clients a cluster has. A client's id begins with the
-      cluster's: cluster0-client00.
+    - pathological: `config.classes` labels per client, divided like that (`classes.pathological`).
+    - cluster: an equal part of the labels for each of the clusters, whose numbers of clients `config.sizes` says, and
+      of their examples for each of its clients, named cluster0-client00 and so on (`classes.cluster`).
 
     With `config.test` train and test are one pool, and that share of what a client gets becomes its test split (FedMoE,
-    Sec. 6.1: 8 : 2), as the `rule` says (default: by content and `seed`), but for what others `beside` train on.
-    Validation examples stay what they are.
-
-    Every example goes to exactly one client. Unless the clients are `tested`, a test split is not needed, and the first
-    draw counts, even where it gives a client nothing. UserError if there is too little data for so many clients.
+    Sec. 6.1: 8 : 2), as the `rule` says (default: by content and `seed`), but for what others `beside` train on. Unless
+    the clients are `tested`, no test split is needed, and the first draw counts, even where it gives a client nothing.
+    UserError if there is too little data for so many clients.
     """
     check_fields(config, "task.partition.")
     make = lookup("task.partition.kind", config.kind, KINDS)
@@ -68,10 +64,7 @@ def partition(
 
 
 def kept(clients: Sequence[Item], config: TaskConfig, seed: int) -> list[Item]:
-    """The `config.clients` clients that take part, the first or a random sample, in their order; null: all.
-
-    UserError where there are fewer.
-    """
+    """The `config.clients` clients that take part, the first or a random sample, in their order; null: all."""
     if config.clients is None:
         return list(clients)
     if not 1 <= config.clients <= len(clients):
@@ -80,10 +73,6 @@ def kept(clients: Sequence[Item], config: TaskConfig, seed: int) -> list[Item]:
         return list(clients[: config.clients])
     drawn = np.random.default_rng(derive(seed, "clients")).choice(len(clients), config.clients, replace=False)
     return [clients[i] for i in sorted(drawn.tolist())]
-
-
-def _natural(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool) -> dict[str, ClientData]:
-    return clients
 
 
 def _split(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool) -> dict[str, ClientData]:
@@ -119,49 +108,31 @@ def _shards(whole: ClientData, prefix: str, count: int, seed: int, tested: bool,
     ]
 
 
-def _dirichlet(
-    clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
-) -> dict[str, ClientData]:
-    count, alpha = _count(config), config.alpha
-    return _by_label(
-        clients, config, seed, tested, _names("client", count),
-        lambda labels, splits, draw: classes.dirichlet(labels, count, alpha, draw),
-    )  # fmt: skip
+def _draw(config: PartitionConfig, labels: np.ndarray, splits: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Places of each client's examples, see `classes`."""
+    if config.kind == "cluster":
+        return classes.cluster(labels, splits, config.sizes or (), seed)
+    if config.kind == "dirichlet":
+        return classes.dirichlet(labels, _count(config), config.alpha, seed)
+    return classes.pathological(labels, _count(config), config.classes or 0, config.alpha, seed)
 
 
-def _pathological(
-    clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
-) -> dict[str, ClientData]:
-    count, alpha, per_client = _count(config), config.alpha, config.classes or 0
-    return _by_label(
-        clients, config, seed, tested, _names("client", count),
-        lambda labels, splits, draw: classes.pathological(labels, count, per_client, alpha, draw),
-    )  # fmt: skip
-
-
-def _cluster(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool) -> dict[str, ClientData]:
-    sizes = config.sizes or ()
-    if config.clients not in (None, sum(sizes)):
+def _names_by_label(config: PartitionConfig) -> list[str]:
+    if config.sizes is None:
+        return _names("client", _count(config))
+    count = sum(config.sizes)
+    if config.clients not in (None, count):
         raise UserError(
-            f"task.partition.clients={config.clients}, but task.partition.sizes has {sum(sizes)}; leave clients out"
+            f"task.partition.clients={config.clients}, but task.partition.sizes has {count}; leave clients out"
         )
-    clusters = np.repeat(_names("cluster", len(sizes)), sizes)
-    names = [f"{of}-{name}" for of, name in zip(clusters, _names("client", sum(sizes)), strict=True)]
-    return _by_label(
-        clients, config, seed, tested, names,
-        lambda labels, splits, draw: classes.cluster(labels, splits, sizes, draw),
-    )  # fmt: skip
+    clusters = np.repeat(_names("cluster", len(config.sizes)), config.sizes)
+    return [f"{of}-{name}" for of, name in zip(clusters, _names("client", count), strict=True)]
 
 
 def _by_label(
-    clients: dict[str, ClientData],
-    config: PartitionConfig,
-    seed: int,
-    tested: bool,
-    names: Sequence[str],
-    draw: Callable[[np.ndarray, np.ndarray, int], list[np.ndarray]],
+    clients: dict[str, ClientData], config: PartitionConfig, seed: int, tested: bool
 ) -> dict[str, ClientData]:
-    """The clients of these names, each with the examples at the places that `draw(labels, splits, seed)` gives it."""
+    names = _names_by_label(config)
     pool = _interleaved([(split, example) for split in SPLITS for example in _pooled(clients, split)], seed)
     splits, labels = np.array([split for split, _ in pool]), np.array([example.group for _, example in pool])
     sizes, count = Counter(splits.tolist()), len(names)
@@ -172,7 +143,7 @@ def _by_label(
         )
     least = ({"train": 1, "test": 1} if sizes["test"] else {"train": 2}) if tested else {}
     for attempt in range(DRAWS if count <= sizes["train"] else 0):
-        parts = draw(labels, splits, derive(seed, config.kind, attempt))
+        parts = _draw(config, labels, splits, derive(seed, config.kind, attempt))
         if all(np.count_nonzero(splits[part] == split) >= n for part in parts for split, n in least.items()):
             break
     else:
@@ -189,11 +160,9 @@ def _by_label(
 
 
 def _interleaved(pool: list[tuple[str, Any]], seed: int) -> list[tuple[str, Any]]:
-    """The pool in an order where, within each label, the splits are spread evenly.
-
-    Where a label's examples are cut, as they are ordered, into one stretch per client, every stretch then holds
-    train, validation and test in the proportion of the whole.
-    """
+    """The pool in an order where, within each label, the splits are spread evenly: where a label's examples are cut, as
+    they are ordered, into one stretch per client, every stretch then holds train, validation and test as the whole
+    does."""
     kinds = [(split, example.group) for split, example in pool]
     total, seen = Counter(kinds), Counter[tuple[str, str]]()
     keyed = []
@@ -219,10 +188,10 @@ def _names(prefix: str, count: int) -> list[str]:
 
 
 KINDS = {
-    "natural": _natural,
+    "natural": lambda clients, config, seed, tested: clients,
     "split": _split,
-    "dirichlet": _dirichlet,
+    "dirichlet": _by_label,
     "iid": _iid,
-    "pathological": _pathological,
-    "cluster": _cluster,
+    "pathological": _by_label,
+    "cluster": _by_label,
 }

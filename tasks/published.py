@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 
 def local_folder(config: TaskConfig) -> Path:
-    """`task.path` as a folder; UserError where it is none."""
     path = datapath.local("task.path", str(config.path))
     if not path.is_dir():
         raise UserError(
@@ -39,12 +38,8 @@ def chosen(config: TaskConfig, known: Sequence[str], default: Sequence[str] | No
 
 
 def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str] = str) -> list[ClientData]:
-    """The clients of `task.path`, a folder for each: those of `task.groups`, else all in natural order.
-
-    Args:
-        example: the name of such a folder, for the error where there is none.
-        rename: a folder's name -> its client's id.
-    """
+    """The clients of `task.path`, a folder for each, such as `example`: those of `task.groups`, else all in natural
+    order. `rename` makes a client's id of a folder's name."""
     path = local_folder(config)
     folders: dict[str, Path] = {}
     for folder in sorted(path.iterdir(), key=lambda each: natural_order(each.name)):
@@ -60,8 +55,7 @@ def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str]
 
 
 def draw(items: Sequence[Item], count: int, seed: int, *what: str) -> list[Item]:
-    """`count` of the items without replacement, drawn by (seed, what); all of them, with a warning, if there are
-    fewer."""
+    """`count` of the items without replacement, drawn by (seed, what); of fewer all, with a warning."""
     if len(items) < count:
         log.warning("%s: all %d examples are taken, fewer than the %d wanted", " ".join(what), len(items), count)
     chosen = np.random.default_rng(derive(seed, *what)).choice(len(items), min(count, len(items)), replace=False)
@@ -69,7 +63,6 @@ def draw(items: Sequence[Item], count: int, seed: int, *what: str) -> list[Item]
 
 
 def change(client: ClientData, to: Callable[[Example], Example]) -> ClientData:
-    """The client with every example of every split replaced by `to(example)`."""
     splits = ("train", "validation", "test")
     return dataclasses.replace(client, **{split: tuple(map(to, getattr(client, split))) for split in splits})
 

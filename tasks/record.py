@@ -31,15 +31,10 @@ _NAMES = 5  # clients that a message names at most
 
 @dataclass(frozen=True)
 class Change:
-    """What has changed in the data of a run while it went on.
+    """What has changed in the data of a run while it went on."""
 
-    Attributes:
-        round: the last one that was trained on the data of before.
-        files: by file what, in words; which clients are new or gone stands under "clients".
-    """
-
-    round: int
-    files: Mapping[str, str]
+    round: int  # the last one that was trained on the data of before
+    files: Mapping[str, str]  # by file what, in words; which clients are new or gone stands under "clients"
 
     def words(self, most: int = 20) -> str:
         """In one line, with at most so many files."""
@@ -50,33 +45,19 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """The rows of a run's data (N) in their files (F).
+    """The rows of a run's data (N) in their files (F)."""
 
-    Attributes:
-        files: their names, below the data's folder; of data without files the clients' names.
-        checksums: (F,) uint32, of each file's rows as they are written and in their order.
-        codes: (N,) the place of each row's file in `files`.
-        digests: (N,) uint64.
-        splits: (N,) uint8, in which splits rows of this digest have been, and whether this one is HERE.
-        clients: their names.
-        changes: of the past.
-    """
-
-    files: tuple[str, ...]
-    checksums: np.ndarray
-    codes: np.ndarray
-    digests: np.ndarray
-    splits: np.ndarray
-    clients: tuple[str, ...]
-    changes: tuple[Change, ...] = ()
+    files: tuple[str, ...]  # their names, below the data's folder; of data without files the clients' names
+    checksums: np.ndarray  # (F,) uint32, of each file's rows as they are written and in their order
+    codes: np.ndarray  # (N,) the place of each row's file in `files`
+    digests: np.ndarray  # (N,) uint64
+    splits: np.ndarray  # (N,) uint8, in which splits rows of this digest have been, and whether this one is HERE
+    clients: tuple[str, ...]  # their names
+    changes: tuple[Change, ...] = ()  # of the past
 
     @classmethod
     def of(cls, clients: Sequence[ClientData], whole: str) -> Record:
-        """The rows of natural clients, all in the data and in no split yet.
-
-        Args:
-            whole: the file or folder that holds all of them.
-        """
+        """The rows of natural clients, all in the data and in no split yet; `whole` is what holds all of them."""
         places: dict[str, int] = {}
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for client in clients:
@@ -101,7 +82,6 @@ class Record:
         )
 
     def divided(self, clients: Iterable[ClientData], server: ClientData | None) -> Record:
-        """The same rows with the splits in which they are now."""
         clients = list(clients)
         parts = {
             TRAINING: [client.train for client in clients],
@@ -146,13 +126,13 @@ class Record:
         now, before = self._by_file, earlier._by_file
         new = [client for client in self.clients if client not in set(earlier.clients)]
         gone = [client for client in earlier.clients if client not in set(self.clients)]
-        found = {"clients": ", ".join([*_named(new, "new"), *_named(gone, "gone")])} if new or gone else {}
+        changes = {"clients": ", ".join([*_named(new, "new"), *_named(gone, "gone")])} if new or gone else {}
         nothing = np.empty(0, np.uint64), 0
         for file in dict.fromkeys([*now, *before]):
             (own, own_sum), (old, old_sum) = now.get(file, nothing), before.get(file, nothing)
             if (len(own), own_sum) != (len(old), old_sum):
-                found[file] = _difference(own, old, earlier)
-        return found
+                changes[file] = _difference(own, old, earlier)
+        return changes
 
     @cached_property
     def _by_file(self) -> dict[str, tuple[np.ndarray, int]]:
@@ -164,11 +144,7 @@ class Record:
         return {file: (own, checksum) for file, own, checksum in parts if len(own)}
 
     def after(self, earlier: Record, round: int) -> Record:
-        """This record with what an earlier one of the same run knows beside it.
-
-        Args:
-            round: the last one that was trained on the data of before.
-        """
+        """This record with what an earlier one of the run knows, whose data were trained on up to `round`."""
         changed = self.since(earlier)
         left = ~np.isin(earlier.digests, self.digests)
         files = {file: place for place, file in enumerate(self.files)}
@@ -200,11 +176,7 @@ class Record:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
-        """What `as_json` made.
-
-        Raises:
-            ValueError: it has not.
-        """
+        """What `as_json` made; ValueError where it has not."""
         checksums, files = np.array(values["checksums"], np.uint64), tuple(values["files"])
         codes, digests, splits = (_array(values[key], kind) for key, kind in _ARRAYS.items())
         if len(checksums) != len(files) or not len(codes) == len(digests) == len(splits):
@@ -243,11 +215,7 @@ def _both(one: Record, other: Record) -> Record:
 
 def _written(items: Sequence[Any], name: str) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
     """Of examples or pictures: the names of their files, the place of each one's file in these, and of each a checksum
-    of how it is written (N,) uint32.
-
-    Args:
-        name: of what holds them, where no file is known.
-    """
+    of how it is written (N,) uint32. `name` is that of what holds them, where no file is known."""
     if isinstance(items, Stored):
         used, codes = np.unique(items.codes, return_inverse=True)
         return [items.files[code] or name for code in used.tolist()], codes, items.checksums
@@ -261,7 +229,6 @@ def _below(name: str, whole: str) -> str:
 
 
 def _difference(now: np.ndarray, before: np.ndarray, earlier: Record) -> str:
-    """What has become of a file's rows, in words."""
     contents = np.unique(np.concatenate([now, before]))
     more = np.subtract(*(np.bincount(np.searchsorted(contents, own), minlength=len(contents)) for own in (now, before)))
     new, gone = int(more.clip(0).sum()), int((-more).clip(0).sum())
@@ -277,7 +244,6 @@ def _difference(now: np.ndarray, before: np.ndarray, earlier: Record) -> str:
 
 
 def _named(names: Sequence[str], what: str) -> list[str]:
-    """These clients and what is true of them; of many the first."""
     if not names:
         return []
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""

@@ -26,27 +26,17 @@ class Reply(NamedTuple):
 
 
 class Habits(NamedTuple):
-    """What a chat template writes around every reply.
+    """What a chat template writes around every reply."""
 
-    Attributes:
-        lead: between its generation prompt and the reply; None where a conversation goes on in another way than the
-            generation prompt begins.
-        opened: the tag of reasoning with which the generation prompt ends, with the white space behind it.
-        ends: the control tokens that end a turn of the assistant.
-    """
-
+    # between its generation prompt and the reply; None where a conversation does not go on as that prompt begins
     lead: str | None = None
-    opened: str = ""
-    ends: frozenset[str] = frozenset()
+    opened: str = ""  # the tag of reasoning that ends the generation prompt, with the white space behind it
+    ends: frozenset[str] = frozenset()  # the control tokens that end a turn of the assistant
 
 
 class Rendering:
-    """A conversation as a chat template writes it, with the spellings of control tokens hidden.
-
-    Args:
-        render: what writes messages, and the beginning of the next reply if it is asked to.
-        control: the pattern of control tokens.
-    """
+    """A conversation as a chat template writes it, with the spellings of control tokens (of the pattern `control`)
+    hidden. `render` writes messages, and the beginning of the next reply if it is asked to."""
 
     def __init__(
         self,
@@ -74,8 +64,7 @@ class Rendering:
         return found
 
     def _start(self, message: dict[str, Any], before: int, start: int, habits: Habits) -> int:
-        """Where the assistant begins to write: with its reasoning where that was kept, else behind what the template
-        writes by itself."""
+        """Where the assistant begins to write: with its reasoning if that was kept, else behind the template's text."""
         block = self.text.rfind(THINK, before, start)
         if (
             reasoning(message["content"])
@@ -96,7 +85,6 @@ class Rendering:
         return None
 
     def _contents(self) -> list[Span | None]:
-        """Where the text of each message of the assistant is."""
         ends = [(number, offset) for number in self.spoken for offset in (0, len(self.messages[number]["content"]))]
         places = self._locate(ends)
         if places is not None and None not in places:
@@ -155,5 +143,4 @@ def _starts(text: str) -> Iterator[int]:
 
 
 def _ends(text: str) -> Iterator[int]:
-    """Where a text may end in a rendering."""
     yield from (len(text), len(text.rstrip("\n")), len(text.rstrip()))

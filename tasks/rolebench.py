@@ -1,17 +1,14 @@
-"""The task `rolebench`: RoleBench, one role per client, questions answered in the role's own voice, several
-reference answers to some.
+"""The task `rolebench`: RoleBench, one role per client, questions answered in the role's own voice.
 
 A row: {"role": "Captain Hull", "question": "Why did you go to sea?", "generated": ["The land was full, my lad.", ...]}
 
 Source: `ZenMoore/RoleBench` on the Hub (Wang et al. 2023, "RoleLLM"), the role-specific part of
-`rolebench-eng/instruction-generalization`: 95 English roles. Not yet run against the Hub. With `task.path` a local
-folder with `train.*` and `test.*` of the same columns is read instead; rows whose column `kind` says other than
-`role_specific` are left out.
+`rolebench-eng/instruction-generalization`: 95 English roles; not yet run against the Hub. With `task.path` a local
+folder with `train.*` and `test.*` of the same columns is read instead, without rows of another `kind`.
 
 As in FedMerge (Chen et al. 2026, App. B): a client gets half of its role's training and half of its test questions,
-drawn by the seed. The roles stand in an order drawn by the seed, so `task.clients=50` is a random sample of 50.
-Training takes the first of the answers, one example per question, because more would let a role count for more in
-the mean over clients only for having been asked more often; ROUGE-L takes the best of all.
+drawn by the seed, as is the order of the roles, so `task.clients=50` is a random sample. Training takes the first of
+the answers, as more would let a role count for more in the mean over clients; ROUGE-L takes the best of all.
 
 Deviation: the paper draws from 100 roles, five of them Chinese; ROUGE knows no Chinese, so the 95 English ones here.
 """
@@ -39,7 +36,6 @@ SHARE = 0.5  # "we randomly select half of the original training dataset and tes
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """One client per role, in an order that the seed draws."""
     if config.path is None:
         files = {split: f"{HUB_FOLDER}/{split}.jsonl" for split in ("train", "test")}
         where, rows = HUB_ID, hub_rows(HUB_ID, data_files=files)

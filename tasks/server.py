@@ -11,7 +11,7 @@ import numpy as np
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
 from llm_fed.settings.config import ServerConfig
-from llm_fed.tasks.common import ClientData, Item, select
+from llm_fed.tasks.common import ClientData, where
 from llm_fed.tasks.splits import Rule
 
 NAME = "server"
@@ -20,11 +20,9 @@ NAME = "server"
 def in_domain(
     clients: dict[str, ClientData], config: ServerConfig, seed: int, rule: Rule
 ) -> tuple[dict[str, ClientData], ClientData]:
-    """The natural clients without the test examples that the server takes, and the server.
-
-    `config.examples` are drawn uniformly from the test examples of all clients together, or of `each`; with
-    `config.test` the others become the server's test set. With another task's name nothing is drawn here.
-    """
+    """The natural clients without the test examples that the server takes, and the server. `config.examples` are drawn
+    uniformly from the test examples of all clients together, or of `each`; with `config.test` the others become the
+    server's test set. With another task's name nothing is drawn here."""
     count = config.examples if config.name is None and config.examples is not None else 0
     tests = {name: client.test for name, client in clients.items()}
     if config.each:
@@ -37,8 +35,8 @@ def in_domain(
         _check(count, everything, "the task's test split")
         (mask,) = rule.draw([everything], count, [derive(seed, NAME)])
         taken = dict(zip(tests, np.split(mask, np.cumsum([len(test) for test in tests.values()])[:-1]), strict=True))
-    left = {name: _where(test, ~taken[name]) for name, test in tests.items()}
-    train = tuple(example for name, test in tests.items() for example in _where(test, taken[name]))
+    left = {name: tuple(where(test, ~taken[name])) for name, test in tests.items()}
+    train = tuple(example for name, test in tests.items() for example in where(test, taken[name]))
     own_test: tuple = ()
     if config.test:
         own_test = tuple(example for examples in left.values() for example in examples)
@@ -57,14 +55,10 @@ def out_of_domain(
     if count is not None:
         _check(count, pool, "the training split of task.server.name")
         (mask,) = rule.draw([pool], count, [derive(seed, NAME, "another task")])
-        pool = list(_where(pool, mask)[:count])  # with copies there may be more
+        pool = list(where(pool, mask)[:count])  # with copies there may be more
     return dataclasses.replace(server, train=tuple(pool))
 
 
 def _check(count: int, pool: Sequence[Any], where: str) -> None:
     if count > len(pool):
         raise UserError(f"task.server.examples={count}, but there are {len(pool)} to take from {where}; lower it")
-
-
-def _where(items: Sequence[Item], mask: np.ndarray) -> tuple[Item, ...]:
-    return tuple(select(items, np.flatnonzero(mask).tolist()))

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
 from llm_fed.tasks import classes, content
-from llm_fed.tasks.common import ClientData, hold_out, select
+from llm_fed.tasks.common import ClientData, hold_out, where
 from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record
 
 log = logging.getLogger(__name__)
@@ -29,52 +29,17 @@ log = logging.getLogger(__name__)
 BITS = {"train": TRAINING, "validation": VALIDATION, "test": TEST}
 
 
-class Rule(Protocol):
-    """How examples are held out of each client's training examples."""
-
-    def hold_out(
-        self, clients: Sequence[ClientData], split: str, share: float, beside: Sequence[ClientData] = ()
-    ) -> list[ClientData]:
-        """The clients, with a share of each one's training examples as its `split`.
-
-        Args:
-            beside: others, all of whose training examples are trained on.
-        """
-        ...
-
-    def hold_out_by_label(
-        self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
-    ) -> list[ClientData]:
-        """The clients of a partition, with a share of each one's training examples as its test split."""
-        ...
-
-    def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
-        """The clients with the splits that their data bring.
-
-        Args:
-            pooled: whether training and test examples become one pool afterwards.
-        """
-        ...
-
-    def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
-        """Of each pool, which has so many, the `count` examples that the server takes: bool (N,) for N examples."""
-        ...
-
-
 @dataclass(frozen=True)
 class ByPosition:
-    """By places in the data: the same rows in the same order have the same splits.
+    """By places in the data: the same rows in the same order have the same splits."""
 
-    Args:
-        seed: of the draw.
-    """
-
-    seed: int
+    seed: int  # of the draw
 
     def hold_out(
         self, clients: Sequence[ClientData], split: str, share: float, beside: Sequence[ClientData] = ()
     ) -> list[ClientData]:
-        """So many of each client's examples, drawn by (seed, split, client); see `common.hold_out`."""
+        """The clients, with a share of each one's training examples as its `split`, drawn by (seed, split, client); see
+        `common.hold_out`. `beside` are others, all of whose training examples are trained on."""
         parts = (hold_out(client.train, share, self.seed, client.client, split) for client in clients)
         return [
             dataclasses.replace(client, train=train, **{split: held})
@@ -84,14 +49,14 @@ class ByPosition:
     def hold_out_by_label(
         self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
     ) -> list[ClientData]:
-        """That share of each label, up to one example."""
+        """The clients of a partition, with that share of each label, up to one example, as the test split."""
         return [self._by_label(client, share) for client in clients]
 
     def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
         return clients
 
     def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
-        """So many places."""
+        """Of each pool the `count` examples that the server takes, as many places: bool (N,) for N examples."""
         drawn = []
         for pool, seed in zip(pools, seeds, strict=True):
             mask = np.zeros(len(pool), bool)
@@ -108,17 +73,11 @@ class ByPosition:
 
 @dataclass(frozen=True)
 class ByContent:
-    """By a hash of each row and the seed, so that equal rows are on one side, whosever they are; see `held`.
+    """By a hash of each row and the seed, so that equal rows are on one side, whosever they are; see `held`."""
 
-    Args:
-        seed: of the draw.
-        known: rows that keep the split which they had in a run.
-        server: whether the server takes examples out of the test split, so that those which it had belong there.
-    """
-
-    seed: int
-    known: Record | None = None
-    server: bool = False
+    seed: int  # of the draw
+    known: Record | None = None  # rows that keep the split which they had in a run
+    server: bool = False  # whether the server takes examples out of the test split, so that those it had belong there
 
     def hold_out(
         self, clients: Sequence[ClientData], split: str, share: float, beside: Sequence[ClientData] = ()
@@ -176,27 +135,23 @@ class ByContent:
 
     def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
         """The clients with the splits that their data bring, where a row that a run knows from another split than that
-        in which it now stands is back in that one.
-
-        A row that was on both sides, as the data had it twice, stays where it stands.
-        """
+        in which it now stands is back in that one; one that was on both sides stays. `pooled`: training and test
+        examples become one pool afterwards."""
         if self.known is None:
             return clients
         tested = not pooled and any(client.test for client in clients.values())
         moved: Counter[tuple[str, str]] = Counter()
-        found = {name: self._back(client, self.known, tested, moved) for name, client in clients.items()}
+        restored = {name: self._back(client, self.known, tested, moved) for name, client in clients.items()}
         for (here, there), count in moved.items():
             log.warning(
                 "%d %s example%s of these data belong%s to the %s split, where the run has had %s",
                 count, here, *(("", "s", there, "it") if count == 1 else ("s", "", there, "them")),
             )  # fmt: skip
-        return found
+        return restored
 
     def _back(self, client: ClientData, known: Record, tested: bool, moved: Counter[tuple[str, str]]) -> ClientData:
-        """Args:
-        tested: whether the data bring a test split that stays one.
-        moved: counts the examples that go from one split to another.
-        """
+        """One client of `given`. `tested`: whether the data bring a test split that stays one; `moved` counts the
+        examples that go from one split to another."""
         # What is held out afterwards stays among the training examples until then; in a pool they may be test examples.
         open_bits = TRAINING | (0 if client.validation else VALIDATION) | (0 if tested else TEST)
         targets = {}
@@ -213,7 +168,7 @@ class ByContent:
             return client
         return dataclasses.replace(client, **{
             split: _joined([
-                select(getattr(client, source), np.flatnonzero(target == bit).tolist())
+                where(getattr(client, source), target == bit)
                 for source, target in sorted(targets.items(), key=lambda each: each[0] != split)
             ])
             for split, bit in BITS.items()
@@ -224,18 +179,13 @@ def rule(
     asked: Literal["auto", "hash", "position"], seed: int, here: Record, known: Record | None, server: bool
 ) -> Rule:
     """The rule that `task.held_out` asks for. By position only unchanged data can be divided again; where rows that a
-    run knows have changed, they keep their splits, and new ones go by content.
-
-    Args:
-        here: the rows of the data now.
-        known: by a run.
-        server: see `ByContent`.
-    """
+    run knows (`known`) have changed (`here`), they keep their splits, and new ones go by content."""
     if asked == "position" and (known is None or not (known.changes or here.since(known))):
         return ByPosition(seed)
     return ByContent(seed, known, server)
 
 
+Rule = ByPosition | ByContent
 # Of different contents, which a run knows as held out, and which as anything else: two arrays of bool.
 Fixed = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -264,18 +214,14 @@ def held(rows: Sequence[np.ndarray], share: float, seed: int, fixed: Fixed) -> l
 def _both_sides(
     chosen: np.ndarray, draws: np.ndarray, free: np.ndarray, owners: np.ndarray, numbers: np.ndarray
 ) -> None:
-    """Change `chosen` (C,) so that as many clients as possible have rows on both sides.
-
-    Args:
-        draws, free: (C,) of the different contents the draw, and whether its side may change.
-        owners, numbers: (N,) of the rows whose each is, and the number of its content.
-    """
+    """Change `chosen` (C,), of the different contents, so that as many clients as possible have rows on both sides.
+    `draws` and `free` (C,) are their draws, and whether their sides may change; `owners` and `numbers` (N,) are whose
+    each row is, and the number of its content."""
     pairs = np.unique(owners * len(chosen) + numbers)  # of each client the different contents
     owner, number = np.divmod(pairs, len(chosen))
     starts = np.searchsorted(owner, np.arange(owners.max() + 2))
 
     def own(client: int) -> np.ndarray:
-        """The free contents of a client, by their draws."""
         of_client = number[starts[client] : starts[client + 1]]
         of_client = of_client[free[of_client]]
         return of_client[np.argsort(draws[of_client])]
@@ -300,9 +246,7 @@ def _both_sides(
 
 
 def _divided(client: ClientData, split: str, held: np.ndarray) -> ClientData:
-    """The client with those of its training examples as its `split`."""
-    train, out = (select(client.train, np.flatnonzero(places).tolist()) for places in (~held, held))
-    return dataclasses.replace(client, train=train, **{split: out})
+    return dataclasses.replace(client, train=where(client.train, ~held), **{split: where(client.train, held)})
 
 
 def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:

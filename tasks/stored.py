@@ -30,11 +30,7 @@ _SCHEMA = pyarrow.schema(
 
 class Store:
     """Examples: first all are added, then they are read. From BATCH on they lie in a file, which is deleted with the
-    process.
-
-    Raises:
-        RunError: of `add`, and of what is read first: the folder for temporary files is full or cannot be written.
-    """
+    process. RunError where the folder for temporary files is full or cannot be written."""
 
     def __init__(self) -> None:
         self._waiting: list[list[Any]] = [[] for _ in _SCHEMA]
@@ -45,11 +41,7 @@ class Store:
         self.codes, self.digests, self.checksums = array("I"), array("Q"), array("I")  # of each example
 
     def add(self, example: Example, file: str = "") -> int:
-        """The place of the example from now on.
-
-        Args:
-            file: in which it stands.
-        """
+        """The place of the example from now on; `file` is the one in which it stands."""
         prompt = [example.prompt] if isinstance(example.prompt, str) else [*chain(*map(_flat, example.prompt))]
         texts = [_bytes(prompt), _bytes(example.answers), _bytes(example.options)]
         group, fields = _bytes([example.group, example.fields])
@@ -113,12 +105,10 @@ class Stored(Sequence[Example]):
         self._store, self._places = store, np.fromiter(places, np.int64)
 
     def take(self, chosen: Sequence[int]) -> Stored:
-        """Those at these positions."""
         return Stored(self._store, self._places[np.asarray(chosen, np.int64)])
 
     @property
     def files(self) -> list[str]:
-        """The files of the store."""
         return self._store.files
 
     @property

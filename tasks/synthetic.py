@@ -2,16 +2,16 @@
 
 A row of the client `zoo-01`: the prompt "Name the pen of the white deer." with the answer "yew".
 
-An animal is a colour and a kind. In groups 0 and 2 its colour decides the pen, in group 1 its kind; each group
-draws its own assignment of the 16 values to the 8 pens. Nothing in a prompt tells the group, and the groups
-contradict each other about the same prompts, so that no single model can answer for all: the best one is right for
-about half of a test. A client has 16 examples of its group's rule and no hint which of the two words matters; on
-average they show 10 of the 16 values, those of the four clients of a group together nearly all.
+An animal is a colour and a kind. In groups 0 and 2 its colour decides the pen, in group 1 its kind; each group draws
+its own assignment of the 16 values to the 8 pens. Nothing in a prompt tells the group, and the groups contradict each
+other about the same prompts, so the best single model is right for about half of a test. A client has 16 examples of
+its group's rule and no hint which word matters; on average they show 10 of the 16 values, those of the four clients of
+a group together nearly all.
 
-What is held out: of the 256 animals 64 are set aside for testing and 16 for validation; no client trains on any of
-them. All clients are tested on the same 64 prompts, so a test asks for the group's rule on pairs of words that no
-client has seen together, while the base model knows the words. A client draws its training animals from the other
-176, uniformly and without replacement. The seed draws the rules, the held-out animals and the examples.
+Of the 256 animals 64 are set aside for testing and 16 for validation, for all clients alike. So a test asks for the
+group's rule on pairs of words that no client has seen together, while the base model knows the words. A client draws
+its training animals from the other 176, uniformly and without replacement. The seed draws the rules, the held-out
+animals and the examples.
 
 Source: made up here. The base model in `assets/tiny-base` knows these words and rules of the same kind, see
 `scripts/make_tiny_base.py`.
@@ -49,20 +49,13 @@ def group(client: str) -> int:
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """All twelve clients; the seed draws the groups' rules, the held-out animals and each client's examples.
-
-    The settings of `config` have nothing to decide here: sizes are fixed, so that published figures stay comparable.
-    """
+    """All twelve clients; sizes are fixed, so that published figures stay comparable."""
     return planted(GROUPS, GROUP_TRAITS, seed)
 
 
 def planted(groups: Mapping[str, int], traits: Sequence[str], seed: int) -> TaskData:
-    """A federation like the task's, of other clients and groups.
-
-    Args:
-        groups: the number of each client's group, from 0.
-        traits: by group, what decides the pen: `colour` or `kind`.
-    """
+    """A federation like the task's, of other clients, with the number of each one's group, and of other groups, with
+    the trait that decides the pen in each: `colour` or `kind`."""
     rng = random.Random(derive(seed, "planted"))
     animals = list(itertools.product(*TRAITS.values()))
     rng.shuffle(animals)

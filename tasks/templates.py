@@ -22,14 +22,9 @@ Prompt = str | Sequence[Turn] | Sequence[Mapping[str, str]]  # a text, or the me
 
 
 def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
-    """A template by name, or of a text that has {prompt} in it.
-
-    A text that begins with BOS loses it where the tokenizer puts one before every text. Of a chat template see
-    `chat.answering`.
-
-    Raises:
-        UserError: an unknown name, or `chat` with a tokenizer that has no chat template.
-    """
+    """A template by name, or of a text that has {prompt} in it, which loses a BOS at its beginning where the tokenizer
+    puts one before every text; of a chat template see `chat.answering`. UserError for an unknown name, or `chat` with a
+    tokenizer that has no chat template."""
     text = name if "{prompt}" in name else lookup("task.template", name, TEMPLATES)
     if text is not None:
         begins, bos = around(tokenizer)[0], tokenizer.bos_token
@@ -45,16 +40,10 @@ def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
 def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, template: str | Template) -> list[int]:
     """The ids that a response follows; equal in training, generation and option scoring.
 
-    Whether they begin with BOS (once) is the tokenizer's own rule: LLaMA's yes, GPT-2's and Qwen's no. An EOS
-    that a tokenizer appends to every text is removed. With `chat` all special tokens are the template's. What a prompt
-    spells like a special token is text.
-
-    Args:
-        prompt: a text, or a conversation: role and content of each message.
-        template: by name, or itself.
-
-    Raises:
-        UserError: see `template_of`, or a chat template that fails, or messages of a tool in a text template.
+    Whether they begin with BOS (once) is the tokenizer's own rule: LLaMA's yes, GPT-2's and Qwen's no. An EOS that a
+    tokenizer appends to every text is removed. With `chat` all special tokens are the template's. What a prompt, a text
+    or a conversation, spells like a special token is text. UserError as in `template_of`, where a chat template fails,
+    and for messages of a tool in a text template.
     """
     return filled(template if prompt else BARE, tokenizer).prompt(as_turns(prompt))
 
@@ -86,23 +75,15 @@ class TextTemplate:
 
     @property
     def opens(self) -> bool:
-        """Whether a prompt ends with the tag of reasoning."""
         return self.template.text.rstrip().endswith(THINK)
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
-        """The tokens that the next answer follows.
-
-        Raises:
-            UserError: there are messages of tools.
-        """
+        """The tokens that the next answer follows; UserError where there are messages of tools."""
         return self._encoded(turns).input_ids
 
     def conversation(self, turns: Sequence[Turn]) -> Encoded:
-        """A conversation that ends with an answer. The targets are the answers that are trained, each with EOS.
-
-        Raises:
-            UserError: as in `prompt`, or the tokenizer has no EOS.
-        """
+        """A conversation that ends with an answer; the targets are the trained answers, each with EOS. UserError as in
+        `prompt`, or where the tokenizer has no EOS."""
         return self._encoded(turns)
 
     def _encoded(self, turns: Sequence[Turn]) -> Encoded:
@@ -153,11 +134,7 @@ class TextTemplate:
 
 
 def filled(template: str | Template, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | TextTemplate:
-    """What fills this template, by name or itself.
-
-    Raises:
-        UserError: see `template_of`.
-    """
+    """What fills this template, by name or itself; UserError as in `template_of`."""
     template = template_of(template, tokenizer) if isinstance(template, str) else template
     return _filled(template, tokenizer)
 
@@ -180,7 +157,6 @@ def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 
 
 def as_turns(prompt: Prompt) -> list[Turn]:
-    """A prompt as the messages of a conversation."""
     if isinstance(prompt, str):
         return [Turn("user", prompt)]
     messages: Sequence[Any] = prompt

@@ -2,16 +2,13 @@
 
 A row of the client `es`: {"premise": "Ana vendió su barco.", "hypothesis": "Ana tiene un barco.", "label": 2}
 
-Labels are 0 entailment, 1 neutral, 2 contradiction, or these words. Prompts end in an English question and are
-answered in English, in every language.
+Labels are 0 entailment, 1 neutral, 2 contradiction, or these words. Prompts end in an English question and are answered
+in English. `task.groups=[de,en]` chooses languages.
 
 Source: `facebook/xnli` on the Hub (Conneau et al. 2018), configurations by language; the seed draws 300 of the first
-10,000 training rows (translated by machine from English) and 200 test rows, the same ones in every language, as in
-FedMerge's earlier draft (Sec. 4.7: "the content of the client data is identical across languages"). Not yet run
-against the Hub. With `task.path` the clients come from a local folder instead, `es/{train,test}.jsonl` and so on,
-drawn down to the same sizes.
-
-`task.groups=[de,en]` chooses languages.
+10,000 training rows (translated by machine from English) and 200 test rows, the same in every language, as in
+FedMerge's earlier draft (Sec. 4.7: "the content of the client data is identical across languages"); not yet run against
+the Hub. With `task.path` a local folder is drawn from instead, `es/{train,test}.jsonl` and so on.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ QUESTION = (
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """One client per language; every example lists the three labels as its options."""
     if config.path is None:
         clients = [_from_hub(language) for language in chosen(config, LANGUAGES)]
     else:

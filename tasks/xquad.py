@@ -1,16 +1,14 @@
 """The task `xquad`: XQuAD, one language per client; the answer to a question is a span of the text before it.
 
-A row of the client `de`: {"context": "Der Turm in Au ist 40 m hoch.", "question": "Wie hoch ist der Turm?",
-"answer": "40 m"}
+A row of the client `de`: {"context": "Der Turm in Au ist 40 m hoch.", "question": "Wie hoch ist der Turm?", "answer":
+"40 m"}
 
 Source: `google/xquad` on the Hub (Artetxe et al. 2020), configurations `xquad.<language>`: 240 texts with 1,190
-questions, the same in each of 12 languages. There is a validation split only, so texts (with all their questions)
-are shared out by the seed, the same way in every language: up to 600 questions to train on, the rest to be tested
-on (FedMerge's earlier draft, Sec. 4.7). A test text can come from the same article as a training text. Not yet run
-against the Hub. With `task.path` the clients come from a local folder instead, `de/{train,test}.jsonl.gz` and so on,
-of whose training questions 600 are drawn, in every language at the same places.
-
-`task.groups=[de,en]` chooses languages. See metrics/squad for what F1 and exact match mean outside English.
+questions, the same in each of 12 languages (`task.groups=[de,en]` chooses); not yet run against the Hub. There is a
+validation split only, so the seed shares out texts with all their questions, in every language alike: up to 600
+questions to train on, the rest to be tested on (FedMerge's earlier draft, Sec. 4.7). Texts of one article may part.
+With `task.path` a local folder is read instead, `de/{train,test}.jsonl.gz` and so on, of whose training questions 600
+are drawn, in every language at the same places. See metrics/squad for what F1 and exact match mean outside English.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ COLUMNS = {"prompt": "context", "input": "question", "answer": "answer"}
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    """One client per language."""
     if config.path is None:
         clients = [_from_hub(language, seed) for language in chosen(config, LANGUAGES)]
     else:

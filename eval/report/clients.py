@@ -27,14 +27,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Distribution:
-    """How the scores are distributed over the clients, for the template."""
+    """How the scores are distributed over the clients."""
 
     bins: Sequence[Bin]
     marks: Sequence[tuple[str, float]]  # means to compare with: label, score
 
     @property
     def highest(self) -> int:
-        """Clients in the fullest bin."""
         return max(bin.count for bin in self.bins)
 
     def share(self, score: float) -> float:
@@ -55,12 +54,10 @@ class SortableTable:
 
     @property
     def shown(self) -> Sequence[tuple[str, Sequence[float | None]]]:
-        """The rows of one page; all without a script."""
         return self.rows[:200]
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the script reads."""
         columns = [[column.title, column.kind, column.wide] for column in self.columns]
         rows = [[name, *map(_finite, values)] for name, values in self.rows]
         return {"columns": columns, "rows": rows}
@@ -69,15 +66,10 @@ class SortableTable:
 def client_table(
     by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alone: Line | None, rule: Line | None
 ) -> SortableTable:
-    """One row per client: its score and loss on the split that is shown, last training loss, rounds, examples, bytes,
-    numbers of drop-outs and of events. Numbers that all clients have alike are in `alike`; bytes are nowhere if nothing
-    was sent.
-
-    Args:
-        shown: the score line whose scores the table has; None: there is none yet.
-        alone: the score line of the base on the same split.
-        rule: the line of the best rules that train nothing on the same split.
-    """
+    """One row per client: its score and loss on the split that is shown (`shown`; None: no score yet), last training
+    loss, rounds, examples, bytes, numbers of drop-outs and of events. Numbers that all clients have alike are in
+    `alike`; bytes are nowhere if nothing was sent. `alone`, `rule`: the lines of the base, and of the best rules that
+    train nothing, on the same split."""
     baselines = {title: line for title, line in (("base", alone), ("rule", rule)) if line}
     known = [*shown["clients"], *shown.get("unscored", ())] if shown else []
     work: dict[str, list[Line]] = {client: [] for client in known}
@@ -89,8 +81,10 @@ def client_table(
     columns = [Column(shown["metric"] if shown else "score", "bar")]
     columns += [Column(title, "score") for title in baselines]
     columns += [Column(f"{shown['split']} loss", "loss", True)] if shown and losses else []
-    columns += [Column(title, "count" if title != "training loss" else "loss", True)
-                for title in ("training loss", "rounds", "examples")]  # fmt: skip
+    columns += [
+        Column("training loss", "loss", True),
+        *(Column(title, "count", True) for title in ("rounds", "examples")),
+    ]
     sent = anything_sent(by_kind["client"])
     columns += [Column("up", "bytes", True), Column("down", "bytes", True)] if sent else []
     columns += [Column("dropped out", "count", True)] if silent else []
@@ -100,11 +94,8 @@ def client_table(
         values = [scores.get(client)]
         values += [line["clients"].get(client) for line in baselines.values()]
         values += [losses.get(client)] if losses else []
-        values += [
-            next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
-            len(lines),
-            lines[-1]["examples"] if lines else None,
-        ]
+        values += [next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None)]
+        values += [len(lines), lines[-1]["examples"] if lines else None]
         values += [sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down")] if sent else []
         values += [silent[client]] if silent else []
         rows.append((client, [*values, trouble[client]]))
@@ -113,11 +104,8 @@ def client_table(
 
 
 def distribution(shown: Line | None, others: Mapping[str, Line | None]) -> Distribution | None:
-    """Of the scores of more clients than one sees at a glance in a table; None of fewer.
-
-    Args:
-        others: by label the score lines whose means are marked as well, where they are known.
-    """
+    """Of the scores of more clients than one sees at a glance in a table; None of fewer. `others` are score lines by
+    label whose means are marked as well, where they are known."""
     if shown is None or len(shown["clients"]) <= FEW:
         return None
     marks = [("mean", shown["mean"]), ("worst half", shown["worst_half"])]
@@ -127,16 +115,16 @@ def distribution(shown: Line | None, others: Mapping[str, Line | None]) -> Distr
 
 
 def anything_sent(lines: Iterable[Line]) -> bool:
-    """Whether any of these lines, which have `bytes_up` and `bytes_down` of one message each, is of a message with
-    something in it."""
+    """Whether any of these lines, with `bytes_up` and `bytes_down` of one message each, is of one that says
+    something."""
     return any(max(line["bytes_up"], line["bytes_down"]) > EMPTY for line in lines)
 
 
 def _without_alike(
     columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[float | None]]]
 ) -> tuple[list[Column], list[tuple[str, Sequence[float | None]]], list[str]]:
-    """The table without the counts that are the same in all of several rows, and these in words; and without columns in
-    which there is nothing."""
+    """The table without columns that are empty, and without counts that all of several rows share, which come in
+    words."""
     kept, alike = [], []
     for number, column in enumerate(columns):
         found = {values[number] for _, values in rows}
@@ -147,9 +135,7 @@ def _without_alike(
             alike.append(f"{cell(value, column.kind)} {column.title if value != 1 else column.title.removesuffix('s')}")
         else:
             kept.append(number)
-    short: list[tuple[str, Sequence[float | None]]] = []
-    short += [(name, [values[number] for number in kept]) for name, values in rows]
-    return [columns[number] for number in kept], short, alike
+    return [columns[number] for number in kept], [(name, [own[number] for number in kept]) for name, own in rows], alike
 
 
 def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[Line]) -> list[tuple[str, list[str]]]:
@@ -163,12 +149,8 @@ def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[L
 
 
 def curves(by_kind: Mapping[str, Sequence[Line]], scored: Sequence[Line]) -> tuple[dict[str, Any], int]:
-    """For the script, by client: the training losses and the scores, each as [rounds, values], of the first clients
-    whose curves fit into MAX_BYTES; and how many clients have one.
-
-    Args:
-        scored: the score lines of the split that is scored during training.
-    """
+    """For the script, by client: the training losses and the scores (of the `scored` lines), each as [rounds, values],
+    of the first clients whose curves fit into MAX_BYTES; and how many clients have one."""
     found: dict[str, dict[str, list[list[float]]]] = {}
 
     def add(client: str, what: str, round: int, value: float | None) -> None:

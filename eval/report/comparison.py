@@ -48,18 +48,12 @@ CLAIMS = {
 
 @dataclass(frozen=True)
 class Forest:
-    """The differences of one quantity: a line per pair, with its interval.
+    """The differences of one quantity: a line per pair, with its interval."""
 
-    Attributes:
-        title: the quantity.
-        pairs: the largest difference first.
-        low, high: the ends of the axis, in points.
-    """
-
-    title: str
+    title: str  # the quantity
     headline: str
-    pairs: Sequence[Pair]
-    low: float
+    pairs: Sequence[Pair]  # the largest difference first
+    low: float  # ends of the axis, in points
     high: float
 
     @classmethod
@@ -78,19 +72,12 @@ class Forest:
 
     @property
     def claims(self) -> dict[str, str]:
-        """Those that occur, and what they mean."""
         return {claim: words for claim, words in CLAIMS.items() if any(pair.claim == claim for pair in self.pairs)}
 
 
 def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None = None) -> Path:
-    """Write the page and return its path.
-
-    Args:
-        drawn: what draws its pictures, by names in PICTURES; others are left out.
-
-    Raises:
-        RunError: the disk is full, or the folder cannot be written.
-    """
+    """Write the page and return its path; `drawn` is what draws its pictures, by names in PICTURES. RunError where the
+    disk is full, or the folder cannot be written."""
     verdict = table.verdict
     judged = [Forest.of(title, column) for title, column in verdict.judged]
     return write_page(
@@ -107,8 +94,12 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         forests=judged,
         verdict=[(verdict.title(key), each.headline, each.pairs) for key, each in verdict.columns.items()],
         rule=verdict.of_rules,
-        method=[*verdict.variance, *verdict.method] if verdict.columns else [],
-        pictures=[_picture(name, draw) for name, draw in (drawn or {}).items() if name in PICTURES],
+        method=verdict.method if verdict.columns else [],
+        pictures=[
+            Picture(PICTURES[name][0], *PICTURES[name], draw).embedded()
+            for name, draw in (drawn or {}).items()
+            if name in PICTURES
+        ],
     )
 
 
@@ -130,7 +121,6 @@ def _score(spread: Spread | None, best: bool) -> dict[str, Any]:
 
 
 def _costs(table: Table) -> dict[str, Any]:
-    """All bytes and parameters, as in table.md."""
     first = table.heads.index("up per round")
     rows = zip(table.shown, table.cells(), strict=True)
     lines = [(row.label, [text for text, _ in cells[first - 1 :]]) for row, (_, cells) in rows if row.method]
@@ -146,8 +136,3 @@ def _clients(table: Table) -> SortableTable:
 
     columns = [Column(row.label, "score") for row in rows]
     return SortableTable("client", columns, [(id, mean(id)) for id in [*table.clients, *table.unscored]])
-
-
-def _picture(name: str, draw: Draw) -> dict[str, str]:
-    title, about = PICTURES[name]
-    return Picture(title, title, about, draw).embedded()

@@ -20,11 +20,7 @@ _HERE = Path(__file__).parent
 
 
 def write_page(path: Path, template: str, **values: Any) -> Path:
-    """Write a template of this folder with its values; returns `path`.
-
-    Raises:
-        RunError: the disk is full, or the folder cannot be written.
-    """
+    """Write a template of this folder with its values; returns `path`. RunError where it cannot be written."""
     html = rendered(template, **values)
     try:
         write_file(path, html.encode(errors="replace"))
@@ -34,7 +30,6 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template of this folder with its values."""
     return _environment().get_template(template).render(**values)
 
 
@@ -53,12 +48,9 @@ def embed(draw: Callable[..., Path], dark: bool) -> str:
 
 @cache
 def _environment() -> Environment:
+    loader = FileSystemLoader(_HERE)
     environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"size": size, "number": number, "duration": duration, "cell": cell, "prose": prose}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}

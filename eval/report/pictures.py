@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llm_fed.eval import atlas, merges, plots
+from llm_fed.eval import merges, plots
 from llm_fed.eval.report.clients import anything_sent
 from llm_fed.eval.report.page import embed
 from llm_fed.eval.report.reading import Line
@@ -27,7 +27,6 @@ class Picture:
     draw: Callable[..., Path]
 
     def embedded(self) -> dict[str, str]:
-        """For the template, with the picture for a light and for a dark page."""
         pages = {"light": embed(self.draw, False), "dark": embed(self.draw, True)}
         return {"title": self.title, "alt": self.alt, "about": self.about, **pages}
 
@@ -38,12 +37,8 @@ def pictures_of(
     final: Line | None,
     references: Mapping[str, float],
 ) -> list[dict[str, str]]:
-    """Each picture for which there is data, as `Picture.embedded`.
-
-    Args:
-        curve: the score lines of the split that is scored during training.
-        final: the final test score.
-        references: scores on that split by label, drawn as lines.
+    """Each picture for which there is data, as `Picture.embedded`: of the score lines of the split that is scored
+    during training (`curve`), the `final` test score, and scores on that split by label (`references`), drawn as lines.
     """
     shown = final or (curve[-1] if curve else None)
     found = [_scores(curve, final, references)] if curve else []
@@ -53,14 +48,14 @@ def pictures_of(
     weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
     if weights:
         found.append(_weights(weights, shown))
-    if spreads := atlas.spreads(by_kind["server"]):
+    if spreads := merges.spreads(by_kind["server"]):
         found.append(
             Picture(
                 "Merging coefficients by round",
                 "median, quartiles and range of the merging coefficients by round, and the share of negative ones",
                 "Each round the server searches a coefficient for every stored update, and merges the updates with "
                 "them. A coefficient below zero takes back what an update had learned.",
-                partial(atlas.draw, spreads),
+                partial(merges.draw_spreads, spreads),
             )
         )
     scores, chosen = merges.curves({line["client"]: line for line in by_kind["merge"]})
@@ -87,10 +82,8 @@ def curve_of(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final
 
 def weights_by_round(lines: Sequence[Line]) -> dict[str, Any] | None:
     """For the slider, the merging weights of each round in the `server` lines, or which model each client chose, as the
-    weight 1 of that model; None where there are neither.
-
-    Of more than MAX_ROWS clients the first, and of too many rounds every n-th: `left_out` says which.
-    """
+    weight 1 of that model; None where there are neither. Of more than MAX_ROWS clients the first, and of too many
+    rounds every n-th: `left_out` says which."""
     tables = {line["round"]: table for line in lines if (table := _table(line))}
     if not tables:
         return None

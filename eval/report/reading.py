@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,19 @@ from yaml import YAMLError
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import read_file
 from llm_fed.models.origin import Origin
-from llm_fed.runs import shapes
 from llm_fed.runs.records import read_object as read_checked
+from llm_fed.runs.records import read_records
 from llm_fed.settings.config import EvalConfig
 from llm_fed.settings.paths import hub_place, public
 
 Line = dict[str, Any]
+_NAME = "config.yaml"
+_DECISIVE = ("seed", "rounds", "base", "adapter", "task", "local")  # and seeds and eval: what runs to compare share
 
 
 def read_config(path: Path) -> tuple[Line, str]:
     """What the head of the report says, and the resolved configuration, where paths are cut to their last names.
-
-    Raises:
-        UserError: it is not there, or not the configuration of a run.
-    """
+    UserError where it is not there, or not the configuration of a run."""
     try:
         text = read_file(path).decode()
         own: Any = yaml.safe_load(text)
@@ -47,22 +45,14 @@ def read_config(path: Path) -> tuple[Line, str]:
 
 
 def data_in_words(task: Mapping[str, Any]) -> str:
-    """The task by name, or the name of the files that it reads.
-
-    Args:
-        task: the section of a configuration, with paths cut to their last names.
-    """
+    """The task by name, or the name of the files that it reads, of a section without paths of this machine."""
     path = task.get("path")
     return str(path).removeprefix("hf://") if task["name"] == "files" and path else str(task["name"])
 
 
 def base_of(settings: Mapping[str, Any], recorded: object) -> Origin:
-    """The base of a run with its revision, dtype and quantisation, without paths.
-
-    Args:
-        settings: the configuration's.
-        recorded: what environment.json says of it; earlier versions wrote nothing there.
-    """
+    """The base of a run with its revision, dtype and quantisation, without paths: of its settings, and of what
+    environment.json has `recorded`, where earlier versions wrote nothing."""
     if isinstance(recorded, dict):
         return Origin.from_json(recorded).public()
     place = hub_place(settings["name"])
@@ -70,38 +60,13 @@ def base_of(settings: Mapping[str, Any], recorded: object) -> Origin:
     return Origin(name, revision, None, settings.get("quantization"), settings.get("dtype")).public()
 
 
-def read_lines(path: Path) -> tuple[list[Line], bool]:
-    """The objects of a JSONL file (none if it is missing), and whether its last line was cut by a kill.
-
-    Raises:
-        UserError: a line is not JSON.
-    """
-    if not path.exists():
-        return [], False
-    # a kill can also cut a character in two
-    try:
-        *whole, last = read_file(path).decode(errors="replace").split("\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    lines = []
-    for number, text in enumerate(whole, start=1):
-        try:
-            line = json.loads(text)
-            if not isinstance(line, dict):
-                raise ValueError("no object")
-            shapes.check(path.name, line)
-            lines.append(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}, is damaged: {error}. Continue the run to repair it.") from error
-    return lines, bool(last)
+def was_cut(path: Path) -> bool:
+    """Whether a kill has cut the last line of a JSONL file."""
+    return path.exists() and bool(read_file(path).rpartition(b"\n")[2])
 
 
 def read_object(path: Path) -> Line:
-    """The object of a JSON file; empty if it is missing.
-
-    Raises:
-        UserError: it is not JSON.
-    """
+    """The object of a JSON file; empty if it is missing. UserError where it is not JSON."""
     try:
         return read_checked(path) if path.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
@@ -124,34 +89,21 @@ def reference(run_dir: Path) -> Mapping[str, float]:
     """By split, the mean scores of a run of `local` on the same data with the same settings, those of the round that
     was tested; empty where none is known. It is looked for among the runs that this one needs, and beside it, where
     `compare` and `quickstart` put it."""
-    try:
-        own = _decisive(run_dir)
-    except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        return {}
-    for config in sorted([*run_dir.glob("needs/*/config.yaml"), *run_dir.parent.glob("*/config.yaml")]):
-        folder = config.parent
+    own: list[Any] = []
+    files = [run_dir / "config.yaml", *sorted([*run_dir.glob(f"needs/*/{_NAME}"), *run_dir.parent.glob(f"*/{_NAME}")])]
+    for file in files:
+        folder = file.parent
         try:
+            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            seeds, evaluation = config.get("seeds"), {**config["eval"], "base": None}  # earlier versions had no seeds
+            decisive = [seeds, evaluation, *(config[key] for key in _DECISIVE)]
+            own = own or decisive
             known = folder != run_dir and (folder / "summary.json").exists()
-            if known and _name(folder) == "local" and _decisive(folder) == own:
-                summary, (lines, _) = read_object(folder / "summary.json"), read_lines(folder / "metrics.jsonl")
+            if known and config["method"]["name"] == "local" and decisive == own:
+                summary, lines = read_object(folder / "summary.json"), read_records(folder / "metrics.jsonl")
                 tested = [x for x in lines if x["kind"] == "score" and x["round"] == summary["round"]]
                 return {x["split"]: x["mean"] for x in reversed(tested)}
         except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):
-            continue  # another's folder is no reason to have no report
+            if not own:
+                return {}  # else it is another's folder, which is no reason to have no report
     return {}
-
-
-def _name(folder: Path) -> str:
-    return str(_config(folder)["method"]["name"])
-
-
-def _decisive(folder: Path) -> list[Any]:
-    config = _config(folder)
-    seeds = config.get("seeds")  # earlier versions had none
-    evaluation = {key: value for key, value in config["eval"].items() if key != "base"}
-    keys = ("seed", "rounds", "base", "adapter", "task", "local")
-    return [seeds, evaluation, *(config[key] for key in keys)]
-
-
-def _config(folder: Path) -> Line:
-    return dict(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))

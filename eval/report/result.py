@@ -8,23 +8,21 @@ from typing import Any
 from llm_fed.eval.distribution import FEW
 from llm_fed.eval.report.page import rendered
 from llm_fed.eval.report.pictures import curve_of
-from llm_fed.eval.report.reading import Line, read_config, read_lines
+from llm_fed.eval.report.reading import Line, read_config
 from llm_fed.eval.report.run import KINDS, baseline, scores_of
 from llm_fed.eval.report.samples import samples_of
 from llm_fed.runs.folder import SAMPLES
 from llm_fed.runs.reading import comparable
+from llm_fed.runs.records import read_records
 
 ANSWERS = 3  # samples that are shown
 
 
 def result_html(folder: Path) -> str:
-    """HTML that stands alone and needs no style sheet or script, which notebooks drop.
-
-    Raises:
-        UserError: `folder` is no run's folder, or a file in it is damaged.
-    """
+    """HTML that stands alone and needs no style sheet or script, which notebooks drop. UserError where `folder` is no
+    run's folder, or a file in it is damaged."""
     facts, _ = read_config(folder / "config.yaml")
-    lines, _ = read_lines(folder / "metrics.jsonl")
+    lines = read_records(folder / "metrics.jsonl")
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
     since = comparable(lines)
     curve, final = scores_of(since, facts["during"])
@@ -41,7 +39,7 @@ def result_html(folder: Path) -> str:
         columns=columns,
         clients=list(shown["clients"]) if shown and len(shown["clients"]) <= FEW else [],
         picture=picture and picture.embedded(),
-        answers=_answers(read_lines(folder / SAMPLES)[0]),
+        answers=_answers(read_records(folder / SAMPLES)),
     )
 
 

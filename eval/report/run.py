@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -13,10 +14,11 @@ from llm_fed.eval import merges
 from llm_fed.eval.report.clients import anything_sent, client_table, curves, distribution
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
-from llm_fed.eval.report.reading import Line, read_config, read_lines, read_object, reference, usage
+from llm_fed.eval.report.reading import Line, read_config, read_object, reference, usage, was_cut
 from llm_fed.eval.report.samples import samples_of
 from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES
 from llm_fed.runs.reading import comparable, scores_in_training
+from llm_fed.runs.records import read_records
 from llm_fed.scoring.rules import in_words as rules_in_words
 from llm_fed.scoring.scores import METRICS, NOT_SCORED
 
@@ -29,9 +31,8 @@ def write_report(run_dir: str | Path) -> Path:
 
     Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, experts.jsonl,
     environment.json, cross.json and the card of an exported model; for comparison the scores of a run of `local` beside
-    it. The lines of metrics.jsonl and timing.jsonl may end in a half-written one.
-    UserError: `run_dir` is no run's folder, or a file in it is damaged.
-    RunError: the disk is full, or the folder cannot be written.
+    it. The last line of metrics.jsonl and timing.jsonl may be half-written. UserError where `run_dir` is no run's
+    folder, or a file in it is damaged; RunError where the disk is full, or the folder cannot be written.
     """
     run_dir = Path(run_dir).resolve()
     path = run_dir / "report.html"
@@ -42,10 +43,8 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def _values(run_dir: Path) -> dict[str, Any]:
-    """What the template shows."""
     facts, config_text = read_config(run_dir / "config.yaml")
-    lines, cut = read_lines(run_dir / "metrics.jsonl")
-    timing, _ = read_lines(run_dir / "timing.jsonl")
+    lines, timing = (read_records(run_dir / name) for name in ("metrics.jsonl", "timing.jsonl"))
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
     since, during = comparable(lines), facts.pop("during")
     curve, final = scores_of(since, during)
@@ -63,7 +62,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
         **facts,
         config_text=config_text,
         command=shlex.join(["llm-fed", "run", f"{name}/config.yaml", "--out", f"{name}-again"]),
-        cut=cut,
+        cut=was_cut(run_dir / "metrics.jsonl"),
         anew=next((line for line in since if line["kind"] == "search anew"), None),
         done=max((line["round"] for line in by_kind["round"]), default=0),
         shown=shown,
@@ -90,10 +89,10 @@ def _values(run_dir: Path) -> dict[str, Any]:
         merges=merges.tabulate({x["client"]: x for x in by_kind["merge"]}) if by_kind["merge"] else [],
         pictures=pictures_of(by_kind, curve, final, references),
         weights=weights_by_round(by_kind["server"]),
-        samples=samples_of(read_lines(run_dir / SAMPLES)[0]),
+        samples=samples_of(read_records(run_dir / SAMPLES)),
         network=(run_dir / "network.json").exists(),
         usage=usage(run_dir),
-        experts=read_lines(run_dir / EXPERTS)[0],
+        experts=read_records(run_dir / EXPERTS),
         cross=read_object(run_dir / CROSS),
     )
 
@@ -125,7 +124,6 @@ def baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | Non
 
 
 def _totals(rounds: list[Line]) -> Line:
-    """Sums over the rounds, and the mean share of padding."""
     names = ("asked", "arrived", "refused", "failed", "dropped_out", "bytes_up", "bytes_down")
     sums: Line = {name: sum(line.get(name, 0) for line in rounds) for name in names}
     return sums | {"padding": fmean(line["padding"] for line in rounds) if rounds else None}
@@ -133,10 +131,9 @@ def _totals(rounds: list[Line]) -> Line:
 
 def _parts(timing: list[Line]) -> list[tuple[str, float]]:
     """(part of a round, seconds over all rounds), the longest first."""
-    seconds: dict[str, float] = {}
-    for line in timing:
-        for part, value in line["parts"].items():
-            seconds[part] = seconds.get(part, 0.0) + value
+    seconds = defaultdict[str, float](float)
+    for part, value in (item for line in timing for item in line["parts"].items()):
+        seconds[part] += value
     return sorted(seconds.items(), key=lambda item: -item[1])
 
 

@@ -18,35 +18,28 @@ class ClientSamples:
 
 @dataclass(frozen=True)
 class Samples:
-    """For the template.
+    """For the template."""
 
-    Attributes:
-        templates: with {prompt} in the prompt's place and {system} in that of the data's system text.
-        system: the system text of all samples; empty where they have none, or several.
-        seen: clients that are listed at once; the others are folded.
-    """
-
-    templates: Sequence[str]
-    system: str
+    templates: Sequence[str]  # with {prompt} in the prompt's place and {system} in that of the data's system text
+    system: str  # the system text of all samples; empty where they have none, or several
     clients: Sequence[ClientSamples]
-    seen: int = 8
+    seen: int = 8  # clients that are listed at once; the others are folded
 
 
 def samples_of(lines: Sequence[Line]) -> Samples:
-    """The lines of samples.jsonl by client."""
-    told = [line | {"system": line.get("system", "")} for line in _with_texts(lines)]
+    samples = [line | {"system": line.get("system", "")} for line in _with_texts(lines)]
     by_client: dict[str, list[Line]] = {}
-    for line in told:
+    for line in samples:
         by_client.setdefault(line["client"], []).append(line)
-    templates = list(dict.fromkeys(line["template"] for line in told if line.get("template")))
-    everywhere = _same_system(told)
+    templates = list(dict.fromkeys(line["template"] for line in samples if line.get("template")))
+    everywhere = _same_system(samples)
     clients = [ClientSamples(id, "" if everywhere else _same_system(own), own) for id, own in by_client.items()]
     return Samples([text for text in templates if text.strip() != "{prompt}"], everywhere, clients)
 
 
 def _same_system(lines: Sequence[Line]) -> str:
-    found = {line["system"] for line in lines}
-    return str(found.pop()) if len(found) == 1 else ""
+    systems = {line["system"] for line in lines}
+    return str(systems.pop()) if len(systems) == 1 else ""
 
 
 def _with_texts(lines: Sequence[Line]) -> list[Line]:

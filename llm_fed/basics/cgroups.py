@@ -31,17 +31,11 @@ _UNLIMITED = 2**60  # version 1 writes a number near 2**63 where there is no lim
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on this process's memory.
+    """A limit on this process's memory."""
 
-    Attributes:
-        name: of what it is, for messages.
-        size: bytes that it allows.
-        free: bytes that are left of them; page cache that can be taken back counts as free.
-    """
-
-    name: str
-    size: int
-    free: int
+    name: str  # of what it is, for messages
+    size: int  # bytes that it allows
+    free: int  # bytes that are left of them; page cache that can be taken back counts as free
 
 
 def free_memory(root: Path = Path("/")) -> tuple[int, Limit | None]:
@@ -58,7 +52,7 @@ def tightest(root: Path = Path("/")) -> Limit | None:
 
 def group_limits(root: Path = Path("/")) -> list[Limit]:
     """The limits of all control groups that this process is in."""
-    found = []
+    limits = []
     for version, name, folder in groups(root):
         files, usage_file, cache, _ = _FILES[version]
         statistics = _table(folder / "memory.stat")
@@ -67,42 +61,36 @@ def group_limits(root: Path = Path("/")) -> list[Limit]:
         sizes["hierarchical_memory_limit"] = statistics.get("hierarchical_memory_limit")  # also of groups out of sight
         for file, size in sizes.items():
             if size is not None and size < _UNLIMITED:
-                found.append(Limit(f"{file} of the control group {name}", size, max(0, size - used)))
-    return found
+                limits.append(Limit(f"{file} of the control group {name}", size, max(0, size - used)))
+    return limits
 
 
 def resource_limits(root: Path = Path("/")) -> list[Limit]:
     """Those that a shell's `ulimit -v` and `ulimit -d` set, and some schedulers."""
     status = _table(root / "proc/self/status")
-    found = []
+    limits = []
     for name, which, used in (
         ("address space (ulimit -v)", resource.RLIMIT_AS, "VmSize:"),
         ("data (ulimit -d)", resource.RLIMIT_DATA, "VmData:"),
     ):
         size, _ = resource.getrlimit(which)
         if size != resource.RLIM_INFINITY:
-            found.append(Limit(f"the limit on {name}", size, max(0, size - 1024 * status.get(used, 0))))
-    return found
+            limits.append(Limit(f"the limit on {name}", size, max(0, size - 1024 * status.get(used, 0))))
+    return limits
 
 
 def kills(root: Path = Path("/")) -> dict[str, int]:
     """How many processes the kernel has killed for want of memory since the machine was started, by control group, and
     on the whole machine under the name "machine"; only those that it tells."""
-    found = {}
-    for version, name, folder in groups(root):
-        count = _table(folder / _FILES[version][3]).get("oom_kill")
-        if count is not None:
-            found[name] = count
-    machine = _table(root / "proc/vmstat").get("oom_kill")
-    return found if machine is None else {**found, "machine": machine}
+    tables = {name: folder / _FILES[version][3] for version, name, folder in groups(root)}
+    tables["machine"] = root / "proc/vmstat"
+    return {name: count for name, file in tables.items() if (count := _table(file).get("oom_kill")) is not None}
 
 
 def groups(root: Path = Path("/")) -> Iterator[tuple[int, str, Path]]:
-    """(version, name, folder) of each group that limits memory and holds this process: its own first, the root last.
-
-    In a container the process's path may be that of the host, while only a part of the tree is mounted. So folders that
-    do not exist are passed over, and the root of what is mounted always counts.
-    """
+    """(version, name, folder) of each group that limits memory and holds this process: its own first, the root last. In
+    a container the process's path may be that of the host, while only a part of the tree is mounted. So folders that do
+    not exist are passed over, and the root of what is mounted always counts."""
     seen: set[Path] = set()
     for version, path in _paths(root):
         for place, part in [*_places(root, version), *((usual, "/") for usual in _USUAL[version])]:

@@ -26,16 +26,11 @@ def of(values: Mapping[str, Any]) -> str:
 
 
 def added(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values and their checksum."""
     return {**values, KEY: of(values)}
 
 
 def checked(values: Any) -> dict[str, Any]:
-    """What was given to `added`, or values without a checksum as they are.
-
-    Raises:
-        ChecksumError: the values are others, or no JSON object.
-    """
+    """What was given to `added`, or values without a checksum as they are; ChecksumError where they are others."""
     if not isinstance(values, dict):
         raise ChecksumError("it is not a JSON object")
     if KEY in values and values[KEY] != of(values):
@@ -49,14 +44,10 @@ def commented(text: str) -> str:
 
 
 def uncommented(text: str) -> str:
-    """What was given to `commented`, or a text without such a last line as it is.
-
-    Raises:
-        ChecksumError: the text is another one.
-    """
-    found = _COMMENT.search(text)
-    own = text[: found.start()] if found else text
-    if found and found[1] != hashlib.sha256(own.encode()).hexdigest():
+    """What was given to `commented`, or a text without such a last line as it is; ChecksumError where it is another."""
+    comment = _COMMENT.search(text)
+    own = text[: comment.start()] if comment else text
+    if comment and comment[1] != hashlib.sha256(own.encode()).hexdigest():
         raise ChecksumError(
             "it does not match the checksum in its last line (if you changed it on purpose, delete that line)"
         )

@@ -58,10 +58,10 @@ def lookup(key: str, name: str, table: Mapping[str, Item]) -> Item:
 def require(key: str, name: str, valid: Collection[str]) -> str:
     """The valid name that equals `name`, whichever form of Unicode it is in; for an unknown one a UserError with the
     closest valid name and all valid names."""
-    found = same_name(name, valid)
-    if found is None:
+    valid_name = same_name(name, valid)
+    if valid_name is None:
         raise UserError(f"{key}={name!r} is unknown{did_you_mean(name, valid)}; known: {', '.join(valid)}")
-    return found
+    return valid_name
 
 
 def did_you_mean(name: str, valid: Collection[str]) -> str:
@@ -78,8 +78,8 @@ def closest(name: str, valid: Collection[str]) -> str | None:
     def likeness(item: str) -> tuple[float, int]:
         return difflib.SequenceMatcher(None, item, form).ratio(), len(os.path.commonprefix([item, form]))
 
-    found = difflib.get_close_matches(form, by_form, n=max(1, len(by_form)))
-    return by_form[max(found, key=likeness)] if found else None
+    close = difflib.get_close_matches(form, by_form, n=max(1, len(by_form)))
+    return by_form[max(close, key=likeness)] if close else None
 
 
 def inert(key: str, value: object, beside: str) -> UserError:

@@ -26,12 +26,9 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
 
 
 def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = False) -> None:
-    """Write `data` so that `path` holds either all of it or what it held before, whatever happens meanwhile.
-
-    Args:
-        private: only its owner may read it (0600).
-        sync: bring it safely to the disk, with its name; else the caller does so for many (`sync_files`).
-    """
+    """Write `data` so that `path` holds either all of it or what it held before, whatever happens meanwhile; only its
+    owner may read a `private` one (0600). With `sync` it is brought safely to the disk, with its name; else the caller
+    does so for many (`sync_files`)."""
     # Nobody can know the name, so nothing lies there; O_EXCL makes sure of it.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -49,11 +46,7 @@ def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = Fa
 
 
 def read_file(path: Path, start: int = 0, end: int | None = None) -> bytes:
-    """What a file holds, from one place to another.
-
-    Raises:
-        OSError: it cannot be read; or it is no file, but a folder, or a pipe or a device that has no end.
-    """
+    """What a file holds, from one place to another; OSError for a folder, and for what has no end, as a pipe."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -63,31 +56,18 @@ def read_file(path: Path, start: int = 0, end: int | None = None) -> bytes:
 
 
 def append_file(path: Path, data: bytes) -> None:
-    """Write at the end of a file, which is made if it is not there.
-
-    Raises:
-        UserError: it is a link, or no file.
-    """
+    """Write at the end of a file, which is made if it is not there; UserError where it is a link, or no file."""
     with os.fdopen(_open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
         file.write(data)
 
 
 def cut_file(path: Path, size: int) -> None:
-    """Cut a file to `size` bytes.
-
-    Raises:
-        UserError: it is a link, or no file.
-    """
+    """Cut a file to `size` bytes; UserError where it is a link, or no file."""
     with os.fdopen(_open_own(path, os.O_WRONLY), "ab") as file:
         file.truncate(size)
 
 
 def open_unlinked(path: Path, flags: int) -> int:
-    """`os.open`, but not through a link.
-
-    Raises:
-        UserError: it is one.
-    """
     try:
         return _unlinked(str(path), flags)
     except OSError as error:
@@ -103,12 +83,7 @@ def check_unlinked(path: Path) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder within one of llm_fed's own, if it is not there.
-
-    Raises:
-        UserError: a link is in its place.
-        OSError: it cannot be made.
-    """
+    """Make a folder within one of llm_fed's own, if it is not there; UserError where a link is in its place."""
     check_unlinked(folder)
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
 
@@ -122,11 +97,7 @@ def remove(path: Path) -> None:
 
 
 def put_folder(whole: Path, folder: Path) -> None:
-    """Give a folder that is complete, and on the disk, its name. What had the name is there until then, and then gone.
-
-    Args:
-        whole: beside `folder`.
-    """
+    """Give a complete folder beside `folder`, on the disk, its name; what had the name is there until then."""
     if not os.path.lexists(folder):
         os.replace(whole, folder)
     elif _exchange(whole, folder):
@@ -152,8 +123,7 @@ def _open_own(path: Path, flags: int) -> int:
     if path.exists() and not (path.is_file() or path.is_symlink()):
         raise UserError(f"{path} is no file, so nothing is written to it; delete it, or give another folder")
     handle = open_unlinked(path, flags)
-    found = os.fstat(handle)
-    if found.st_nlink > 1:
+    if os.fstat(handle).st_nlink > 1:
         os.close(handle)
         write_file(path, path.read_bytes())
         handle = open_unlinked(path, flags)
@@ -182,8 +152,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_files(paths: Iterable[Path]) -> None:
-    """Bring files and their names safely to the disk: few by `fsync` of each, many by one `syncfs` of their file
-    system, where there is that."""
+    """Bring files and their names safely to the disk: few by `fsync` of each, many by one `syncfs`."""
     paths = sorted(paths)
     if len(paths) <= _FEW or _syncfs is None:
         for path in dict.fromkeys([*paths, *(path.parent for path in paths)]):
@@ -198,23 +167,16 @@ def sync_files(paths: Iterable[Path]) -> None:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], what: str) -> None:
-    """`write_folders` for one."""
     write_folders([(folder, files)], what)
 
 
 def write_folders(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str) -> None:
-    """Write folders that appear complete or not at all, and that only their owner may read (0700, their files 0600).
+    """Write folders, of one file system and with contents by path, that appear complete or not at all, and that only
+    their owner may read (0700, their files 0600).
 
-    One that exists is replaced when the new one is complete, and only if it holds nothing but files of these names.
-    Of each BATCH of them, all that they hold is brought to the disk at once, before the first appears.
-
-    Args:
-        folders: on one file system; each with its contents by path in the folder.
-        what: what such a folder holds, for messages.
-
-    Raises:
-        UserError: a folder holds other files.
-        RunError: the disk is full, or a folder cannot be written.
+    One that exists is replaced when the new one is complete, and only if it holds nothing but files of these names,
+    else UserError. Of each BATCH of them, all that they hold is brought to the disk at once, before the first appears.
+    RunError where the disk is full, or a folder cannot be written. `what` they hold is for messages.
     """
     remaining = iter(folders)
     while _write_batch(islice(remaining, BATCH), what):
@@ -222,7 +184,7 @@ def write_folders(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str
 
 
 def _write_batch(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str) -> int:
-    """How many folders there were."""
+    """How many folders there were; the contents of one are in memory at a time."""
     begun: list[Path] = []
     written: list[Path] = []
     try:

@@ -60,11 +60,8 @@ class Place:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """The place of this process in a launch; None where it is alone.
-
-    Raises:
-        UserError: a variable is no number, or is missing.
-    """
+    """The place of this process in a launch; None: it is alone. UserError for a variable that is missing or no
+    number."""
     if "LOCAL_RANK" in environment:
         rank_key, local_key, size_key = "RANK", "LOCAL_RANK", "WORLD_SIZE"
     elif _BY_ACCELERATE in environment and "MASTER_ADDR" in environment:
@@ -103,11 +100,7 @@ def unset(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def check(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse what a launcher was told and what would not happen here.
-
-    Raises:
-        UserError: the key of accelerate's configuration, its variable, and what to set.
-    """
+    """UserError for what a launcher was told and what would not happen here, with its key and what to set."""
     for name, (key, fine, remedy) in _REFUSED.items():
         value = environment.get(name, "").strip()
         if value.lower() not in (*_NOTHING, *fine):
@@ -121,11 +114,7 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def check_precision(dtype: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a mixed precision of accelerate's configuration that is not the dtype in which is computed.
-
-    Raises:
-        UserError: both, and what to set.
-    """
+    """UserError for a mixed precision of accelerate's configuration that is not the dtype in which is computed."""
     asked = environment.get(_BY_ACCELERATE, "").strip().lower()
     if asked in _PRECISIONS and _PRECISIONS[asked] != dtype:
         raise UserError(
@@ -135,7 +124,6 @@ def check_precision(dtype: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def wants_cpu(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether accelerate's configuration has `use_cpu: true`."""
     return environment.get("ACCELERATE_USE_CPU", "").strip().lower() not in _NOTHING
 
 

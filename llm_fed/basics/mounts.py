@@ -20,10 +20,7 @@ class Mount:
 
 def mounts(root: Path = Path("/")) -> Iterator[Mount]:
     """All of them in the order in which they were mounted, so that a later one hides an earlier one at its place.
-
-    Args:
-        root: of the file system, so that tests can lay out /proc as it is elsewhere.
-    """
+    `root` is that of the file system, so that tests can lay out /proc as it is elsewhere."""
     try:
         lines = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -37,13 +34,10 @@ def mounts(root: Path = Path("/")) -> Iterator[Mount]:
 
 def holding(folder: Path, root: Path = Path("/")) -> Mount | None:
     """The file system that a folder lies on; None where the system does not tell."""
-    folder, found = folder.resolve(), None
-    for mount in mounts(root):
-        if folder.is_relative_to(mount.place) and (found is None or len(mount.place) >= len(found.place)):
-            found = mount
-    return found
+    folder = folder.resolve()
+    above = [mount for mount in mounts(root) if folder.is_relative_to(mount.place)]
+    return max(reversed(above), key=lambda mount: len(mount.place), default=None)  # of equal places the last
 
 
 def _unescaped(path: str) -> str:
-    """A path of mountinfo, where blanks are written \\040."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)

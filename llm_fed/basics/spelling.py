@@ -32,15 +32,11 @@ _HINT = "put a text in quotes if it begins with one of {[*&!|>@`%-?, has : or # 
 
 
 class Spelled:
-    """A value that YAML does not take for a text.
-
-    Attributes:
-        text: how it is spelled; None where it takes several lines.
-        value: what YAML makes of it: null, a bool, a number, or a list or dictionary of such values and texts.
-    """
+    """A value that YAML does not take for a text."""
 
     def __init__(self, text: str | None, value: Any):
-        self.text, self.value = text, value
+        self.text = text  # how it is spelled; None where it takes several lines
+        self.value = value  # what YAML makes of it: null, a bool, a number, or a list or dictionary of these and texts
 
     def __repr__(self) -> str:
         return repr(plain(self))
@@ -68,10 +64,7 @@ _Loader.add_implicit_resolver(
 
 def read(text: str) -> Any:
     """A YAML document. Values that are no texts are `Spelled`, mappings too; the keys of these are texts as they stand.
-
-    Raises:
-        UserError: it is no YAML; in which line.
-    """
+    UserError where it is no YAML; in which line."""
     loader = None
     try:
         loader = _Loader(text)
@@ -142,11 +135,7 @@ def _end(node: yaml.Node) -> int:
 
 
 def word(text: str) -> Any:
-    """What stands after the `=` of a `key=value` word.
-
-    Raises:
-        UserError: it holds bytes that are no text.
-    """
+    """What stands after the `=` of a `key=value` word; UserError where it holds bytes that are no text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -160,11 +149,7 @@ def word(text: str) -> Any:
 
 
 def created(value: Any) -> Any:
-    """Nested values of a program, as `read` gives those of a file.
-
-    Raises:
-        UserError: there is something in them that no file could hold.
-    """
+    """Nested values of a program, as `read` gives those of a file; UserError for what no file could hold."""
     if isinstance(value, Mapping):
         return {_key(key): created(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -203,8 +188,7 @@ _QUOTED = re.compile(r"""\s*('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")\s*(?:,|\Z)""", re
 
 
 def names(text: str) -> list[str] | None:
-    """The texts in `[a,b]`, each as it stands or in quotes, as one with a comma must be; None where it is no such
-    list."""
+    """The texts in `[a,b]`, each as it stands or in quotes, as one with a comma must be; None for another text."""
     inner, items, place = text.strip(), [], 0
     if not (len(inner) > 1 and inner[0] == "[" and inner[-1] == "]"):
         return None
@@ -224,17 +208,13 @@ def names(text: str) -> list[str] | None:
 
 
 def names_of(what: str, text: str) -> list[str]:
-    """The texts in `a,b`, as `names` reads them in brackets.
-
-    Raises:
-        UserError: it is no such list; it names `what` it is.
-    """
-    found = names(f"[{text}]")
-    if found is None:
+    """The texts in `a,b`, as `names` reads them in brackets; UserError where it is no such list, with `what` it is."""
+    items = names(f"[{text}]")
+    if items is None:
         raise UserError(
             f"{what} is {text!r}; it takes names separated by commas, in quotes where a name has one itself"
         )
-    return found
+    return items
 
 
 def _comma(text: str, start: int) -> int | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -30,15 +31,11 @@ def shown(text: str, encoding: str) -> str:
 
 
 class Lasting:
-    """A text stream that takes everything: what cannot be written is dropped.
-
-    Attributes:
-        failure: why something was dropped; None: nothing was.
-    """
+    """A text stream that takes everything: what cannot be written is dropped."""
 
     def __init__(self, stream: Any):
         self._stream = stream
-        self.failure: Exception | None = None
+        self.failure: Exception | None = None  # why something was dropped
 
     def __getattr__(self, name: str) -> Any:
         if name == "buffer":  # click would write bytes into it where the encoding is ASCII
@@ -69,8 +66,7 @@ class Lasting:
 
     @property
     def reader_left(self) -> bool:
-        """Whether it is a pipe that nobody reads any more."""
-        return isinstance(self.failure, BrokenPipeError)
+        return isinstance(self.failure, BrokenPipeError)  # of a pipe that nobody reads any more
 
     def abandon(self) -> None:
         """Let what is still to be written vanish, so that Python does not try it again when it ends."""
@@ -82,8 +78,7 @@ class Lasting:
 
 @contextmanager
 def lasting_streams() -> Iterator[Lasting]:
-    """Within, standard output, which is what one gets, and standard error take everything; also where the process was
-    started without them."""
+    """Within, standard output (which one gets) and error take everything, also where there were none."""
     before = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
     for name, stream in before.items():
         if stream is None:  # closed; the next file that is opened would otherwise have its number
@@ -99,6 +94,15 @@ def lasting_streams() -> Iterator[Lasting]:
             if stream.failure is not None:
                 stream.abandon()
         sys.stdout, sys.stderr = before["stdout"], before["stderr"]
+
+
+def table_of_numbers(title: str, first: str, columns: Sequence[str]) -> Table:
+    """An empty table: a column of names, which are cut where the terminal is narrow, and columns of numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="ellipsis")
+    for column in columns:
+        table.add_column(Text(column), justify="right", no_wrap=True)
+    return table
 
 
 class Terminal(Console):

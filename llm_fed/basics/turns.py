@@ -2,11 +2,10 @@
 passes its turn on after each round.
 
 While transformers loads a model it changes what all threads share: torch's default dtype, torch's functions that draw
-weights, and whether weights are tied. What another thread computes meanwhile could silently become something else. Two
-threads would share the same cores or the same GPU anyway, so turns lose little.
+weights, and whether weights are tied. What another thread computes meanwhile could silently become something else.
 
 A turn also gives its thread the settings of torch that all of this package counts on, whatever the program around it
-has chosen for itself, and gives that its own back in the end.
+has chosen, and gives that its own back in the end.
 """
 
 from __future__ import annotations
@@ -100,11 +99,8 @@ def _print(text: str) -> None:
 
 @contextmanager
 def taken(note: Note = _print) -> Iterator[None]:
-    """Within, no other thread loads, trains or answers. A thread that has the turn may take it again.
-
-    Args:
-        note: is told where another thread has had the turn for two seconds.
-    """
+    """Within, no other thread loads, trains or answers. A thread that has the turn may take it again. `note` is told
+    where another thread has had the turn for two seconds."""
     first = _turns.take(note)
     try:
         with ExitStack() as usual:

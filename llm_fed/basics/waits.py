@@ -46,7 +46,6 @@ class _Waits(logging.Filter):
 
 
 def name_them() -> None:
-    """From now on in this process."""
     logger = logging.getLogger("filelock")
     if not any(isinstance(found, _Waits) for found in logger.filters):
         logger.addFilter(_Waits(logger.getEffectiveLevel()))

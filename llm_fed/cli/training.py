@@ -185,7 +185,7 @@ def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -
     if as_json:
         print(json.dumps(verdict.as_json()))
         return
-    for line in [*verdict.for_terminal(), *verdict.variance]:
+    for line in verdict.for_terminal():
         out.print(line)
     if written:
         out.print(f"{' and '.join(written)} are in {out_dir}" if len(written) > 1 else f"verdict.md is in {out_dir}")

@@ -53,7 +53,7 @@ def with_forecast(experiment: Experiment, plan: Ahead, reached: int = 0) -> Ahea
     if not sites or not rounds:
         return plan
     try:
-        with signs.part("estimating the time"), signs.unheard():
+        with signs.part("estimating the time"), signs.heard_by(None):
             training, (answer, base_answer) = _Timed(experiment).round(sites, rounds), _answers(experiment, plan)
             scoring = answer * plan.answers_after(reached) + base_answer * plan.base_answers
             if (training * (rounds + plan.final_rounds) + scoring).high < SHORT:

@@ -11,11 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-
 from llm_fed.settings.config import BaseConfig
-from llm_fed.settings.paths import hub_place, is_local, public
+from llm_fed.settings.paths import cached, hub_place, is_local, public
 
 _SAMPLES, _SAMPLE = 4, 256  # parts of each tensor in a digest, and bytes of a part
 
@@ -45,7 +42,7 @@ class Origin:
         """Of a base that has been loaded as `config` says."""
         folder = Path(os.path.expanduser(config.name))
         local = folder.is_dir()
-        place = folder if local else _snapshot(config.name, config.revision)
+        place = folder if local else cached(config.name, config.revision)
         known = hub_place(str(place)) if place else None
         loaded = cls(config.name, config.revision, None, config.quantization, config.dtype)
         if place:
@@ -103,15 +100,6 @@ class Origin:
         if wrong := [key for key, value in known.items() if not isinstance(value, str | None)]:
             raise ValueError(f"base.{wrong[0]} is not a text")
         return cls(**known)
-
-
-def _snapshot(name: str, revision: str | None) -> Path | None:
-    """Where a Hub model that has been loaded lies in the cache."""
-    try:
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
 
 
 def weights_digest(folder: Path) -> str | None:

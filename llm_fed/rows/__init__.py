@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -22,50 +23,32 @@ class Row(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The file, or the split of a Hub data set, in which it stands."""
         return self.where.rpartition(", ")[0]
 
 
 class BadRow(UserError):
-    """A row that cannot be used; those after it can.
-
-    Attributes:
-        where: file and line.
-        lines: how many lines it takes.
-    """
+    """A row that cannot be used; those after it can."""
 
     def __init__(self, where: str, reason: str, lines: int = 1):
         super().__init__(f"{where}: {reason}")
-        self.where, self.reason, self.lines = where, reason, lines
+        self.where, self.lines = where, lines  # file and line; how many lines it takes
 
 
 class Source:
-    """Rows that one can go through several times; one that cannot be used comes as a BadRow.
-
-    Attributes:
-        where: what they are the rows of, for messages.
-        remarks: how they were read, where it is not what the name says; known once one has gone through them.
-        twice: columns that are there more than once, with their places (1, 2, ...).
-        nameless: columns that hold something but have no name.
-        alone: whether it is one object in a file `.json`, as descriptions of data are, too.
-    """
+    """Rows that one can go through several times; one that cannot be used comes as a BadRow."""
 
     def __init__(self, where: str):
-        self.where = where
-        self.remarks: list[str] = []
-        self.twice: dict[str, list[int]] = {}
-        self.nameless: set[str] = set()
-        self.alone = False
+        self.where = where  # what they are the rows of, for messages
+        self.remarks: list[str] = []  # how they were read, where the name says otherwise; after one has gone through
+        self.twice: dict[str, list[int]] = {}  # columns that are there more than once, with their places (1, 2, ...)
+        self.nameless: set[str] = set()  # columns that hold something but have no name
+        self.alone = False  # whether it is one object in a file `.json`, as descriptions of data are, too
 
     def __iter__(self) -> Iterator[Row | BadRow]:
         raise NotImplementedError
 
     def good(self) -> Iterator[Row]:
-        """The rows, of which each must be good.
-
-        Raises:
-            BadRow: the first that is not.
-        """
+        """The rows, of which each must be good, else its BadRow is raised."""
         for row in self:
             if isinstance(row, BadRow):
                 raise row
@@ -74,6 +57,11 @@ class Source:
     def remark(self, text: str) -> None:
         if text and text not in self.remarks:
             self.remarks.append(text)
+
+    def note_names(self, names: Sequence[str]) -> None:
+        """Note which names of columns are there more than once."""
+        for name in (name for name, count in Counter(names).items() if name and count > 1):
+            self.twice[name] = [place for place, each in enumerate(names, 1) if each == name]
 
 
 class FileRows(Source):
@@ -123,16 +111,11 @@ class Listed(Source):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows of one file at once.
-
-    Raises:
-        UserError: the file or a row cannot be read.
-    """
+    """All rows of one file at once; UserError where the file or a row cannot be read."""
     return list(FileRows(path).good())
 
 
 def _text(file: FileRows, encoding: str) -> Iterator[Row]:
-    """A file that is one text."""
     text = formats.Text(file.path, encoding)
     content = "".join(text.chunks())
     file.remark(text.remark)

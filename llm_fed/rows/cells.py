@@ -15,11 +15,7 @@ from llm_fed.rows import Row
 
 
 def held(row: Row, column: str) -> Any:
-    """What a row holds in a column, or in a field within one (`ticket.question`).
-
-    Raises:
-        UserError: there is no such column in this row.
-    """
+    """What a row holds in a column, or in a field within one (`ticket.question`); UserError where it has none."""
     try:
         return row.values[column] if column in row.values else _within(row.values, column)
     except KeyError:
@@ -37,11 +33,7 @@ def _within(values: Mapping[str, Any], column: str) -> Any:
 
 
 def text_of(row: Row, column: str) -> str:
-    """The text in one column.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The text in one column; UserError where there is none."""
     return as_text(held(row, column), row.where, column)
 
 
@@ -52,24 +44,15 @@ def optional(row: Row, column: str | None) -> str:
 
 
 def value_of(row: Row, column: str | None) -> Any:
-    """What a row holds in a column, or in a field within one; None where it has none."""
-    if column is None or column in row.values:
-        return row.values[column] if column is not None else None
+    """As `held`, but None where it has none."""
     try:
-        return _within(row.values, column)
-    except KeyError:
+        return None if column is None else held(row, column)
+    except UserError:
         return None
 
 
-_INFINITE = (math.inf, -math.inf)
-
-
 def texts_of(value: Any, where: str, column: str) -> tuple[str, ...]:
-    """One text, or those in a list.
-
-    Raises:
-        UserError: there is none.
-    """
+    """One text, or those in a list; UserError where there is none."""
     if not isinstance(value, list):
         return (as_text(value, where, column),)
     if not value:
@@ -78,12 +61,8 @@ def texts_of(value: Any, where: str, column: str) -> tuple[str, ...]:
 
 
 def as_text(value: Any, where: str, column: str) -> str:
-    """A value as text. A number is the same text whether its column is one of whole numbers or not; booleans are
-    written as in JSON, and dates as in ISO 8601.
-
-    Raises:
-        UserError: it is empty, or no text.
-    """
+    """A value as text; UserError where it is empty, or no text. A number is the same text whether its column is one of
+    whole numbers or not; booleans are written as in JSON, and dates as in ISO 8601."""
     if isinstance(value, str):
         if not value.strip():
             raise UserError(f"{where}: column {column!r} is empty; fill it, or drop the row")
@@ -98,7 +77,7 @@ def as_text(value: Any, where: str, column: str) -> str:
         value = value.date()  # as Excel knows no dates without a time
     if isinstance(value, date | time):
         return value.isoformat()
-    kind = "nothing" if is_empty(value) else "infinity" if value in _INFINITE else type(value).__name__
+    kind = "nothing" if is_empty(value) else "infinity" if value in (math.inf, -math.inf) else type(value).__name__
     raise UserError(f"{where}: column {column!r} holds {kind}, not text; convert it, or drop the row")
 
 
@@ -120,8 +99,8 @@ def parsed(value: Any) -> Any:
         return value
     for read in (json.loads, ast.literal_eval):
         try:
-            found = read(value.strip())
+            inner = read(value.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        return found if isinstance(found, list | dict) else value
+        return inner if isinstance(inner, list | dict) else value
     return value

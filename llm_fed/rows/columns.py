@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llm_fed.basics.errors import UserError, did_you_mean
+from llm_fed.basics.names import composed
 from llm_fed.rows.layout import split_of
 from llm_fed.settings.config import ColumnsConfig
 
@@ -51,54 +51,43 @@ def resolve(
     whose: bool,
     side: bool,
 ) -> dict[str, str]:
-    """Role (a key of USUAL_NAMES) -> column.
-
-    Args:
-        names: of all columns that are known.
-        sample: some rows, for columns whose name alone does not say what they hold.
-        where: the file, for messages.
-        whose: whether a column may name the client.
-        side: whether a column may name the split.
-
-    Raises:
-        UserError: a configured column is not there or would have no effect, or there is none for the prompt or the
-            answer.
-    """
+    """Role (a key of USUAL_NAMES) -> column, of all `names` of columns. Where a name alone does not say what it holds,
+    the `sample` of rows does. A column may name the client if `whose`, and the split if `side`. UserError where a
+    configured column is not there or would have no effect, or where there is none for the prompt or the answer."""
     given = {role: name for role, name in dataclasses.asdict(columns).items() if name is not None}
-    found = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
+    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
     if not whose:
-        found.pop("client", None)
+        roles.pop("client", None)
     form = next((form for form in ("conversation", "text") if FORMS[form][0] in given), None)
-    form = form or form_of(found, names, sample)
+    form = form or form_of(roles, names, sample)
     _check_form(form, given, where)
     for role in [*FORMS[form], *_OF_ALL]:
-        name = usual(role, names, found.values())
-        if role not in found and name and _fits(role, name, sample, whose, side):
-            found[role] = name
+        name = usual(role, names, roles.values())
+        if role not in roles and name and _fits(role, name, sample, whose, side):
+            roles[role] = name
     if form == "pairs":
-        if "answer" not in found and "options" in found and (label := _pick(("label",), names)):
-            found["answer"] = label
+        if "answer" not in roles and "options" in roles and (label := _pick(("label",), names)):
+            roles["answer"] = label
         for role in REQUIRED:
-            if role not in found:
-                listed = ", ".join(names[:_MOST]) + (", ..." if names[_MOST:] else "")
-                raise UserError(f"{where}: no column for the {role} among {listed}; set task.columns.{role}=COLUMN")
-    return {role: found[role] for role in [*FORMS[form], *_OF_ALL] if role in found}
+            if role not in roles:
+                raise UserError(
+                    f"{where}: no column for the {role} among {_few(names)}; set task.columns.{role}=COLUMN"
+                )
+    return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
 
 
-def form_of(found: Mapping[str, str], names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
+def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
     """Which form the rows have (a key of FORMS), by the names of their columns and by those that are known already."""
-    prompt, answer = (found.get(role) or usual(role, names, ()) for role in REQUIRED)
+    prompt, answer = (known.get(role) or usual(role, names, ()) for role in REQUIRED)
     if prompt and answer and prompt != answer:
         return "pairs"
     if (name := usual("messages", names, ())) and _fits("messages", name, sample, True, True):
         return "conversation"
-    if not (prompt or answer or _pick(LABELS, names)) and usual("text", names, ()):
-        return "text"
-    return "pairs"
+    is_text = not (prompt or answer or _pick(LABELS, names)) and usual("text", names, ())
+    return "text" if is_text else "pairs"
 
 
 def _check_form(form: str, given: Mapping[str, str], where: str) -> None:
-    """Refuse configured columns that such rows do not use."""
     if inert := [role for role in given if role not in (*FORMS[form], *_OF_ALL)]:
         first = FORMS[form][0]
         if form != "pairs" and {*REQUIRED} & {*inert}:
@@ -123,11 +112,10 @@ def _pick(wanted: Iterable[str], names: Sequence[str]) -> str | None:
 
 
 def _form_of(name: str) -> str:
-    return unicodedata.normalize("NFC", name).strip().casefold()
+    return composed(name).strip().casefold()
 
 
 def _fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool, side: bool) -> bool:
-    """Whether a column that has a usual name holds what it should."""
     if role == "client":
         return whose
     values = [value for row in sample if (value := row.get(name)) is not None]
@@ -152,12 +140,10 @@ def configured(key: str, name: str, names: Sequence[str], sample: Sequence[Mappi
 
 
 def nested(name: str, names: Iterable[str]) -> bool:
-    """Whether a name may be that of a field within a column."""
     return "." in name and name.partition(".")[0] in names
 
 
 def _paths(sample: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of fields within columns."""
     inner = ((name, value) for row in sample[:10] for name, value in row.items() if isinstance(value, dict))
     return list(dict.fromkeys(f"{name}.{key}" for name, value in inner for key in value))
 
@@ -166,8 +152,11 @@ def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
     """UserError unless the column that the configuration names under `key` exists."""
     names = list(names)
     if name not in names:
-        listed = ", ".join(names[:_MOST]) + (", ..." if names[_MOST:] else "")
-        raise UserError(f"{where}: {key}={name!r} is not a column{did_you_mean(name, names)}; known: {listed}")
+        raise UserError(f"{where}: {key}={name!r} is not a column{did_you_mean(name, names)}; known: {_few(names)}")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST]) + (", ..." if names[_MOST:] else "")
 
 
 def unused(names: Iterable[str], roles: Iterable[str]) -> list[str]:

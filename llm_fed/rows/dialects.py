@@ -20,16 +20,11 @@ csv.field_size_limit(2**31 - 1)  # by default a cell may have 131,072 letters
 
 @dataclass(frozen=True)
 class Dialect:
-    """How to read a table.
+    """How to read a table."""
 
-    Attributes:
-        skipped: lines before the header.
-        remark: what is special about it; else empty.
-    """
-
-    skipped: int
-    options: dict[str, Any]
-    remark: str = ""
+    skipped: int  # lines before the header
+    options: dict[str, Any]  # of csv.reader
+    remark: str = ""  # what is special about it
 
     def reader(self, lines: Iterable[str]) -> Any:
         """The records in these lines, the first of which is the header's."""
@@ -37,15 +32,10 @@ class Dialect:
 
 
 def dialect_of(head: str, usual: str) -> Dialect:
-    """The dialect of a table that begins with this text.
-
-    The separator is the one that makes most columns of the first line, or what Excel says in a line `sep=;`. Lines of
-    one column are parted by nothing, so that their texts may hold commas. Where doubled quotation marks do not fit the
-    first lines, another way of quoting counts if it fits all of them.
-
-    Args:
-        usual: the separator of such a file, which needs no remark.
-    """
+    """The dialect of a table that begins with this text. The separator is the one that makes most columns of the first
+    line, or what Excel says in a line `sep=;`. Lines of one column are parted by nothing, so that their texts may hold
+    commas. Where doubled quotation marks do not fit the first lines, another way of quoting counts if it fits all of
+    them. The `usual` separator needs no remark."""
     lines = list(io.StringIO(head, newline=""))
     skipped = next((place for place, line in enumerate(lines) if line.strip()), len(lines))
     first, separator = lines[skipped] if skipped < len(lines) else "", None
@@ -59,17 +49,15 @@ def dialect_of(head: str, usual: str) -> Dialect:
     plain, records = Dialect(skipped, common | _PLAIN, named), lines[skipped:]
     if '"' not in head or _fits(plain, records):
         return plain
-    escaped = Dialect(skipped, common | _ESCAPED, _joined(named, "with backslashes before quotation marks"))
+    named += ", " if named else ""
+    escaped = Dialect(skipped, common | _ESCAPED, f"{named}with backslashes before quotation marks")
     if '\\"' in head and _fits(escaped, records):
         return escaped
-    bare = Dialect(skipped, common | _BARE, _joined(named, "without quotation marks around texts"))
-    if _fits(bare, records) and _is_bare(bare, records):
-        return bare
-    return plain
+    bare = Dialect(skipped, common | _BARE, f"{named}without quotation marks around texts")
+    return bare if _fits(bare, records) and _is_bare(bare, records) else plain
 
 
 def is_table(line: str) -> bool:
-    """Whether a line has columns."""
     return _separator(line, ",") != _NOTHING
 
 
@@ -87,10 +75,6 @@ def _separator(header: str, usual: str) -> str:
 def _fits(dialect: Dialect, lines: Sequence[str]) -> bool:
     """Whether all records have as many cells as the header; the last one may be cut off."""
     return len({*_widths(dialect, lines)}) <= 1
-
-
-def _joined(*remarks: str) -> str:
-    return ", ".join(filter(None, remarks))
 
 
 def _is_bare(dialect: Dialect, lines: Sequence[str]) -> bool:

@@ -42,11 +42,7 @@ _ASIAN = {
 
 
 def encoding_of(sample: bytes) -> str | None:
-    """The codec of a text, a key of NAMES; None: it cannot be told.
-
-    Args:
-        sample: lines with bytes that are no UTF-8.
-    """
+    """The codec of a text, a key of NAMES, by lines of it that are no UTF-8; None: it cannot be told."""
     high = len(re.findall(rb"[\x80-\xff]", sample))
     alone = len(re.findall(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])", sample))  # accents are, mostly
     tried = [*_ACCENTED] if alone >= 0.4 * high or high <= 4 else [*_SCRIPTS, *_ASIAN] if high >= FEW else []

@@ -81,35 +81,13 @@ def opened(path: Path) -> IO[bytes]:
     if head.startswith(b"\xfd7zXZ\x00"):
         return lzma.open(path)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return io.BufferedReader(cast(Any, _Raw(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))))
+        return io.BufferedReader(cast(Any, pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")))
     return open(path, "rb")
 
 
-class _Raw(io.RawIOBase):
-    """A stream of Arrow as one of Python's."""
-
-    def __init__(self, stream: Any):
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
 def look(path: Path) -> tuple[Kind, str]:
-    """(what a file holds, the encoding of its text as far as the first bytes tell).
-
-    Raises:
-        UserError: nothing that can be read; what it is, and what to do.
-    """
+    """(what a file holds, the encoding of its text as far as the first bytes tell). UserError where nothing can be
+    read: what it is, and what to do."""
     with opened(path) as file:
         head = file.read(HEAD)
     for magic, (what, advice) in NO_TEXT.items():
@@ -147,14 +125,8 @@ def _unicode(path: Path, head: bytes) -> str:
 
 
 class Text:
-    """The text of a file.
-
-    What is no UTF-8 is read as the encoding that its letters show (`encodings.encoding_of`). In a file that is mostly
-    UTF-8 such bytes are damage: they stay, as lone surrogates.
-
-    Attributes:
-        remark: how the file is read, where it is no UTF-8; else empty.
-    """
+    """The text of a file. What is no UTF-8 is read as the encoding that its letters show (`encodings.encoding_of`), and
+    `remark` says so. In a file that is mostly UTF-8 such bytes are damage: they stay, as lone surrogates."""
 
     def __init__(self, path: Path, encoding: str):
         self.path, self.remark, self._encoding = path, "", encoding
@@ -166,9 +138,9 @@ class Text:
         """Its lines, with their ends."""
         return self._pieces(iter)
 
-    def chunks(self, size: int = 1 << 16) -> Iterator[str]:
-        """Its text, so many letters at a time."""
-        return self._pieces(lambda file: iter(lambda: file.read(size), ""))
+    def chunks(self) -> Iterator[str]:
+        """Its text, some letters at a time."""
+        return self._pieces(lambda file: iter(lambda: file.read(1 << 16), ""))
 
     def head(self) -> str:
         """Its beginning, up to the end of a line; two lines at least, of up to LONGEST letters."""

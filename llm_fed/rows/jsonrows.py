@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -28,11 +27,7 @@ _ERRORS = (ValueError, RecursionError)  # also of numbers with thousands of digi
 
 
 def rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
-    """The rows of a file.
-
-    Raises:
-        UserError: it is malformed where no line can be left out alone.
-    """
+    """The rows of a file; UserError where it is malformed and no line can be left out alone."""
     from llm_fed.rows import tables
 
     text = formats.Text(file.path, encoding)
@@ -70,7 +65,8 @@ def _lines(file: FileRows, text: formats.Text) -> Iterator[Row | BadRow]:
         try:
             record = json.loads(line, object_pairs_hook=_noting(file) if number <= CHECKED else None)
         except _ERRORS as error:
-            yield BadRow(where, _malformed(error))
+            at = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
+            yield BadRow(where, f"malformed JSON ({one_line(at)}); need one object a line, or one array")
             continue
         yield _row(where, record)
 
@@ -189,12 +185,10 @@ def _noting(file: FileRows) -> Any:
     """A hook that notes names which an object has twice."""
 
     def hook(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            counts = Counter(name for name, _ in pairs)
-            for name in (name for name, count in counts.items() if count > 1):
-                file.twice.setdefault(name, [i for i, (each, _) in enumerate(pairs, 1) if each == name])
-        return found
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            file.note_names([name for name, _ in pairs])
+        return values
 
     return hook
 
@@ -202,9 +196,9 @@ def _noting(file: FileRows) -> Any:
 def _contained(record: dict[str, Any], file: FileRows) -> list[Any]:
     """The rows that a whole file holds as one object; by default the object itself."""
     values = list(record.values())
-    if _is_conversation(record):
-        return [record]
     lists = {key: value for key, value in record.items() if isinstance(value, list) and value}
+    if any(isinstance(value[0], dict) and {"role", "from"} & value[0].keys() for value in lists.values()):
+        return [record]  # it is itself a row, whose list holds messages
     of_rows = {key: value for key, value in lists.items() if all(isinstance(each, dict) for each in value)}
     if len(of_rows) > 1 and all(map(split_of, of_rows)):
         return [{**row, _SPLIT: key} for key, part in of_rows.items() for row in part]
@@ -223,19 +217,6 @@ def _contained(record: dict[str, Any], file: FileRows) -> list[Any]:
     if len(record) == len(lists) > 1 and len({len(value) for value in values}) == 1:
         return [dict(zip(record, row, strict=True)) for row in zip(*values, strict=True)]
     return [record]
-
-
-def _is_conversation(record: dict[str, Any]) -> bool:
-    """Whether the object is itself a row whose list holds messages."""
-    return any(
-        isinstance(value, list) and value and isinstance(value[0], dict) and {"role", "from"} & value[0].keys()
-        for value in record.values()
-    )
-
-
-def _malformed(error: Exception) -> str:
-    column = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else one_line(str(error))
-    return f"malformed JSON ({column}); need one object a line, or one array"
 
 
 def _not_json(file: FileRows, buffer: _Buffer, error: Exception) -> UserError:

@@ -14,12 +14,12 @@ Where a column of the rows names the clients (`joined`), the names of files only
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from llm_fed.basics.errors import UserError
+from llm_fed.basics.names import composed
 from llm_fed.rows import formats
 
 SPLIT_NAMES = {
@@ -102,18 +102,10 @@ class _Above:
 
 
 def plan(names: Iterable[str], where: str, *, joined: bool = False, client: str | None = None) -> Layout:
-    """Whose the files of a folder are.
-
-    Args:
-        names: paths within the folder, parted by "/"; of a folder without files its path and a "/".
-        where: the folder, for messages.
-        joined: whether a column of the rows names the clients.
-        client: whose the whole folder is, where that is known.
-
-    Raises:
-        UserError: a client without training data, shards that are missing, two files that say the same of themselves,
-            or files of clients beside files of all.
-    """
+    """Whose the files of a folder are, of their paths within it; of a folder without files its path and a "/".
+    UserError for a client without training data, shards that are missing, two files that say the same of themselves, or
+    files of clients beside files of all. `joined`: a column of the rows names the clients. `client`: whose the whole
+    folder is, where that is known."""
     listed = sorted((name for name in names if not is_silent(name)), key=natural_order)
     data = [name for name in listed if _is_data(name)]
     if any(formats.kind_of(name) != "txt" for name in data):
@@ -176,7 +168,7 @@ def _walk(folder: _Folder, above: _Above) -> Iterator[_File]:
         elif above.client or above.joined or (alone and not above.split and not _says_splits(inner)):
             meaning = replace(above, among=f"{above.among}{name}/")
         else:
-            meaning = replace(above, client=_nfc(name))
+            meaning = replace(above, client=composed(name))
         yield from _walk(inner, meaning)
 
 
@@ -211,8 +203,8 @@ def _placed(file: _File, above: _Above) -> _File:
 
 def _read_names(files: Sequence[_File], joined: bool) -> list[_File]:
     """Of the files in one folder: split, shard, and the rest of each name."""
-    found = [_read_end(file) for file in files]
-    return _read_inside(found, joined) or _read_numbered(found)
+    read = [_read_end(file) for file in files]
+    return _read_inside(read, joined) or _read_numbered(read)
 
 
 def _read_end(file: _File) -> _File:
@@ -229,7 +221,7 @@ def _read_end(file: _File) -> _File:
 
 
 def _rest(file: _File, rest: str | None) -> str | None:
-    return None if rest is None or file.is_text else _nfc(rest)
+    return None if rest is None or file.is_text else composed(rest)
 
 
 def _read_numbered(files: list[_File]) -> list[_File]:
@@ -241,7 +233,8 @@ def _read_numbered(files: list[_File]) -> list[_File]:
         if file.split is None and file.shard is None and (match := _NUMBERED.fullmatch(file.stem))
     }
     trains = {file.rest for file in files if file.split == "train"}
-    trains |= {_rest(file, matches[file.path]["rest"]) for file in files if _is_train(matches.get(file.path))}
+    in_training = ((file, match) for file in files if (match := matches.get(file.path)))
+    trains |= {_rest(file, match["rest"]) for file, match in in_training if split_of(match["word"]) == "train"}
     of_all: dict[str | None, set[str]] = defaultdict(set)
     for match in matches.values():
         if match["rest"] is None:
@@ -291,10 +284,6 @@ def _inside(name: str) -> list[tuple[str, str]]:
         for place in range(0, len(parts) - 2, 2)
         if (split := split_of(parts[place]))
     ]
-
-
-def _is_train(match: re.Match[str] | None) -> bool:
-    return match is not None and split_of(match["word"]) == "train"
 
 
 def _check_same(files: Sequence[_File], where: str) -> None:
@@ -377,7 +366,3 @@ def _parts(files: Sequence[_File], where: str) -> Iterator[Part]:
             if part := splits.get(split):
                 part.sort(key=lambda file: (natural_order(file.among), natural_order(file.path)))
                 yield Part(client, split, tuple(file.path for file in part), any(file.split for file in part))
-
-
-def _nfc(name: str) -> str:
-    return unicodedata.normalize("NFC", name)

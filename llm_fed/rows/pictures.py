@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import torch
 from PIL import Image as PIL
 
@@ -27,7 +27,6 @@ GREY = ("1", "L", "LA")  # PIL's modes of a picture without colours
 NPZ_KEYS = "x_train, y_train, x_test and y_test (or x and y; test, client or domain, coarse_of_fine and classes if any)"
 
 MOST_CLASSES = 100_000  # of labels without names: ImageNet-21k has 21,841
-
 Decode = Callable[[np.ndarray, int | None], torch.Tensor]
 
 
@@ -90,22 +89,13 @@ def read_npz(path: Path) -> Gallery:
 
 
 def _check_sizes(path: Path, file: Any) -> None:
-    """Refuse arrays that do not fit into memory, by what the file says, before anything is decoded.
-
-    Raises:
-        UserError: they would take more than the machine has.
-    """
-    decoded, most = sum(member.file_size for member in file.zip.infolist()), memory()
+    """UserError for arrays that do not fit into memory, by what the file says, before anything is decoded."""
+    decoded, most = sum(member.file_size for member in file.zip.infolist()), psutil.virtual_memory().total
     if decoded > most:
         raise UserError(
             f"{path} says that its arrays take {decoded:,} bytes, and this machine has {most:,}; give a folder of "
             "image files with task.image_size, or fewer pictures"
         )
-
-
-def memory() -> int:
-    """Bytes of RAM of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _check_pair(path: Path, x: str, pixels: np.ndarray, y: str, labels: np.ndarray) -> None:
@@ -117,13 +107,15 @@ def _check_pair(path: Path, x: str, pixels: np.ndarray, y: str, labels: np.ndarr
         )
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {y} is {labels.dtype} of shape {labels.shape}; labels are integers of shape (N,)")
-    if len(labels) and labels.max() >= MOST_CLASSES:
-        raise UserError(
-            f"{path}: {y} holds the label {labels.max()}; a label is the number of a class, at most "
-            f"{MOST_CLASSES - 1:,}"
-        )
+    _check_most(labels, f"{path}: {y}")
     if len(pixels) != len(labels) or not len(labels):
         raise UserError(f"{path}: {x} holds {len(pixels)} pictures and {y} {len(labels)} labels; give one label each")
+
+
+def _check_most(labels: np.ndarray, where: str) -> None:
+    if len(labels) and labels.max() >= MOST_CLASSES:
+        most = f"{MOST_CLASSES - 1:,}"
+        raise UserError(f"{where} holds the label {labels.max()}; a label is the number of a class, at most {most}")
 
 
 def _column(path: Path, arrays: Mapping[str, np.ndarray], key: str, count: int) -> np.ndarray | None:
@@ -187,11 +179,8 @@ def read_dataset(parts: Sequence[tuple[str, Dataset]], columns: Mapping[str, str
         labels = np.array(values, np.int64)
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: the column {columns['label']!r} does not hold a class number in each row") from error
-    if len(labels) and not isinstance(named, ClassLabel) and labels.max() >= MOST_CLASSES:
-        raise UserError(
-            f"{where}: the column {columns['label']!r} holds the label {labels.max()}; a label is the number of a "
-            f"class, at most {MOST_CLASSES - 1:,}"
-        )
+    if not isinstance(named, ClassLabel):
+        _check_most(labels, f"{where}: the column {columns['label']!r}")
     return Gallery(
         where,
         labels,
@@ -218,11 +207,8 @@ def _decoder(data: Dataset, column: str, where: str) -> Decode:
 
 
 def decoded(images: Iterable[PIL.Image], count: int, size: int | None, where: str) -> torch.Tensor:
-    """`count` pictures as one tensor (count, C, H, W): C = 1 where all are grey, else 3.
-
-    Raises:
-        UserError: the sizes differ and `size` is None, or a picture has more than 8 bits a channel.
-    """
+    """`count` pictures as one tensor (count, C, H, W): C = 1 where all are grey, else 3. UserError where the sizes
+    differ and `size` is None, or a picture has more than 8 bits a channel."""
     pixels, grey = np.empty((0, 0, 0, 3), np.uint8), True
     for i, image in enumerate(images):
         if image.mode[0] in "IF":

@@ -33,38 +33,21 @@ class Skipped:
 
 @dataclass
 class Reading:
-    """What became of the files of a task; nothing is said where all of it was used as it is.
+    """What became of the files of a task; nothing is said where all of it was used as it is."""
 
-    Attributes:
-        folder: what the names of files begin with, which no line repeats.
-        files: that were not used, for whatever reason.
-        empty: files without a row.
-        columns: that were not used, and are not plainly numbers of rows.
-        asides: what should be known of single columns and clients.
-        forms: file -> how it was read, where that had to be found out.
-        rows: how many there were, with those that were left out.
-        skipped: the rows that were left out.
-        roles: role -> column, of the first file.
-        texts: whether a file holds texts without prompts.
-    """
-
-    folder: str = ""
-    files: list[str] = field(default_factory=list)
-    empty: list[str] = field(default_factory=list)
-    columns: dict[str, None] = field(default_factory=dict)
-    asides: dict[str, None] = field(default_factory=dict)
-    forms: dict[str, str] = field(default_factory=dict)
-    rows: int = 0
-    skipped: list[Skipped] = field(default_factory=list)
-    roles: dict[str, str] = field(default_factory=dict)
-    texts: bool = False
+    folder: str = ""  # what the names of files begin with, which no line repeats
+    files: list[str] = field(default_factory=list)  # that were not used, for whatever reason
+    empty: list[str] = field(default_factory=list)  # files without a row
+    columns: dict[str, None] = field(default_factory=dict)  # that were not used, and are not plainly numbers of rows
+    asides: dict[str, None] = field(default_factory=dict)  # what should be known of single columns and clients
+    forms: dict[str, str] = field(default_factory=dict)  # file -> how it was read, where that had to be found out
+    rows: int = 0  # with those that were left out
+    skipped: list[Skipped] = field(default_factory=list)  # the rows that were left out
+    roles: dict[str, str] = field(default_factory=dict)  # role -> column, of the first file
+    texts: bool = False  # whether a file holds texts without prompts
 
     def unused_columns(self, names: Iterable[str], by_files: bool) -> None:
-        """Note the columns of a file that were not used.
-
-        Args:
-            by_files: whether the names of files say whose its rows are.
-        """
+        """Note unused columns of a file; `by_files`: whether the names of files say whose its rows are."""
         for name in names:
             self.columns[name] = None
             if name.casefold() in ("client", "client_id") and by_files:
@@ -74,18 +57,15 @@ class Reading:
             if why:
                 self.asides[f"column {name!r} is not used: {why}"] = None
 
-    def check(self) -> None:
-        """Refuse data of which too much was left out.
-
-        Raises:
-            UserError: how much, and the first of it.
-        """
+    def checked(self) -> Reading:
+        """This, or UserError where too much was left out: how much, and the first of it."""
         bad = sum(each.rows for each in self.skipped)
         if bad > MOST_BAD * self.rows:
             raise UserError(
                 f"{bad:,} of {self.rows:,} rows cannot be used, more than the {MOST_BAD:.0%} that task.bad_rows=skip "
                 f"leaves out: {self._first_skipped(3)}; correct the files, or the columns"
             )
+        return self
 
     def for_people(self) -> dict[str, str]:
         """Lines by their label; none where there is nothing to say."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import IO, Any, NamedTuple
 
 import pyarrow
@@ -21,11 +20,8 @@ _BATCH = 4096  # rows of a Parquet file that are in memory at once
 
 
 def csv_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
-    """A header and a row per record. Blank lines, and lines of nothing but separators, are no rows.
-
-    Raises:
-        UserError: a quotation mark has no end, so that the rows behind it cannot be told apart.
-    """
+    """A header and a row per record. Blank lines, and lines of nothing but separators, are no rows. UserError where a
+    quotation mark has no end, so that the rows behind it cannot be told apart."""
     from llm_fed.rows import jsonrows
 
     text = formats.Text(file.path, encoding)
@@ -76,7 +72,7 @@ def _with_header(
 ) -> Iterator[Row | BadRow]:
     """Each record as a row. Of columns with one name the first counts; `file.twice` knows them all."""
     places: dict[str, int] = {}
-    file.twice = _twice(header)
+    file.note_names(header)
     for place, name in enumerate(header):
         if name:
             places.setdefault(name, place)
@@ -88,21 +84,12 @@ def _with_header(
             continue
         cells, where = record.cells, f"{file.path}, {unit} {record.number}"
         if len(cells) < width or any(cell not in (None, "") for cell in cells[width:]):
-            found = "more" if len(cells) > width else "fewer"
-            yield BadRow(where, f"{found} fields than in the header; quote texts that hold commas", record.lines)
+            amount = "more" if len(cells) > width else "fewer"
+            yield BadRow(where, f"{amount} fields than in the header; quote texts that hold commas", record.lines)
             continue
         if nameless:
             file.nameless.update(f"column {place + 1}" for place in nameless if cells[place] not in (None, ""))
         yield Row(where, {name: cells[place] for name, place in places.items()})
-
-
-def _twice(names: Sequence[str]) -> dict[str, list[int]]:
-    counts = Counter(names)
-    return {
-        name: [place for place, each in enumerate(names, 1) if each == name]
-        for name, count in counts.items()
-        if name and count > 1
-    }
 
 
 def parquet_rows(file: FileRows, encoding: str) -> Iterator[Row]:
@@ -126,12 +113,11 @@ def arrow_rows(file: FileRows, encoding: str) -> Iterator[Row]:
 
 
 def _of_arrow(file: FileRows, names: Sequence[str], batches: Iterable[Any]) -> Iterator[Row]:
-    file.twice, number = _twice(names), 0
+    file.note_names(names)
+    number = count(1)
     for batch in batches:
         batch.validate(full=True)  # offsets and UTF-8, which damage would make wrong
-        for values in batch.to_pylist():
-            number += 1
-            yield Row(f"{file.path}, row {number}", values)
+        yield from (Row(f"{file.path}, row {next(number)}", values) for values in batch.to_pylist())
 
 
 def _seekable(file: FileRows) -> IO[bytes]:

@@ -33,11 +33,9 @@ FORMS = {
 
 @lru_cache(4096)  # a prompt is asked for by several rules
 def listed(prompt: str) -> tuple[Option, ...]:
-    """The options in a prompt, the last list of them; () where there are fewer than two.
-
-    Read are lines `- ...`, or words on one line, after `OPTIONS:` or `Choices:`, and marks that follow each other from
-    A, a or 1: `(A) ... (B) ...` anywhere, `A. ...` or `1) ...` at the beginnings of lines.
-    """
+    """The options in a prompt, the last list of them; () where there are fewer than two. Read are lines `- ...`, or
+    words on one line, after `OPTIONS:` or `Choices:`, and marks that follow each other from A, a or 1: `(A) ... (B)
+    ...` anywhere, `A. ...` or `1) ...` at the beginnings of lines."""
     for found in reversed(list(_HEAD.finditer(prompt))):
         texts = _BULLET.split(found["bullets"])[1:] or _on_one_line(found["line"])
         if len(texts) > 1:
@@ -91,5 +89,4 @@ def _follows(before: str, after: str) -> bool:
 
 
 def texts(options: Sequence[Option], form: str) -> tuple[str, ...]:
-    """The options as answers of this form name them."""
     return tuple(map(FORMS[form], options))

@@ -29,19 +29,14 @@ def evaluate(
     limit: int | None = None,
     listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
 ) -> Summary | None:
-    """Each client's score (0-100) and loss on its own `split`; None where no client has that split. A client that has
-    no example of it is named as unscored.
-
-    Args:
-        limit: at most this many examples per client.
-        listen: is given each client's predictions as `predict` returns them, in the order of its queries.
-    """
+    """Each client's score (0-100) and loss on its own `split`, of `limit` examples at most; None where no client has
+    that split. A client that has no example of it is named as unscored. `listen` is given each client's predictions as
+    `predict` returns them, in the order of its queries."""
     asked = {name: client for name, client in clients.items() if client.data.queries.get(split)}
     if not asked:
         return None
-    outcomes = runtime.run(
-        {name: measure(personal, client, split, metric, limit, listen) for name, client in asked.items()}
-    )
+    work = {name: measure(personal, client, split, metric, limit, listen) for name, client in asked.items()}
+    outcomes = runtime.run(work)
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome
@@ -51,11 +46,7 @@ def evaluate(
 
 
 def check_options(client: str, data: Data) -> None:
-    """Refuse data without options for option_accuracy, before anything is trained.
-
-    Raises:
-        UserError: an example has no option that equals its answer.
-    """
+    """UserError, before training, for data without options for option_accuracy: none equals an example's answer."""
     for split, queries in data.queries.items():
         for number, query in enumerate(queries):
             if not query.correct:
@@ -87,12 +78,9 @@ async def measure(
     return _score(metric, predictions, queries), await client.loss_of_answers(theta, queries)
 
 
-async def score_split(
-    client: Site, theta: State, split: str, metric: str | None = None, limit: int | None = None
-) -> float:
-    """A client's score (0-100) on its own `split` under `theta`; the metric is the run's, unless one is given."""
-    metric = metric or client.data.metric
-    queries = client.data.queries[split][:limit]
+async def score_split(client: Site, theta: State, split: str) -> float:
+    """A client's score (0-100) on its own `split` under `theta`, by the run's metric."""
+    metric, queries = client.data.metric, client.data.queries[split]
     if METRICS[metric].scores == "labels":
         return _score_labels(metric, await client.logits(theta, queries), queries)
     if METRICS[metric].scores == "loss":
@@ -101,15 +89,13 @@ async def score_split(
 
 
 async def predict(client: Site, theta: State, queries: Sequence[Query], metric: str) -> Sequence[Any]:
-    """What a client's model says to queries of text, as the metric reads it: a text for each, or the log-likelihoods of
-    its options."""
+    """What a model says to queries of text, as the metric reads it: texts, or log-likelihoods of options."""
     if METRICS[metric].scores == "options":
         return await client.option_scores(theta, queries)
     return await client.generate(theta, [query.prompt for query in queries])
 
 
 async def _likelihood(client: Site, theta: State, queries: Sequence[Query]) -> tuple[float, float]:
-    """(token_likelihood, loss) of the queries' right answers."""
     loss = await client.loss_of_answers(theta, queries)
     if loss is None:
         raise UserError(f"client {client.id}: none of {len(queries)} examples fits into task.max_length; raise it")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Site
-from llm_fed.scoring.scores import METRICS, credits_all, form_of, score, without_credit
+from llm_fed.scoring.scores import METRICS, form_of, score, without_credit
 from llm_fed.tasks.common import Example
 
 LABELS = 20  # so few different answers to at least twice as many prompts are labels
@@ -27,30 +27,23 @@ class Asked(NamedTuple):
 
 
 def notes_on_scores(sites: Iterable[Site], metric: str) -> list[str]:
-    """A sentence for each split whose scores do not mean what one would think, so that none is a surprise.
-
-    Raises:
-        UserError: a reference that the metric cannot read.
-    """
+    """A sentence for each split whose scores do not mean what one would think, so that none is a surprise. UserError
+    for a reference that the metric cannot read."""
     asked: dict[str, list[Asked]] = {}
     for site in sites:
         for split, queries in site.data.queries.items():
             asked.setdefault(split, []).extend(_asked(site.id, queries))
     if METRICS[metric].scores == "options":
-        found = _twice
+        notes = _twice
     elif METRICS[metric].scores == "texts":
-        found = _of_texts
+        notes = _of_texts
     else:
         return []
-    return [note for split, examples in asked.items() for note in found(metric, split, examples)]
+    return [note for split, examples in asked.items() for note in notes(metric, split, examples)]
 
 
 def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:
-    """By split, a note where right answers are longer than the model may answer (`Data.cut`).
-
-    Args:
-        most: tokens of an answer, as `eval.max_new_tokens` says.
-    """
+    """By split, a note where right answers are longer than the `most` tokens of an answer (`Data.cut`)."""
     notes = {}
     for split in dict.fromkeys(split for site in sites for split in site.data.cut):
         lengths = [length for site in sites for length in site.data.cut.get(split, ())]
@@ -78,16 +71,16 @@ def _asked(client: str, queries: Sequence[object]) -> Iterator[Asked]:
 
 def _of_texts(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
     use = "use exact_match (eval.metric=exact_match), which compares whole texts"
-    found = [] if credits_all(metric) else without_credit(metric, [each.answers for each in asked])
-    if found:
+    if worthless := without_credit(metric, [each.answers for each in asked]):
         yield (
-            f"{len(found)} of {len(asked)} {split} examples score 0 under {metric} whatever is answered, since "
-            f"{metric} finds too little in their references to compare, e.g. {_example(asked[found[0]])}; {use}"
+            f"{len(worthless)} of {len(asked)} {split} examples score 0 under {metric} whatever is answered, since "
+            f"{metric} finds too little in their references to compare, e.g. {_example(asked[worthless[0]])}; {use}"
         )
     form = form_of(metric)
     if form is None:
         return
-    empty = [each for each in asked if _credits_nothing(metric, form, each)]
+    without = (each for each in asked if any(not form(text) for text in each.answers))
+    empty = [each for each in without if score(metric, [""], [each.answers]) > 0]
     if empty:
         yield (
             f"{len(empty)} of {len(asked)} {split} examples are right under {metric} without any answer, since "
@@ -104,10 +97,6 @@ def _of_texts(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
 
 def _example(asked: Asked) -> str:
     return f"{asked.answers[0][:60]!r} of client {asked.client}"
-
-
-def _credits_nothing(metric: str, form: Callable[[str], object], asked: Asked) -> bool:
-    return any(not form(text) for text in asked.answers) and score(metric, [""], [asked.answers]) > 0
 
 
 def _conflated(form: Callable[[str], object], asked: Sequence[Asked]) -> list[list[str]]:
@@ -129,9 +118,8 @@ def _numbers(text: str) -> list[str]:
 
 
 def _twice(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
-    found = [each for each in asked if len(set(each.options)) < len(each.options)]
-    if found:
+    if twice := [each for each in asked if len(set(each.options)) < len(each.options)]:
         yield (
-            f"{len(found)} of {len(asked)} {split} examples have an option twice, which counts as one, e.g. "
-            f"{found[0].options} of client {found[0].client}"
+            f"{len(twice)} of {len(asked)} {split} examples have an option twice, which counts as one, e.g. "
+            f"{twice[0].options} of client {twice[0].client}"
         )

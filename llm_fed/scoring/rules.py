@@ -28,7 +28,7 @@ import numpy as np
 
 from llm_fed.scoring.choices import form_of, listed, texts
 from llm_fed.scoring.scores import METRICS, score
-from llm_fed.tasks.common import Example, Picture
+from llm_fed.tasks.common import Example
 
 NAMES = (
     "most frequent answer", "first option", "most frequent position", "all options", "copy of the prompt",
@@ -49,16 +49,13 @@ class BestRule:
 
 
 def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRule | None:
-    """The rule that is best on the training examples, scored on the test examples; None where there are none.
-
-    Args:
-        train, test: Examples, or for `accuracy` Pictures.
-        metric: a name in METRICS.
-    """
+    """The rule that is best on the training Examples, or for `accuracy` Pictures, scored on the test examples; None
+    where there are none."""
     if not train or not test or METRICS[metric].scores == "loss":  # of which a rule has none
         return None
     if METRICS[metric].scores == "labels":
-        return _most_frequent_class(train, test, metric)
+        frequent = _most_frequent(picture.label for picture in train)
+        return BestRule("most frequent class", score(metric, [frequent] * len(test), [each.label for each in test]))
     train = _drawn(train)
     first, second = train[::2], train[1::2] or train
     by_name = dict.fromkeys(NAMES, 0.0)
@@ -93,12 +90,14 @@ def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
     frequent = _most_frequent(example.answers[0] for example in train)
     rules: dict[str, Rule] = {"most frequent answer": lambda example: frequent}
     if METRICS[metric].one_option:
-        given = Options(lambda example: example.options, train)
-        return {"most frequent answer": given.most_often_right, **given.rules} if given.known else rules
-    options = Options(_options_of(train), train[:MOST])
-    if options.known:
-        rules |= options.rules | {"all options": lambda example: " ".join(options.of(example))}
-    return rules | {"copy of the prompt": question, "last paragraph of the prompt": _last_paragraph}
+        rules |= _of_options(lambda example: example.options, train)
+        return {name: rule for name, rule in rules.items() if name != "all options"}
+    return {
+        **_of_options(_options_of(train), train[:MOST]),
+        **rules,
+        "copy of the prompt": question,
+        "last paragraph of the prompt": lambda example: re.split(r"\n\s*\n", question(example).strip())[-1],
+    }
 
 
 def question(example: Example) -> str:
@@ -108,35 +107,25 @@ def question(example: Example) -> str:
     return next((turn.content for turn in reversed(example.prompt) if turn.role == "user"), "")
 
 
-class Options:
-    """Rules that choose one of an example's options; the answer is empty where it has none.
+def _of_options(of: Callable[[Example], Sequence[str]], train: Sequence[Example]) -> dict[str, Rule]:
+    """Rules that choose among an example's options, which `of` finds; the answer is empty where it has none. No rules
+    where no training example has options."""
+    given = [(of(example), example.answers) for example in train]
+    if not any(options for options, _ in given):
+        return {}
+    right = [(place, text) for options, answers in given for place, text in enumerate(options) if text in answers]
+    places, rights = Counter(place for place, _ in right), Counter(text for _, text in right)
 
-    Args:
-        of: the options of an example.
-        train: where to count which options are right.
-    """
+    def at_place(example: Example) -> str:
+        options = of(example)
+        return options[max(range(len(options)), key=lambda place: places[place])] if options else ""
 
-    def __init__(self, of: Callable[[Example], Sequence[str]], train: Sequence[Example]):
-        self.of = of
-        found = [(of(example), example.answers) for example in train]
-        self.known = any(options for options, _ in found)
-        right = [(place, text) for options, answers in found for place, text in enumerate(options) if text in answers]
-        self._places, self._texts = Counter(place for place, _ in right), Counter(text for _, text in right)
-
-    @property
-    def rules(self) -> dict[str, Rule]:
-        return {"first option": self._first, "most frequent position": self._at_place}
-
-    def most_often_right(self, example: Example) -> str:
-        """Of the options the one whose text was right most often; of equal ones the first."""
-        return max(self.of(example), key=lambda text: self._texts[text], default="")
-
-    def _first(self, example: Example) -> str:
-        return next(iter(self.of(example)), "")
-
-    def _at_place(self, example: Example) -> str:
-        options = self.of(example)
-        return options[max(range(len(options)), key=lambda place: self._places[place])] if options else ""
+    return {
+        "most frequent answer": lambda example: max(of(example), key=lambda text: rights[text], default=""),
+        "first option": lambda example: next(iter(of(example)), ""),
+        "most frequent position": at_place,
+        "all options": lambda example: " ".join(of(example)),
+    }
 
 
 def _options_of(train: Sequence[Example]) -> Callable[[Example], Sequence[str]]:
@@ -144,16 +133,6 @@ def _options_of(train: Sequence[Example]) -> Callable[[Example], Sequence[str]]:
     sample = [example for example in train[:MOST] if not example.options]
     form = form_of(map(question, sample), (example.answers[0] for example in sample))
     return lambda example: example.options or texts(listed(question(example)), form)
-
-
-def _last_paragraph(example: Example) -> str:
-    return re.split(r"\n\s*\n", question(example).strip())[-1]
-
-
-def _most_frequent_class(train: Sequence[Picture], test: Sequence[Picture], metric: str) -> BestRule:
-    frequent = _most_frequent(picture.label for picture in train)
-    labels = [picture.label for picture in test]
-    return BestRule("most frequent class", score(metric, [frequent] * len(labels), labels))
 
 
 def _most_frequent(values: Iterable[Any]) -> Any:

@@ -41,11 +41,8 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric over the clients.
-
-    `std` is the population's (divided by n: the clients are all there are), so one client has std 0.
-    `worst_half` is the mean of the ceil(n / 2) lowest clients.
-    """
+    """One metric over the clients. `std` is the population's (divided by n: the clients are all there are), so one
+    client has std 0. `worst_half` is the mean of the ceil(n / 2) lowest clients."""
 
     metric: str
     clients: dict[str, float]  # client id -> score, 0-100
@@ -59,7 +56,6 @@ class Summary:
     unscored: tuple[str, ...] = ()  # clients without an example of the split; they are in no other field
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by name: metric, clients, mean, std, worst_half, loss, losses, and unscored if there are any."""
         fields = dataclasses.asdict(self)
         unscored = fields.pop("unscored")
         return fields | ({"unscored": list(unscored)} if unscored else {})
@@ -71,12 +67,8 @@ def summarize(
     losses: Mapping[str, float | None] | None = None,
     unscored: Iterable[str] = (),
 ) -> Summary:
-    """The summary of one score per client, the same bits in any order of clients; UserError without any.
-
-    Args:
-        losses: of these clients, where they are known.
-        unscored: the other clients.
-    """
+    """The summary of one score per client, of their losses as far as they are known, and of the clients without a
+    score; the same bits in any order of clients. UserError without any score."""
     if not clients:
         raise UserError(f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?")
     values = sorted(clients.values())
@@ -101,29 +93,21 @@ def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]
 
 
 def likelihood(loss: float) -> float:
-    """The token_likelihood (0-100) of a mean loss per token: the geometric mean of the tokens' probabilities in
-    percent, which is 100 / perplexity."""
+    """The token_likelihood (0-100) of a mean loss per token: 100 / perplexity."""
     return 100 * math.exp(-loss)
 
 
 def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
-    """The score of one metric, 0-100: `score_all` for a single metric."""
     return score_all([metric], predictions, references)[metric]
 
 
 def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
     """Several metrics of the same predictions, 0-100 each; those of one module share one pass over the texts.
 
-    Args:
-        metrics: names in METRICS.
-        predictions: one text per example. option_accuracy takes the log-likelihoods of the example's options,
-            or the text of the chosen option; accuracy the index of a label.
-        references: a tuple of right texts per example; with log-likelihoods, the index of the right option; with
-            labels, the right one's.
-
-    Raises:
-        UserError: unknown metric, no example, or an example without a reference.
-        ValueError: not as many references as predictions.
+    A prediction is a text per example; of option_accuracy also the log-likelihoods of the example's options, and of
+    accuracy the index of a label. A reference is a tuple of right texts per example, with log-likelihoods the index of
+    the right option, and with labels the right one's. UserError for an unknown metric, without an example, or for one
+    without a reference; ValueError for not as many references as predictions.
     """
     wanted: dict[str, list[str]] = {}
     for metric in metrics:
@@ -146,40 +130,19 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
 
 
 def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int]:
-    """The positions of those examples where even an answer that equals a reference scores 0, as when a text has no word
-    that the metric counts.
-
-    Args:
-        references: the right texts of each example.
-
-    Raises:
-        UserError: unknown metric, or a reference that it cannot read.
-    """
-    can_score = _can_score(metric)
+    """The positions of those examples where even an answer that equals one of its references scores 0, as when a text
+    has no word that the metric counts. UserError for an unknown metric, or a reference that it cannot read."""
+    module = _module(metric)
+    can_score = getattr(_load(module), "can_score", None) if module else None
     if can_score is None:
         return []
-    return [
-        number
-        for number, texts in enumerate(references)
-        if texts and not any(can_score(text, metric) for text in texts)
-    ]
-
-
-def credits_all(metric: str) -> bool:
-    """Whether an answer that equals its reference never scores 0, whatever that is."""
-    return _can_score(metric) is None
+    return [n for n, texts in enumerate(references) if texts and not any(can_score(text, metric) for text in texts)]
 
 
 def form_of(metric: str) -> Callable[[str], Any] | None:
     """What a metric compares of a text: two texts of one form are the same to it, and one of an empty form is nothing.
     None for a metric that looks for an answer within the text."""
     return getattr(_load(_module(metric)), "form", None)
-
-
-def _can_score(metric: str) -> Callable[[str, str], bool] | None:
-    if not _module(metric):
-        return None
-    return getattr(_load(_module(metric)), "can_score", None)
 
 
 def _module(metric: str) -> str:

@@ -13,57 +13,43 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.spelling import Spelled, Word, names, plain
 
 
 @dataclasses.dataclass(frozen=True)
-class AtLeast:
+class _Limit:
     limit: float
+    words: ClassVar[str]
+    compare: ClassVar[Callable[[Any, Any], bool]]
 
     def holds(self, value: float) -> bool:
-        return value >= self.limit
+        return type(self).compare(value, self.limit)
 
     def __str__(self) -> str:
-        return f"at least {self.limit}"
+        return f"{self.words} {self.limit}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Above:
-    limit: float
-
-    def holds(self, value: float) -> bool:
-        return value > self.limit
-
-    def __str__(self) -> str:
-        return f"above {self.limit}"
+class AtLeast(_Limit):
+    words, compare = "at least", operator.ge
 
 
-@dataclasses.dataclass(frozen=True)
-class AtMost:
-    limit: float
-
-    def holds(self, value: float) -> bool:
-        return value <= self.limit
-
-    def __str__(self) -> str:
-        return f"at most {self.limit}"
+class Above(_Limit):
+    words, compare = "above", operator.gt
 
 
-@dataclasses.dataclass(frozen=True)
-class Below:
-    limit: float
+class AtMost(_Limit):
+    words, compare = "at most", operator.le
 
-    def holds(self, value: float) -> bool:
-        return value < self.limit
 
-    def __str__(self) -> str:
-        return f"below {self.limit}"
+class Below(_Limit):
+    words, compare = "below", operator.lt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,25 +82,21 @@ PositiveFloat = Annotated[float, Above(0)]
 NonNegativeFloat = Annotated[float, AtLeast(0)]
 
 
-def hints(kind: type) -> Mapping[str, Any]:
-    """The types of a dataclass's fields by name, with their `Annotated` metadata.
-
-    Raises:
-        UserError: a type names what its module does not have.
-    """
-    return _hints(kind)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
-
-
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> Mapping[str, Any]:
     try:
-        found = get_type_hints(kind, include_extras=True)
+        types = get_type_hints(kind, include_extras=True)
     except NameError as error:
         raise UserError(
             f"{kind.__module__}.{kind.__qualname__}: the type of a field cannot be read, as {error}; import what it "
             "names, and not only under `if TYPE_CHECKING`"
         ) from error
-    return {field.name: found[field.name] for field in dataclasses.fields(kind)}
+    return {field.name: types[field.name] for field in dataclasses.fields(kind)}
+
+
+def hints(kind: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields by name, with their marks; UserError where its module lacks a type."""
+    return _hints(kind)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
 
 
 def hint_of(kind: type, key: Sequence[str]) -> Any:
@@ -138,14 +120,8 @@ def key_of(name: str) -> str:
 
 
 def check_fields(settings: Any, where: str) -> None:
-    """Refuse the values of a dataclass that do not have the declared types and ranges.
-
-    Args:
-        where: the prefix of field names in error messages, such as `method.` in `method.wait_for`.
-
-    Raises:
-        UserError: the first bad value, and what it must be.
-    """
+    """UserError for the first value of a dataclass that does not have the declared type and range, and what it must be.
+    `where` is the prefix of field names in messages, such as `method.` in `method.wait_for`."""
     for name, hint in hints(type(settings)).items():
         value, key = getattr(settings, name), f"{where}{key_of(name)}"
         if dataclasses.is_dataclass(value):
@@ -169,11 +145,7 @@ def members_of(hint: Any, marks: tuple[Any, ...] = ()) -> list[Member]:
 
 def coerce(value: Any, hint: Any, key: str) -> Any:
     """`value` converted to the field's type: a whole number to a float, a list to a tuple. What is `Spelled` is taken
-    as it is spelled where the type is a text.
-
-    Raises:
-        UserError: it is of another type, or out of range.
-    """
+    as it is spelled where the type is a text. UserError where it is of another type, or out of range."""
     members = members_of(hint)
     try:
         return _taken(value, members)
@@ -269,12 +241,8 @@ def _taken(value: Any, members: list[Member]) -> Any:
 
 
 def _converted(value: Any, kind: Any) -> Any:
-    """`value` as a `kind`, which is neither a union nor marked, has it.
-
-    Raises:
-        _WrongType: it is no such value.
-        _OutOfRange: a choice that is none, or something in a list.
-    """
+    """`value` as a `kind`, which is neither a union nor marked, has it; _WrongType where it is no such value,
+    _OutOfRange for a choice that is none, or something in a list."""
     origin = get_origin(kind)
     if isinstance(value, Spelled):
         value = _as_meant(value, kind)

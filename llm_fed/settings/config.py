@@ -23,11 +23,7 @@ from llm_fed.settings import (
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state when it is sent
-
-
 TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`
-
-
 LIKELIHOOD = "token_likelihood"  # the metric of texts without prompts
 # Image models whose weights are drawn anew: a folder of such a name in the working directory is not meant.
 IMAGE_MODELS = (
@@ -375,11 +371,7 @@ class Config:
 
 
 def check(config: Config) -> None:
-    """Refuse values that are not what their fields say, and those that do not go together, naming the key.
-
-    Raises:
-        UserError: the first bad value, and what it must be.
-    """
+    """UserError for the first value that is not what its field says, or does not go with another."""
     check_fields(config, "")
 
     def require(good: bool, key: str, what: str) -> None:

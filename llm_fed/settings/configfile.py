@@ -35,21 +35,18 @@ Section = TypeVar("Section")
 
 def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Config:
     """The configuration in a YAML file or in nested values, with `key=value` words (dotted keys) laid over it, checked.
-
     A setting whose type is a text, or a list of texts, is taken as it stands, also where YAML would see a number. A
     word that names another method than the file replaces the file's whole `method` section. A `compare` section, which
-    `llm-fed compare` reads, is left out.
-
-    Raises:
-        UserError: the file cannot be read, a key is unknown (the closest one is named), or a value is out of range.
-    """
+    `llm-fed compare` reads, is left out. UserError where the file cannot be read, a key is unknown (the closest one is
+    named), or a value is out of range."""
     if isinstance(path, Mapping):
         given, path = created(path), "the configuration"
     else:
         given = read(path)
     given.pop("compare", None)  # of `llm-fed compare` alone
     laid_over = _tree(words, "the configuration file", "local.lr=1e-4")
-    if _another_method(given, laid_over):
+    before, now = (spelling.mapping_of(tree.get("method")) or {} for tree in (given, laid_over))
+    if before and str(now.get("name", before.get("name"))) != str(before.get("name")):
         given.pop("method")  # the settings of one method are not another's
     tree = _merged(given, laid_over)
     if missing := sorted(key for key, value in flat(tree).items() if value == "???"):
@@ -64,14 +61,8 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
 
 
 def overlay(config: Config, words: Sequence[str], where: str) -> Config:
-    """A configuration with `key=value` words (dotted keys) laid over it, checked.
-
-    Args:
-        where: what the words stand after, for messages.
-
-    Raises:
-        UserError: see `load`.
-    """
+    """A configuration with `key=value` words (dotted keys) laid over it, checked as by `load`; `where` is what the
+    words stand after, for messages."""
     keys_of(words, where)
     try:
         laid_over = references.resolved(_tree(words, where))
@@ -81,12 +72,9 @@ def overlay(config: Config, words: Sequence[str], where: str) -> Config:
 
 
 def keys_of(words: Sequence[str], where: str) -> list[str]:
-    """The dotted keys that `key=value` words set. Their names and values are checked, each for itself, but not
-    those of `method.*`, which need the method.
-
-    Raises:
-        UserError: a word is none, its key is unknown, or its value is of another type or out of range.
-    """
+    """The dotted keys that `key=value` words set. Names and values are checked, each for itself, but not those of
+    `method.*`, which need the method. UserError where a word is none, its key unknown, or its value of another type or
+    out of range."""
     tree = _tree(words, where)
     _build(Config, tree, "")
     return list(flat(tree))
@@ -94,11 +82,7 @@ def keys_of(words: Sequence[str], where: str) -> list[str]:
 
 def read(path: str | Path) -> dict[str, Any]:
     """A YAML file of settings as it stands, unchecked, see `spelling.read`; one that llm_fed ships may be given by its
-    name alone.
-
-    Raises:
-        UserError: the file cannot be read, or is no mapping.
-    """
+    name alone. UserError where it cannot be read, or is no mapping."""
     file = shipped.find(path)
     try:
         given = spelling.read(file.read_text(encoding="utf-8-sig"))
@@ -113,20 +97,12 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def created(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values as `read` would give them.
-
-    Raises:
-        UserError: a value that no file could hold.
-    """
+    """Nested values as `read` would give them; UserError for a value that no file could hold."""
     return dict(spelling.created(OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else tree))
 
 
 def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat") -> dict[str, Any]:
-    """Nested values of `key=value` words; of several with one key the last one counts.
-
-    Raises:
-        UserError: a word is none.
-    """
+    """Nested values of `key=value` words, of several with one key the last; UserError where a word is none."""
     tree: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -177,17 +153,8 @@ def _merged(one: Any, other: Any) -> Any:
     return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
 
 
-def _another_method(given: dict[str, Any], laid_over: dict[str, Any]) -> bool:
-    before, now = spelling.mapping_of(given.get("method")) or {}, spelling.mapping_of(laid_over.get("method")) or {}
-    return bool(before) and "name" in now and str(now["name"]) != str(before.get("name"))
-
-
 def from_dict(tree: dict[str, Any]) -> Config:
-    """A checked configuration from nested values.
-
-    Raises:
-        UserError: see `load`.
-    """
+    """A checked configuration from nested values; UserError as of `load`."""
     if method := spelling.mapping_of(tree.get("method")):
         tree = {**tree, "method": _settings_of_method(method)}
     config = _build(Config, tree, "")

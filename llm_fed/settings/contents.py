@@ -1,5 +1,5 @@
 """What the files hold that a configuration names by their paths: data and base are the same under any path, on any
-machine, where their files are the same byte for byte, and others where they are not, whatever their sizes and times.
+machine, where their files are the same byte for byte, whatever their sizes and times.
 
 Each file's SHA-256 is computed as `sha256sum` does, a few files at a time, and while something else goes on where
 `Contents.ahead` was called.
@@ -17,6 +17,7 @@ from typing import Any
 
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
+from llm_fed.settings.paths import cached
 
 Files = Mapping[str, str]  # by path below what is named, the SHA-256; a file that is named itself has the path "."
 
@@ -49,12 +50,9 @@ class Contents:
 
     def of(self, config: Config) -> dict[str, Files]:
         """By key of the configuration, what it names; without those that name no files of this machine."""
-        values, found = flat(as_dict(config)), {}
-        for key in KEYS:
-            files = self.named(key, values.get(key), values["base.revision"])
-            if files is not None:
-                found[key] = files
-        return found
+        values = flat(as_dict(config))
+        named = {key: self.named(key, values.get(key), values["base.revision"]) for key in KEYS}
+        return {key: files for key, files in named.items() if files is not None}
 
     def named(self, key: str, name: Any, revision: str | None = None) -> Files | None:
         """The files that a key's value names; None where it names none, such as a data set of the Hub."""
@@ -82,20 +80,13 @@ def difference(before: Files, now: Files) -> str:
 
 def translated(saved: dict[str, Any], recorded: Mapping[str, Files], config: Config, contents: Contents) -> list[str]:
     """Write into a saved configuration, as nested values, the paths of another one wherever they name files with the
-    same contents.
-
-    Args:
-        recorded: what the files held that the saved one names.
-
-    Returns:
-        The keys whose paths were written.
-    """
+    same contents; the keys whose paths were written. `recorded` is what the files held that the saved one names."""
     now, before, moved = flat(as_dict(config)), flat(saved), []
     for key, files in recorded.items():
         if key not in KEYS or now.get(key) == before.get(key):
             continue
-        found = contents.named(key, now.get(key), now["base.revision"])
-        if found is not None and not difference(files, found):
+        own = contents.named(key, now.get(key), now["base.revision"])
+        if own is not None and not difference(files, own):
             _put(saved, key, now[key])
             if key == "base.name":
                 _put(saved, "base.revision", now["base.revision"])
@@ -117,14 +108,7 @@ def base_folder(name: str, revision: str | None) -> Path | None:
         return folder
     if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
         return None
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    return cached(name, revision)
 
 
 def _digests(place: Path, is_base: bool) -> Files:

@@ -15,11 +15,8 @@ _KEYS = ("task.path", "task.server.path")
 
 
 def check(key: str, given: str | None, task: str | None) -> None:
-    """Refuse a path of data that is not there, and a Hub data set where `task` reads none.
-
-    Raises:
-        UserError: where it was looked for, what is close to it, and how a Hub data set is written.
-    """
+    """UserError for a path of data that is not there, and for a Hub data set where `task` reads none: where it was
+    looked for, what is close to it, and how a Hub data set is written."""
     if given is None:
         return
     if hub_id(key, given) is None:
@@ -32,11 +29,8 @@ def check(key: str, given: str | None, task: str | None) -> None:
 
 
 def hub_id(key: str, given: str) -> str | None:
-    """The `owner/name` in `hf://owner/name`; None for any other text, which is a path of this machine.
-
-    Raises:
-        UserError: what follows hf:// is no id of a data set.
-    """
+    """The `owner/name` in `hf://owner/name`; None for any other text, which is a path of this machine. UserError where
+    what follows hf:// is no id of a data set."""
     if not given.startswith("hf:/"):
         return None
     found = re.fullmatch(r"hf://?(\w[\w.-]*/\w[\w.-]*)", given, flags=re.ASCII)  # a Path makes one slash of two
@@ -46,11 +40,7 @@ def hub_id(key: str, given: str) -> str | None:
 
 
 def local(key: str, given: str) -> Path:
-    """The file or folder of this machine that the text names.
-
-    Raises:
-        UserError: it is not there, or the text is a Hub id, which is not read here.
-    """
+    """The file or folder of this machine that the text names; UserError where it is not there, or a Hub id."""
     if given.startswith("hf:/"):
         raise UserError(f"{key}={given!r} is on the Hub, but a local file or folder is needed here")
     path, near = Path(given), None
@@ -69,17 +59,15 @@ def local(key: str, given: str) -> Path:
 
 
 def same(key: str, before: Any, now: Any) -> bool:
-    """Whether two values of a configuration's key name the same data: before hf://, a Hub data set was written
-    owner/name."""
+    """Whether two values of a key name the same data: before hf://, a Hub data set was written owner/name."""
     is_hub_id = key in _KEYS and isinstance(before, str) and now == f"{SCHEME}{before}"
     return is_hub_id and not Path(before).exists()
 
 
 def _near(path: Path) -> Path | None:
     """What most likely is meant by a path that is not there, as far as its folders exist."""
-    there = next((parent for parent in path.parents if parent.exists()), None)
-    if there is None or not there.is_dir():
+    folder = next((parent for parent in path.parents if parent.exists()), None)
+    if folder is None or not folder.is_dir():
         return None
-    wrong = path.relative_to(there).parts[0]
-    found = closest(wrong, [each.name for each in there.iterdir()])
-    return there / found if found else None
+    name = closest(path.relative_to(folder).parts[0], [each.name for each in folder.iterdir()])
+    return folder / name if name else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from llm_fed.settings.config import IMAGE_MODELS, Config
@@ -69,6 +70,18 @@ def hub_place(folder: str) -> tuple[str, str] | None:
             return None
         place = os.path.join(os.path.dirname(resolved), os.readlink(resolved))
     return None
+
+
+def cached(name: str, revision: str | None) -> Path | None:
+    """Where a Hub model lies in the Hub's cache, if it does."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        file = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def is_local(name: str) -> bool:

@@ -43,19 +43,9 @@ class NotAllowed(UserError):
 
 
 def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
-    """What a name that is not built in stands for.
-
-    Modules are looked for where Python looks, and last in the working directory.
-
-    Args:
-        key: the setting that holds the name, for messages.
-        group: METHODS, TASKS or KINDS.
-        builtin: the names that llm_fed itself knows, for messages.
-
-    Raises:
-        NotAllowed: see `only`.
-        UserError: nothing has this name, or its module cannot be imported.
-    """
+    """What a name that is not built in stands for, as the value of `key` and in a `group`: METHODS, TASKS or KINDS.
+    Modules are looked for where Python looks, and last in the working directory. NotAllowed: see `only`; UserError
+    where nothing has this name, and which are known, or where its module cannot be imported."""
     path = _path_of(name, group)
     if path is None:
         known = [*builtin, *by_name(group)]
@@ -113,15 +103,8 @@ def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
-    """Refuse the configuration of a folder that names code which neither an installed package publishes as an entry
-    point nor the user allows. Nothing is imported.
-
-    Args:
-        file: where it stands, for messages.
-
-    Raises:
-        NotAllowed: it names such code; how to allow it.
-    """
+    """NotAllowed where the configuration of a folder, in this `file`, names code that neither an installed package
+    publishes as an entry point nor the user allows, and how to allow it. Nothing is imported."""
     known = {f"{point.module}:{point.attr}" for group in (METHODS, TASKS, KINDS) for point in _installed(group)}
     refused = {key: name for key, name in named_in(tree).items() if name not in known | _trusted.get()}
     if not refused:
@@ -135,8 +118,7 @@ def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
 
 
 def _installed(group: str) -> Iterator[EntryPoint]:
-    """The entry points of a group, but for those of packages that lie in the working directory, where anybody's files
-    may be."""
+    """The entry points of a group, but for packages in the working directory, where anybody's files may be."""
     here = os.path.realpath(os.getcwd())
     for point in entry_points(group=group):
         if point.dist is None or os.path.realpath(str(point.dist.locate_file(""))) != here:
@@ -144,10 +126,7 @@ def _installed(group: str) -> Iterator[EntryPoint]:
 
 
 def by_name(group: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a group, of all installed packages, by name. Nothing is imported.
-
-    Two packages may use the same name.
-    """
+    """The entry points of a group, of all installed packages, by name, which two may share. Nothing is imported."""
     found: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
         found.setdefault(point.name, []).append(point)
@@ -155,12 +134,8 @@ def by_name(group: str) -> dict[str, list[EntryPoint]]:
 
 
 def describe(group: str, builtin: Collection[str], row: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A row for each entry point of a group, for lists of what can be named.
-
-    Args:
-        builtin: names that stand for something of llm_fed, whatever an installed package says.
-        row: what to show of a name; a UserError of its own is what is wrong with it.
-    """
+    """A row for each entry point of a group, for lists of what can be named: what `row` shows of its name, or what is
+    wrong with it, also where the name is `builtin`, and so stands for something of llm_fed."""
     for name, points in by_name(group).items():
         for point in points:
             path, package = f"{point.module}:{point.attr}", _package_of(point)
@@ -197,11 +172,7 @@ def place_of(error: BaseException, module: str) -> str:
 
 
 def _path_of(name: str, group: str) -> str | None:
-    """`module:Name`; None where nothing has this name.
-
-    Raises:
-        UserError: two packages use it.
-    """
+    """`module:Name`; None where nothing has this name. UserError where two packages use it."""
     if _PATH.fullmatch(name):
         return name
     paths = {f"{point.module}:{point.attr}": _package_of(point) for point in by_name(group).get(name, [])}
@@ -216,18 +187,16 @@ def _package_of(point: EntryPoint) -> str:
 
 
 def _load(where: str, path: str) -> Any:
-    """The attribute of the module.
-
-    Raises:
-        UserError: there is no such module or attribute, or the module fails while it is imported.
-    """
+    """The attribute of the module; UserError where there is none, or the module fails while it is imported."""
     name, _, attribute = path.partition(":")
     try:
         with _looking_here(for_a_moment=path in _trusted.get()):
             found: Any = importlib.import_module(name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            near = did_you_mean(str(error.name), _modules_here())
+            here = [path.stem for path in Path.cwd().glob("*.py")]
+            here += [path.parent.name for path in Path.cwd().glob("*/__init__.py")]
+            near = did_you_mean(str(error.name), here)
             raise UserError(
                 f"{where}: python finds no module {error.name}{near}, neither in {os.getcwd()} nor among what is "
                 f"installed for {sys.executable}; start from the folder in which it lies, or install its package"
@@ -244,11 +213,9 @@ def _load(where: str, path: str) -> Any:
 
 @contextmanager
 def _looking_here(for_a_moment: bool) -> Iterator[None]:
-    """Within it, and else from then on, modules are looked for in the working directory, too; last, to shadow nothing.
-
-    A program that is started by its name does not look there by itself. Where the user has allowed one name of a
-    folder, no other module must be found there.
-    """
+    """Within it, and else from then on, modules are looked for in the working directory, too, last, to shadow nothing;
+    a program that is started by its name does not look there by itself. Where the user has allowed one name of a
+    folder, no other module must be found there."""
     here = os.getcwd()
     if here in sys.path:
         yield
@@ -259,10 +226,6 @@ def _looking_here(for_a_moment: bool) -> Iterator[None]:
     finally:
         if for_a_moment:
             sys.path.remove(here)
-
-
-def _modules_here() -> list[str]:
-    return [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
 
 
 def _file_of(thing: Any) -> str:

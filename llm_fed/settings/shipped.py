@@ -20,10 +20,7 @@ def files(folder: str = RUNS) -> dict[str, Path]:
 
 def find(path: str | Path) -> Path:
     """A configuration file: the one of this path, or else the one of this name, or of RUNS, that llm_fed ships.
-
-    Raises:
-        UserError: there is none; which are called much like it.
-    """
+    UserError where there is none: which are called much like it."""
     path = Path(path)
     if path.exists():
         return path

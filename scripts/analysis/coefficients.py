@@ -14,7 +14,7 @@ from results import plain_errors, write_rows
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
-from llm_fed.eval import atlas
+from llm_fed.eval import merges
 from llm_fed.runs.records import read_records
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     run = parser.parse_args().run
     with plain_errors(parser):
-        found = atlas.spreads(line for line in read_records(run / "metrics.jsonl") if line["kind"] == "server")
+        found = merges.spreads(line for line in read_records(run / "metrics.jsonl") if line["kind"] == "server")
         if not found:
             raise UserError(
                 f"{run}/metrics.jsonl holds no merging coefficients; give the run of a method that searches"
@@ -31,7 +31,7 @@ def main() -> None:
         columns = ("round", "anchors", "minimum", "lower_quartile", "median", "upper_quartile", "maximum", "negative")
         rows = [(spread.round, spread.anchors, *spread.quantiles, spread.negative) for spread in found]
         folder = write_rows(run / "analysis" / "coefficients.csv", columns, rows)
-        atlas.draw(found, folder / "coefficients.png")
+        merges.draw_spreads(found, folder / "coefficients.png")
 
 
 if __name__ == "__main__":

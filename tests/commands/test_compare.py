@@ -358,7 +358,7 @@ def test_a_run_that_nobody_could_test_has_no_curve(tmp_path):
 def test_a_legend_stays_inside_its_picture(tmp_path, monkeypatch):
     """Eleven long names: fewer columns, and a higher picture; the plot itself keeps its place."""
     drawn = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(plots.style, "save", lambda figure, path: drawn.append(figure) or path)
     for number in (2, 11):
         curves = {f"feddle out of domain {n}": ([1, 2], [n, n], [n, n], [n, n]) for n in range(number)}
         plots.plot_bands(tmp_path / "p.png", curves, xlabel="round", ylabel="accuracy")

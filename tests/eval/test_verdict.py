@@ -1,5 +1,4 @@
-"""The verdict: an interval by hand, who is best, how often it is wrong on made-up tables, and where variance comes
-from."""
+"""The verdict: an interval by hand, who is best, and how often it is wrong on made-up tables."""
 
 from __future__ import annotations
 
@@ -168,40 +167,6 @@ def test_a_claim_is_an_interval_without_zero_is_a_small_p():
     pairs = [pair for _ in range(30) for pair in runs(equal_methods(rng, 5, (0, 2, 4))).columns["average"].pairs]
     assert 10 < sum(pair.claim == "greater" for pair in pairs) < 80
     assert all((pair.claim == "greater") == (pair.low > 0) == (pair.p < 0.05) for pair in pairs)
-
-
-def table(parts: dict[str, float], federations: int, trainings: int, clients: int = 10) -> Verdict:
-    """Scores that are sums of noise of these standard deviations."""
-    rng = np.random.default_rng(0)
-    found = []
-    for federation in range(federations):
-        shared = rng.normal(0, parts["federation"])
-        own = rng.normal(0, parts["client"], clients)
-        for training in range(trainings):
-            both = shared + own + rng.normal(0, parts["training"])
-            found.append(scored_run(federation, {f"c{i}": float(x) for i, x in enumerate(both)}, training=training))
-    return Verdict({"a": found})
-
-
-def test_shares_of_the_variance():
-    """Standard deviations 2, 1 and 4: variances 4, 1 and 16 of 21; with one training seed each the first two are one
-    part."""
-    parts = {"federation": 2.0, "training": 1.0, "client": 4.0}
-    whole = table(parts, 400, 3).shares
-    assert whole is not None and whole.federation == pytest.approx(4 / 21, abs=0.03)
-    assert (whole.training, whole.client) == pytest.approx((1 / 21, 16 / 21), abs=0.03)
-    joint = table(parts, 400, 1).shares
-    assert joint is not None and joint.training is None and joint.draw == pytest.approx(5 / 21, abs=0.03)
-    assert "the share of training is unknown" in str(joint) and "between training seeds" in str(whole)
-    assert table(parts, 2, 1).shares is None
-
-
-def test_clients_that_are_the_same_in_every_draw_are_no_noise_of_it():
-    """Clients 10 points apart that keep their scores, in draws that do not differ: all of it is the clients'."""
-    rng = np.random.default_rng(0)
-    values = 10.0 * np.arange(5) + 0.01 * rng.normal(size=(1, 20, 5))
-    shares = runs(values).shares
-    assert shares is not None and shares.client > 0.999
 
 
 def test_the_last_round_counts_where_all_runs_of_a_method_have_it():

@@ -17,7 +17,7 @@ from uneven import WHOLE, rows, write
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import api
-from llm_fed.eval.report.reading import read_lines
+from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import NOT_SCORED
 
 ONLY_TRAIN = {"train": 3, "validation": 1}
@@ -52,9 +52,9 @@ def test_clients_without_test_examples_train_and_are_marked_wherever_scores_are(
     found = summary(run)["scores"]
     assert set(found["clients"]) == {"ada", "bob"} == set(found["losses"]) and found["unscored"] == ["cyd", "dan"]
     assert found["mean"] == fmean(found["clients"].values())
-    (score,) = [line for line in read_lines(run / "metrics.jsonl")[0] if line.get("split") == "test" and line["round"]]
+    (score,) = [line for line in read_records(run / "metrics.jsonl") if line.get("split") == "test" and line["round"]]
     assert score["unscored"] == ["cyd", "dan"]
-    (validation,) = [line for line in read_lines(run / "metrics.jsonl")[0] if line.get("split") == "validation"]
+    (validation,) = [line for line in read_records(run / "metrics.jsonl") if line.get("split") == "validation"]
     assert set(validation["clients"]) == {"ada", "bob", "cyd"} and validation["unscored"] == ["dan"]
     assert {path.name for path in (run / "adapters").iterdir()} == set(clients)
     card = (run / "adapters/dan/README.md").read_text()

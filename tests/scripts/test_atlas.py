@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from llm_fed.bench import build
-from llm_fed.eval import atlas
+from llm_fed.eval import merges
 from llm_fed.eval.plots import plot_bands
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import run as experiment
@@ -72,7 +72,7 @@ def test_spreads_are_the_quantiles_and_the_negative_share():
         {"round": 2, "weights": 0},
         {"round": 3, "coefficients": [3, 0, -1, 2, 1]},
     ]
-    assert atlas.spreads(lines) == [atlas.Spread(3, 5, (-1.0, 0.0, 1.0, 2.0, 3.0), 0.2)]
+    assert merges.spreads(lines) == [merges.Spread(3, 5, (-1.0, 0.0, 1.0, 2.0, 3.0), 0.2)]
 
 
 def test_the_report_shows_coefficients_and_the_test_scores_of_training(run):

@@ -28,7 +28,7 @@ from chat_forms import BLOCK, CHATML, FORMS, OWN, STYLES, Form, form_for
 from odd_tokenizers import WORDS, tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from llm_fed.tasks.common import Encoded, Example, Turn
+from llm_fed.tasks.common import Encoded, Example, Template, Turn
 from llm_fed.tasks.control import reasoning
 from llm_fed.tasks.conversations import encoded, turns_of
 from llm_fed.tasks.templates import encode_prompt, filled, template_of
@@ -300,6 +300,11 @@ def _example(turns: Sequence[Turn], draw: random.Random) -> Example:
     if last.fields or any(map(reasoning, options)):  # of which rows have no options
         options = []
     return Example(asked, (last.content,), tuple(options), "", last.fields)
+
+
+def encode_conversation(turns: Sequence[Turn], tokenizer: Any, *, template: str | Template) -> Encoded:
+    """The whole conversation as the template writes it."""
+    return filled(template, tokenizer).conversation(turns)
 
 
 def main() -> None:

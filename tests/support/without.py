@@ -36,7 +36,7 @@ def pictures(patch: pytest.MonkeyPatch) -> None:
 
     def embed_pixel(*args: object) -> str:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(plots, "save", save)
+            inner.setattr(plots.style, "save", save)
             return embed(*args)
 
     patch.setattr(drawn, "embed", embed_pixel)

@@ -10,9 +10,9 @@ import datasets
 import pytest
 import tiny
 from byte_tokenizer import MARKED, byte_tokenizer
+from talks import encode_conversation
 
 from llm_fed.tasks.common import Turn
-from llm_fed.tasks.conversations import encode_conversation
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import resource
 import threading
+import time
 
 import chat_forms
 import pytest
+import transformers
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from llm_fed.basics.errors import UserError
@@ -188,3 +190,32 @@ def test_a_conversation_in_such_a_template_is_refused_in_a_line(text, small):
     with pytest.raises(UserError, match="^the chat template of ") as refused:
         template.prompt([Turn("user", "hi")])
     assert "\n" not in str(refused.value)
+
+
+def test_a_limit_that_something_swallows_comes_again():
+    """A callback of Python's, as of a weak reference, drops what is raised in it."""
+    swallowed, until = 0, time.monotonic() + 10
+
+    def render() -> None:
+        nonlocal swallowed
+        while swallowed < 2 and time.monotonic() < until:
+            try:
+                while time.monotonic() < until:
+                    pass
+            except bounded._TooLong:
+                swallowed += 1
+        raise bounded._TooLong
+
+    with pytest.raises(UserError, match="does not end"):
+        bounded.within_limits(render, 20, "chat")
+    assert swallowed == 2
+    time.sleep(0.1)  # nothing follows
+
+
+def test_transformers_compiles_templates_where_the_limits_are_put():
+    """Its function is private. These versions have it; with another one look whether `_install` still reaches it."""
+    from transformers.utils import chat_template_utils
+
+    rendered("{{ messages[0].content }}")
+    assert chat_template_utils._compile_jinja_template.__module__ == bounded.__name__
+    assert (5, 9) <= tuple(map(int, transformers.__version__.split(".")[:2])) < (6, 0)

@@ -12,10 +12,11 @@ import talks
 from byte_tokenizer import byte_tokenizer
 from chat_forms import FORMS, form_for
 from odd_tokenizers import tokenizers
+from talks import encode_conversation
 
 from llm_fed.basics.errors import UserError
 from llm_fed.tasks.common import Encoded, Turn
-from llm_fed.tasks.conversations import encode_conversation, turns_of
+from llm_fed.tasks.conversations import turns_of
 from llm_fed.tasks.templates import encode_continuation, encode_prompt, filled, template_of
 
 ASKED, SAID = Turn("user", "Which bay?"), Turn("assistant", "Bay 4.")

@@ -9,13 +9,14 @@ import pytest
 from byte_tokenizer import EOS, MARKED, byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from talks import encode_conversation
 
 from llm_fed.basics.errors import UserError
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks import files
 from llm_fed.tasks.common import Turn
-from llm_fed.tasks.conversations import encode_conversation, turns_of
+from llm_fed.tasks.conversations import turns_of
 from llm_fed.tasks.templates import encode_prompt
 
 PLAIN = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -403,7 +404,7 @@ def test_labels_that_number_no_class(tmp_path, label):
 
 def test_arrays_larger_than_the_memory_are_not_decoded(tmp_path, monkeypatch):
     path = split_file(tmp_path / "a.npz")
-    monkeypatch.setattr(pictures_module, "memory", lambda: 1000)
+    monkeypatch.setattr(pictures_module.psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
     monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", lambda file, key: pytest.fail("it was decoded"))
     with pytest.raises(UserError, match="says that its arrays take [0-9,]+ bytes, and this machine has 1,000"):
         load("images", path)

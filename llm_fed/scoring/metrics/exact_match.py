@@ -4,11 +4,8 @@ import unicodedata
 
 
 def normalise(text: str) -> str:
-    """Unicode NFC, case folded, runs of white space as one space, none at the ends.
-
-    Punctuation and articles count, unlike in SQuAD's exact match: "3.0" is not "30", and a task that asks for
-    punctuation can be scored.
-    """
+    """Unicode NFC, case folded, runs of white space as one space, none at the ends. Punctuation and articles count,
+    unlike in SQuAD's exact match: "3.0" is not "30", and a task that asks for punctuation can be scored."""
     return " ".join(unicodedata.normalize("NFC", text.casefold()).split())
 
 

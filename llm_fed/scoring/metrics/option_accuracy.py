@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 def credit(scores: list[float], right: int | Sequence[int]) -> float:
     """1 if option `right`, or one of several, alone has the highest score; of t options that share it the share that is
-    right.
-
-    So a model that cannot tell the options apart scores at chance, not at the rate of the first option.
-    NaN is never right.
-    """
+    right. So a model that cannot tell the options apart scores at chance. NaN is never right."""
     places = [right] if isinstance(right, int) else right
     if not (places and all(0 <= place < len(scores) for place in places)):
         raise ValueError(f"the right option is number {right}, but there are {len(scores)} options (counted from 0)")
@@ -20,11 +16,8 @@ def credit(scores: list[float], right: int | Sequence[int]) -> float:
 
 
 def compute(predictions, references):
-    """Share of right choices, 0-100.
-
-    Either the log-likelihoods of an example's options (any number of them) and the index of the right one, or
-    the text of the option that was chosen and the texts of the right ones, compared as they stand.
-    """
+    """Share of right choices, 0-100: of the log-likelihoods of an example's options and the index of the right one, or
+    of the text of the chosen option and the texts of the right ones, compared as they stand."""
     if len({isinstance(prediction, str) for prediction in predictions}) > 1:
         raise ValueError("predictions are texts or log-likelihoods, not both")
     credits = [

@@ -23,21 +23,15 @@ INVISIBLE = regex.compile(r"[\p{Default_Ignorable_Code_Point}--\u200b]+", regex.
 
 
 def normalise(text: str) -> str:
-    """Unicode NFKC, case folded, without invisible characters, as Unicode's NFKC_Casefold; ASCII is lowercased.
-
-    Full-width letters and ligatures become plain ones, and joiners within Persian or Indic words are left out. The
-    zero-width space stays, since it separates words.
-    """
+    """Unicode's NFKC_Casefold: full-width letters and ligatures become plain ones, ASCII is lowercased, and joiners
+    within Persian or Indic words are left out. The zero-width space stays, since it separates words."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return folded if folded.isascii() else INVISIBLE.sub("", folded)
 
 
 class Tokenizer(tokenizers.Tokenizer):
     """Words and characters by script; English words as Porter stems, each stemmed once, since that takes most of the
-    time.
-
-    On ASCII text the tokens are exactly those of rouge_score with its stemmer.
-    """
+    time. On ASCII text the tokens are exactly those of rouge_score with its stemmer."""
 
     def __init__(self) -> None:
         self.stem = functools.lru_cache(2**16)(PorterStemmer().stem)
@@ -50,7 +44,6 @@ class Tokenizer(tokenizers.Tokenizer):
 
 
 def form(text: str) -> tuple[str, ...]:
-    """Texts of the same tokens in the same order are equal."""
     return tuple(_tokenizer().tokenize(text))
 
 

@@ -20,7 +20,6 @@ def f1(prediction: str, reference: str) -> float:
 
 
 def form(text: str) -> tuple[str, ...]:
-    """Texts of the same words in the same order are equal."""
     return tuple(words(text))
 
 
