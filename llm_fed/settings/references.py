@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.spelling import Spelled
 from llm_fed.settings import hint_of, is_text, paths
 from llm_fed.settings.config import Config
+
+Place = tuple[str | int, ...]  # keys, and positions in lists
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.env:[^{}]*|([a-z_]+(?:\.\w+)*))\}")
 
@@ -52,27 +55,52 @@ def is_reference(key: str, text: str) -> bool:
 
 
 def resolved(tree: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with what their references stand for; UserError where there is no such key or path."""
-    if "${" not in repr(tree):
+    """Nested values with what their references stand for; what is `Spelled` holds none.
+
+    Raises:
+        UserError: there is no such key, or no such path.
+    """
+    places = set(_places(tree, ()))
+    if not places:
         return tree
     try:
-        whole = OmegaConf.create(_opened(tree, ""), flags={"allow_objects": True})
-        values: Any = OmegaConf.to_container(whole, resolve=True)
-        return dict(values)
+        whole = OmegaConf.create(_masked(tree, (), places), flags={"allow_objects": True})
+        values = OmegaConf.to_container(whole, resolve=True)
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(error).partition("\n")[0])
         raise UserError(key + one_line(reason)) from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(one_line(str(error))) from error
+    return dict(_replaced(tree, values, (), places))
 
 
-def _opened(value: Any, key: str) -> Any:
-    """The value of a dotted key for OmegaConf, to which a text with `${` is a reference and an object is none, so that
-    lists without references stay `Spelled`."""
+def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
+    value = value.value if isinstance(value, Spelled) else value
+    yield from value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+
+
+def _places(value: Any, place: Place) -> Iterator[Place]:
+    if isinstance(value, str) and is_reference(".".join(part for part in place if isinstance(part, str)), value):
+        yield place
+    for part, child in _children(value):
+        yield from _places(child, (*place, part))
+
+
+def _masked(value: Any, place: Place, places: set[Place]) -> Any:
+    """For OmegaConf, to which a text with `${` is a reference and an object is none."""
     if isinstance(value, str):
-        return Spelled(value, value) if "${" in value and not is_reference(key, value) else value
+        return value if place in places or "${" not in value else Spelled(value, value)
     inner = value.value if isinstance(value, Spelled) else value
     if isinstance(inner, dict):
-        return {name: _opened(child, f"{key}.{name}" if key else name) for name, child in inner.items()}
-    return [_opened(child, key) for child in inner] if isinstance(inner, list) and "${" in repr(inner) else value
+        return {key: _masked(child, (*place, key), places) for key, child in inner.items()}
+    return [_masked(child, (*place, n), places) for n, child in enumerate(inner)] if isinstance(inner, list) else value
+
+
+def _replaced(value: Any, values: Any, place: Place, places: set[Place]) -> Any:
+    if place in places:
+        return values
+    if not any(each[: len(place)] == place for each in places):
+        return value
+    made = {part: _replaced(child, values[part], (*place, part), places) for part, child in _children(value)}
+    return made if isinstance(values, dict) else list(made.values())
