@@ -324,9 +324,10 @@ def build(
         client.structure = method.wrap(own_structure(own, rank), client)
         client.draw = partial(base.draw, client.structure)
         client.private = privacy.of_examples(config.privacy, config.training_seed)
-        if client.structure not in drawn:
-            drawn[client.structure] = client.initial()
-        client.expect(drawn[client.structure])
+        if client.structure.fused:
+            if client.structure not in drawn:
+                drawn[client.structure] = client.initial()
+            client.expect(drawn[client.structure])
     server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
     server.step = config.server
     if ranks.differ(config.adapter):
