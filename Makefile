@@ -17,7 +17,7 @@ help: ## show this list
 # What runs need, and what developers need on top of it.
 $(VENV)/.runs: WHAT = .
 $(VENV)/.installed: WHAT = .[dev]
-$(VENV)/.runs $(VENV)/.installed: pyproject.toml setup.py
+$(VENV)/.runs $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(PIPFLAGS) --editable "$(WHAT)"

@@ -6,7 +6,7 @@
 # The user in it has the id 1000; `--user "$(id -u)"` with `-e HOME=/tmp` takes yours, where that is another.
 FROM python:3.12.11-slim-bookworm AS build
 WORKDIR /source
-COPY pyproject.toml setup.py README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY llm_fed llm_fed
 COPY tasks tasks
 COPY eval eval

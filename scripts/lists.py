@@ -53,9 +53,9 @@ def pages() -> dict[str, str]:
 def methods_page() -> str:
     rows, settings = [], []
     for described in methods.builtin():
-        kind, method = methods.METHODS[described["name"]], methods.build({"name": described["name"]})
+        kind, method = methods.BUILTIN[described["name"]], methods.build({"name": described["name"]})
         names = [described["name"], *described["aliases"]]
-        needs = f"; starts from {' and '.join(f'`{need}`' for need in kind.needs)}" if kind.needs else ""
+        needs = "; starts from " * bool(method.parents) + " and ".join(f"`{parent.name}`" for parent in method.parents)
         trains = "adapters" if method.adapters_only else "whole models" if method.whole_models else "both"
         rows.append([", ".join(f"`{name}`" for name in names), first_sentence(kind), trains + needs, kind.paper])
         own = [setting(key, default, described["ranges"].get(key)) for key, default in described["settings"].items()]

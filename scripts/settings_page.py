@@ -51,8 +51,9 @@ def page() -> str:
     return HEAD + "\n## The run\n\n" + _table([*top, *small]) + "".join(parts)
 
 
-def comments_of(kind: type) -> dict[str, str]:
-    """By field of a class what its comments say: those above it, and then the one behind it."""
+def comments_of(kind: Any) -> dict[str, str]:
+    """By field of a class, or by keyword argument of a function, what its comments say: those above it, and then the
+    one behind it."""
     source = inspect.getsource(kind)
     said = {
         token.start[0]: token.string.lstrip("# ").strip()
@@ -60,12 +61,13 @@ def comments_of(kind: type) -> dict[str, str]:
         if token.type == tokenize.COMMENT and not token.string.lstrip("# ").startswith(_SKIP)
     }
     (body,) = ast.parse(source).body
-    assert isinstance(body, ast.ClassDef)
+    assert isinstance(body, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     found, done = {}, body.lineno
-    for node in body.body:
+    for node in body.body if isinstance(body, ast.ClassDef) else body.args.kwonlyargs:
         last = node.end_lineno or node.lineno
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = " ".join(said[line] for line in range(done + 1, last + 1) if line in said)
+        name = node.arg if isinstance(node, ast.arg) else getattr(getattr(node, "target", None), "id", None)
+        if name:
+            found[name] = " ".join(said[line] for line in range(done + 1, last + 1) if line in said)
         done = last
     return found
 

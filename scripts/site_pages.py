@@ -16,11 +16,13 @@ import llm_fed
 from llm_fed import methods as builtin
 from llm_fed.federation.aggregation import averages
 from llm_fed.method import Method
+from llm_fed.method.merge import Merge
 
 Page = tuple[str, str, str]  # title, place in the site, text
 DOCS = site_links.ROOT / "docs"
 MODULES = {  # what a method, a task or a program of one's own imports, beside `llm_fed` itself
     "method": "Method: the steps of a method and its declarations",
+    "method.merge": "Merger: a function that merges two models, and its declarations",
     "method.site": "Site: one client, or the server, as a method sees it",
     "state": "State: numbers by entry, and arithmetic on them",
     "settings": "Settings: types and ranges of a method's fields",
@@ -71,7 +73,7 @@ def _uri(name: str) -> str:
 
 
 def _method_page(described: dict[str, Any]) -> str:
-    name, kind = described["name"], builtin.METHODS[described["name"]]
+    name, kind = described["name"], builtin.BUILTIN[described["name"]]
     path = Path(inspect.getfile(kind)).relative_to(site_links.ROOT).as_posix()
     paper, *more = _paragraphs(inspect.getdoc(inspect.getmodule(kind)) or "")
     idea, deviations = _said(inspect.getdoc(kind) or "")
@@ -90,7 +92,7 @@ def _method_page(described: dict[str, Any]) -> str:
         f"## Settings\n\n{_settings(described, kind)}",
         f"## Properties\n\n{_declared(name)}",
         "## Where it differs from the paper\n\n" + "\n".join(f"- {each}" for each in deviations) if deviations else "",
-        f"## The code\n\nThis is the class in [{path}](../../{path}). Comments refer to the paper's equations.",
+        f"## The code\n\nIt is in [{path}](../../{path}). Comments refer to the paper's equations.",
         f"```python\n{_code(kind)}```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -98,7 +100,10 @@ def _method_page(described: dict[str, Any]) -> str:
 
 def _settings(described: dict[str, Any], kind: type[Method]) -> str:
     """Those of the method alone, with the comments at its fields."""
-    name, comments = described["name"], settings_page.comments_of(kind)
+    name, comments = (
+        described["name"],
+        {**settings_page.comments_of(Merge), **settings_page.comments_of(_written(kind))},
+    )
     if not described["settings"]:
         return f"`method={name}` has only the [settings of every run](../configuration.md)."
     rows = []
@@ -115,10 +120,10 @@ def _declared(name: str) -> str:
     method = builtin.build({"name": name})
     kinds = {"LoRA adapters": method.adapters_only, "whole image models": method.whole_models}
     trains = next((what for what, only in kinds.items() if only), "adapters and whole image models")
-    needs = " and ".join(f"`{need}`" for need in method.needs)
+    parents = " and ".join(f"`{parent.name}`" for parent in method.parents)
     facts = {
         f"It trains {trains}.": True,
-        f"It merges the results of runs of {needs}, without rounds of its own.": bool(needs),
+        f"It merges the results of runs of {parents}, without rounds of its own.": bool(parents),
         "Clients' adapters may differ in rank (`adapter.rank`).": method.any_rank,
         "Clients' models may differ (`base.clients`).": method.any_model,
         "All clients get the same model, so the server can test it on its own data.": method.one_model,
@@ -160,13 +165,21 @@ def _row(page: str, name: str) -> list[str]:
     return re.split(r" \| ", found[1])
 
 
+def _written(kind: type[Method]) -> Any:
+    """What its file holds: the class of a method, the function of a merger."""
+    return getattr(kind, "function", kind)
+
+
 def _code(kind: type[Method]) -> str:
-    """The class without its docstring, and the functions of its module."""
-    source = re.sub(r'^    """.*?"""\n\n?', "", inspect.getsource(kind), count=1, flags=re.MULTILINE | re.DOTALL)
+    """What its file holds without the docstring, and the other functions of its module."""
+    written = _written(kind)
+    source = re.sub(r'^    """.*?"""\n\n?', "", inspect.getsource(written), count=1, flags=re.MULTILINE | re.DOTALL)
     module = inspect.getmodule(kind)
     assert module is not None
     functions = [
-        each for _, each in inspect.getmembers(module, inspect.isfunction) if each.__module__ == kind.__module__
+        each
+        for _, each in inspect.getmembers(module, inspect.isfunction)
+        if each.__module__ == kind.__module__ and not hasattr(each, "merge")
     ]
     functions.sort(key=lambda each: each.__code__.co_firstlineno)
     return "\n\n".join([source, *(inspect.getsource(each) for each in functions)])

@@ -198,7 +198,7 @@ def test_export_knows_a_client_from_what_a_killed_export_left(llm_fed, finished,
 
 
 def test_methods_and_tasks(llm_fed):
-    for command, table in (("methods", methods.METHODS), ("tasks", tasks.TASKS)):
+    for command, table in (("methods", methods.BUILTIN), ("tasks", tasks.TASKS)):
         listed = json.loads(llm_fed(command, "--json").out)
         assert [entry["name"] for entry in listed] == list(table)
         text = llm_fed(command)

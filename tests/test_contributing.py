@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny_base import folder as base_folder
 from llm_fed import tasks
 from llm_fed.bench.build import prepare
 from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
 from llm_fed.settings.config import TaskConfig
@@ -55,6 +57,24 @@ def test_two_rounds_of_it_are_those_of_fedavg_and_a_part_of_its_first_step(fedav
     assert own[0]["model"].equal(fedavg[0]) and not fedavg[0].equal(w0)
     expected = fedavg[1].row + 0.5 * (fedavg[0].row - w0.row)
     torch.testing.assert_close(own[1]["model"].row, expected, rtol=0, atol=1e-7)
+
+
+def test_the_merger_that_it_prints(here, small, llm_fed):
+    """With as many lines as it has, ten of them code; at a low temperature the better adapter has nearly all weight."""
+    text = outside.printed('"""By loss')
+    assert len(text.split("@Merger")[1].splitlines()) <= 10
+    outside.module(here, "by_loss", text)
+    config = small.config(here / "mine.yaml", rounds=1)
+    name = "by_loss:by_loss"
+    said = llm_fed("run", config, f"method={name}", "method.temperature=1e-4", "--out", "own")
+    assert said.code == 0, said.err
+    parents = "--fed", "own/needs/fedit", "--local", "own/needs/local"
+    said = llm_fed("merge", name, *parents, "--out", "merged", "method.temperature=1e-4", "--json")
+    assert said.code == 0, said.err
+    shares = {client: recipe["lambda_fed"] for client, recipe in json.loads(said.out)["clients"].items()}
+    assert shares == {line["client"]: line["lambda_fed"] for line in read_records(Path("own/metrics.jsonl"))
+                      if line["kind"] == "merge"}  # fmt: skip
+    assert all(min(share, 1 - share) < 0.01 for share in shares.values())
 
 
 def test_the_task_that_it_prints(here, llm_fed):

@@ -21,6 +21,7 @@ def tried(tmp_path_factory) -> links.Links:
         ("run", "metrics.jsonl", "file"),
         ("run", ".lock", "file"),
         ("run", ".lock", "nothing"),
+        ("run", ".lock.1", "nothing"),
         ("run", "checkpoints", "folder"),
         ("run", "checkpoints/rows", "folder"),
         ("run", "adapters", "folder"),
@@ -33,7 +34,20 @@ def tried(tmp_path_factory) -> links.Links:
         ("export", "copies/ada", "folder"),
         ("export", "copies/.ada.partial", "folder"),
         ("runs", "verdict/verdict.md", "file"),
+        ("compare", "fedit-seed0", "folder"),
     ],
 )
 def test_what_a_link_leads_to_stays_as_it_is(tried, command, place, target):
     assert tried.check(command, place, target) == ""
+
+
+def test_a_run_that_another_one_needs_is_no_link(small, llm_fed, tmp_path):
+    """A lock was made in the folder that the link leads to."""
+    config = small.config(tmp_path / "c.yaml", rounds=2, method={"name": "potara"})
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "run" / "needs").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / "needs" / "fedit").symlink_to(tmp_path / "victim")
+    (tmp_path / "run" / "config.yaml").write_text(config.read_text())
+    llm_fed("run", config, "--out", tmp_path / "run").assert_refused("needs/fedit is a symbolic link")
+    assert not [*(tmp_path / "victim").iterdir()]

@@ -143,7 +143,7 @@ def test_a_mistake_in_the_module_is_shown_where_it_stands(here, text, part):
         (
             "def make():\n    @dataclass(frozen=True)\n    class Own(Method):\n        x: int = 0\n"
             "    return Own\nOwn = make()\n",
-            "is not found as own:make.<locals>.Own; define the class at the top level of its module",
+            "is not found as own:make.<locals>.Own; define it at the top level of its module",
         ),
     ],
 )

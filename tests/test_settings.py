@@ -50,7 +50,7 @@ class Field:
 
 
 def of_methods() -> Iterator[Field]:
-    for name, kind in methods.METHODS.items():
+    for name, kind in methods.BUILTIN.items():
         for field in dataclasses.fields(kind):
 
             def by_name(value: Any, name: str = name, key: str = field.name) -> Method:
@@ -198,7 +198,7 @@ class FromOutside(Method):
 
 
 def test_a_method_from_outside_is_checked_without_calling_anything(monkeypatch):
-    monkeypatch.setitem(methods.METHODS, "outside", FromOutside)
+    monkeypatch.setitem(methods.BUILTIN, "outside", FromOutside)
     assert FromOutside(2).strength == 2 and methods.build({"name": "outside", "strength": 2}) == FromOutside(2.0)
     for make in (lambda **given: FromOutside(**given), lambda **given: methods.build({"name": "outside", **given})):
         with pytest.raises(UserError, match="^method.strength is 0.0; it must be above 0 and finite$"):

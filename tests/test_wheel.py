@@ -69,7 +69,7 @@ def place(wheel, tmp_path_factory) -> Path:
 
 def test_run_files_are_found_by_name_outside_the_checkout(place, tmp_path):
     code = ALONE.partition("from llm_fed")[0] + (
-        "import json\nfrom llm_fed import configfile, shipped\n"
+        "import json\nfrom llm_fed.settings import configfile, shipped\n"
         "print(json.dumps([shipped.rows(), configfile.load('flan.yaml', ['rounds=3']).rounds]))"
     )
     words = [sys.executable, "-c", code]

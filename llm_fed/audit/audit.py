@@ -81,8 +81,8 @@ def audit(
                 "clients' training, server steps and scores: over a network, clients keep their examples, and the "
                 "server keeps no uploads"
             )
-        elif method.needs:
-            found.unchecked.append("the merging itself; audit each of the runs in needs/ that it started from")
+        elif method.unaudited:
+            found.unchecked.append(method.unaudited)
         else:
             rows = splits.known(folder, config)
             with _replay(here, before, reporter or Reporter(), base, rows.all) as replay:

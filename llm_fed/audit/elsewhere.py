@@ -22,6 +22,7 @@ from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import read_records
 from llm_fed.settings.config import Config
 from llm_fed.state import State
+from llm_fed.state.trees import leaves
 from llm_fed.state.wire import Message
 
 
@@ -125,14 +126,13 @@ def _compare_held(
 
 def _numbers(message: Any) -> Tensor:
     """All floating numbers of a message in one row, as float64."""
-    if isinstance(message, State):
-        return _numbers([message.row, *message.extras.values()])
-    if isinstance(message, dict | list | tuple):
-        items = message.values() if isinstance(message, dict) else message
-        return torch.cat([torch.zeros(0, dtype=torch.float64), *map(_numbers, items)])
-    if isinstance(message, float) or (isinstance(message, Tensor) and message.is_floating_point()):
-        return torch.as_tensor(message).detach().double().reshape(-1).cpu()
-    return torch.zeros(0, dtype=torch.float64)
+    found = [torch.zeros(0, dtype=torch.float64)]
+    for _, leaf in leaves(message):
+        values = [leaf.row, *leaf.extras.values()] if isinstance(leaf, State) else [leaf]
+        for value in values:
+            if isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point()):
+                found.append(torch.as_tensor(value).detach().double().reshape(-1).cpu())
+    return torch.cat(found)
 
 
 def _compare_scores(replay: Replay, known: Mapping[str, Any], found: Audit) -> None:

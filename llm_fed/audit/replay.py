@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from llm_fed.basics.errors import RunError
 from llm_fed.bench.build import Experiment
 from llm_fed.federation.clients import encoded_upload, reported_examples, run_each
-from llm_fed.federation.privacy import central, released
+from llm_fed.federation.collector import collector_of
 from llm_fed.federation.progress import InFlight, Progress, memories, restore
 from llm_fed.federation.uploads import arrivals
 from llm_fed.runs import digests, extend
@@ -98,9 +98,7 @@ class Replay:
         progress.round = round
         progress.in_flight = [*progress.in_flight, *flying]
         arrived = arrivals(self._scratch, method, progress, {})
-        if central(config.privacy):
-            like = method.upload_like(method.broadcast(state, e.server.clients[0]))
-            arrived = [released(arrived, like, config, len(e.server.clients), config.training_seed, round)]
+        arrived = collector_of(config, e.server.clients).collect(method, state, arrived, round)
         e.server.begin(round, lr)
         (outcome,) = e.runtime.run({"server": method.server_update(e.server, state, arrived)}).values()
         if isinstance(outcome, Exception):

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from llm_fed import kinds, methods, tasks
 from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.rng import generator
-from llm_fed.bench import start, taking_part
-from llm_fed.bench.needed import check_rounds
+from llm_fed.bench import parents, start, taking_part
+from llm_fed.bench.sites import build, scored
 from llm_fed.federation import aggregation, privacy
-from llm_fed.federation.schedule import Delayed, Poisson, Schedule
+from llm_fed.federation.schedule import Schedule
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
-from llm_fed.method.site import Data, Site
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
+from llm_fed.method.site import Site
 from llm_fed.models import ranks, room
 from llm_fed.models.loading import settle_dtype
-from llm_fed.models.structure import Structure, structure_of
+from llm_fed.models.structure import structure_of
 from llm_fed.rows.reading import Reading
 from llm_fed.runs.tracking import Reporter, check_trackers
 from llm_fed.runtime.accelerate import Shared, Spread
 from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
-from llm_fed.scoring.evaluation import Personal, check_options, evaluate
-from llm_fed.scoring.notes import notes_on_length, notes_on_scores
+from llm_fed.scoring.evaluation import Personal, evaluate
 from llm_fed.scoring.scores import METRICS, Summary
 from llm_fed.settings.config import LIKELIHOOD, Config
 from llm_fed.state import State
 from llm_fed.state.wire import Message
-from llm_fed.tasks.common import ClientData, TaskData
+from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.record import Record
 
 
@@ -44,8 +45,8 @@ class Experiment:
     base: Kind
     metric: str
     method: Method
-    clients: dict[str, Site]
-    server: Site
+    clients: dict[str, Client]
+    server: Server
     schedule: Schedule
     engine: Any  # of this process, see `Kind.engine`
     runtime: LocalRuntime
@@ -55,7 +56,7 @@ class Experiment:
     known: Record | None = None  # what was known of these rows before
 
     @property
-    def trainers(self) -> dict[str, Site]:
+    def trainers(self) -> dict[str, Client]:
         """The clients that train."""
         return taking_part.trainers(self.clients)
 
@@ -78,7 +79,7 @@ class Experiment:
         return {kind: names for kind, names in kinds.items() if names}
 
     @property
-    def scored(self) -> dict[str, Site]:
+    def scored(self) -> Mapping[str, Site]:
         """Who is scored: every client, or the server alone where it holds the test examples."""
         return scored(self.clients, self.server)
 
@@ -160,7 +161,7 @@ def prepare(
         UserError: anything that the configuration names is not there or does not fit.
     """
     method = methods.build(config.method)
-    check_rounds(method, config)
+    parents.check(config, method)
     check_trackers(config.track)
     privacy.check(config, method)
     aggregation.check(config, method)
@@ -192,15 +193,10 @@ def prepare(
         base = base or kind.load(config, task, device)
     base = base.configured(config)
     with signs.part("preparing the clients' examples"):
-        clients, server = build(config, task, base, method, metric, reporter)
-    taking_part.check_lengths([*clients.values(), server] if given else [server])
-    clients = clients if given else taking_part.choose(clients, method)
+        clients, server, schedule = build(config, task, base, method, metric, reporter, every=given)
     if everybody:
         taking_part.check_held_out(clients, method)
     left_out = tuple(id for id in task.everybody if id not in clients)
-    server.clients = tuple(taking_part.trainers(clients) or clients)
-    schedule = schedule_of(config, server.clients)
-    server.cohort = schedule.cohort_size
     if start.place(config):
         reporter.note(start.give(config, method, [*clients.values(), server], base))
         method.init(server)  # a method that cannot start there says so now
@@ -212,16 +208,6 @@ def prepare(
         config, base, metric, method, clients, server, schedule, engine, runtime, left_out,
         reading=task.reading, record=task.record, known=known,
     )  # fmt: skip
-
-
-def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
-    """Who is asked in which round, and how late the answers are."""
-    if privacy.central(config.privacy):
-        return Poisson(clients, config.participation, config.training_seed)
-    late = config.delay
-    return Delayed(
-        clients, config.participation, config.training_seed, sigma=late.sigma, per=late.per, drop_out=late.drop_out
-    )
 
 
 def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method, metric: str) -> None:
@@ -280,82 +266,3 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
             f"task.server.test=true tests one global model at the server, but {config.method['name']} gives each "
             "client a personal one; set task.server.test=false"
         )
-
-
-def build(
-    config: Config,
-    task: TaskData,
-    base: Kind,
-    method: Method,
-    metric: str,
-    reporter: Reporter,
-) -> tuple[dict[str, Site], Site]:
-    """(clients, server); of whom the server asks, nothing is known here.
-
-    Raises:
-        UserError: data that a metric cannot score, or none of which anything fits.
-    """
-    structure = structure_of(config.adapter, base.head)
-    encoding = base.encoding(config, task, METRICS[metric].scores, reporter.note)
-
-    def site(id: str, given: ClientData | None, labels: int, foreign: bool = False) -> Site:
-        wrapped: Structure = method.wrap(structure, None)
-        data = Data(metric=metric, num_labels=labels, foreign=foreign)
-        if given is not None:
-            data = encoding.data(id, given, data)
-            if METRICS[metric].scores == "options":
-                check_options(id, data)
-        draw = partial(base.draw, wrapped)
-        return Site(id, wrapped, config.local, config.training_seed, draw, data, rounds=config.rounds)
-
-    @cache
-    def own_structure(architecture: str, rank: int | None) -> Structure:
-        return structure_of(config.adapter, base.head, architecture, rank)
-
-    drawn: dict[Structure, State] = {}
-    clients = {id: site(id, given, len(task.labels)) for id, given in task.clients.items()}
-    listed = () if isinstance(config.network.clients, int) else config.network.clients
-    places = {name: place for place, name in enumerate(task.everybody or clients)}
-    places |= {name.partition("@")[0]: place for place, name in enumerate(listed)}  # of which a machine has some alone
-    for client in clients.values():
-        number = places[client.id]
-        own = config.base.clients[number % len(config.base.clients)] if config.base.clients else ""
-        rank = ranks.of(config.adapter, client.id, number)
-        client.structure = method.wrap(own_structure(own, rank), client)
-        client.draw = partial(base.draw, client.structure)
-        client.private = privacy.of_examples(config.privacy, config.training_seed)
-        if client.structure.fused:
-            if client.structure not in drawn:
-                drawn[client.structure] = client.initial()
-            client.expect(drawn[client.structure])
-    server = site("server", task.server, len(task.server_labels or task.labels), config.task.server.name is not None)
-    server.step = config.server
-    if ranks.differ(config.adapter):
-        server.structures = {id: client.structure for id, client in clients.items()}
-    if not any(site.train for site in clients.values()):
-        taking_part.check_lengths(clients.values())
-    if note := encoding.note():
-        reporter.note(note)
-    sites = [*clients.values(), server]
-    for note in [*notes_on_scores(sites, metric), *notes_on_length(sites, config.eval.max_new_tokens).values()]:
-        reporter.note_once(f"warning: {note}")
-    return clients, server
-
-
-def structures(config: Config, method: Method, base: Kind, clients: Sequence[str]) -> dict[str, Structure]:
-    """What the server of a network knows of its clients' structures, where they differ in rank.
-
-    Raises:
-        UserError: `adapter.rank` gives other clients a rank.
-    """
-    ranks.check(config.adapter, clients)
-    if not ranks.differ(config.adapter):
-        return {}
-    each = {id: ranks.of(config.adapter, id, place) for place, id in enumerate(clients)}
-    return {id: method.wrap(structure_of(config.adapter, base.head, rank=rank), None) for id, rank in each.items()}
-
-
-def scored(clients: dict[str, Site], server: Site) -> dict[str, Site]:
-    """Who is scored: every client, or the server alone where it holds the test examples."""
-    tested: Sequence[Any] = server.data.queries.get("test", ())
-    return {server.id: server} if tested else clients

@@ -10,6 +10,7 @@ from typing import Any
 
 from llm_fed.method import Method, Upload
 from llm_fed.method.requests import Fit, FitHead, Fitted, Gradient, Request, Work
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.runs.reading import finished
 from llm_fed.runs.records import read_records
@@ -50,31 +51,32 @@ class Traffic:
 
 def count_parameters(
     method: Method,
-    server: Site,
+    server: Server,
     clients: Mapping[str, Site],
     layout: Callable[[Any], Layout],
-    needs: Sequence[Parameters] = (),
+    parents: Sequence[Parameters] = (),
 ) -> Parameters:
     """What a method holds and sends. Nothing is trained: the server's state is
     that after one step on answers of the right shape from all clients, since some methods keep what they receive.
 
     Args:
         layout: the entries of a state of a structure.
-        needs: counts of the runs that the method starts from; what they hold at the server and send counts as its own.
+        parents: counts of the runs that this one merges; what they hold at the server and send counts as its own.
     """
-    held = max(layout(structure).size for structure in {site.structure for site in clients.values()})
-    if needs:
-        return Parameters(sum(n.server for n in needs), sum(n.down for n in needs), sum(n.up for n in needs), held)
     state = method.init(server)
-    messages = {client: method.broadcast(state, client) for client in clients}
-    first, *_ = clients
+    held = max(layout(structure).size for structure in {site.structure for site in clients.values()})
+    messages = {client: method.broadcast(state, client) for client in method.asked([*clients])}
+    if not messages:
+        at_server, down, up = (sum(getattr(each, key) for each in parents) for key in ("server", "down", "up"))
+        return Parameters(at_server, down, up, held)
+    first, *_ = messages
     answer = method.upload_like(messages[first])
     state = after_a_step(method, server, state, messages)
     later = method.broadcast(state, first)  # some send nothing in round 1 but what is to be trained
     return Parameters(entries(state), max(entries(messages[first]), entries(later)), entries(answer), held)
 
 
-def after_a_step(method: Method, server: Site, state: Message, messages: Mapping[str, Message]) -> Message:
+def after_a_step(method: Method, server: Server, state: Message, messages: Mapping[str, Message]) -> Message:
     """The server's state after one step on answers of the right shape to these messages. Nothing is trained."""
     answers = [Upload(client, 1, 0, method.upload_like(message)) for client, message in messages.items()]
     server.begin(1, 0.0)

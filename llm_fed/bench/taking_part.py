@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llm_fed.basics.errors import UserError, listed
 from llm_fed.method import Method
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ UNSCORED = "these clients have no test example, so they train and are not scored
 ONE_EXAMPLE = "these clients train on a single example"
 
 
-def trainers(clients: Mapping[str, Site]) -> dict[str, Site]:
+def trainers(clients: Mapping[str, Client]) -> dict[str, Client]:
     """Those that have a training example."""
     return {id: site for id, site in clients.items() if site.train}
 
 
-def choose(clients: Mapping[str, Site], method: Method) -> dict[str, Site]:
+def choose(clients: Mapping[str, Client], method: Method) -> dict[str, Client]:
     """The clients that a run of this method trains or scores.
 
     Raises:
@@ -49,7 +50,7 @@ def check_lengths(sites: Iterable[Site]) -> None:
             raise UserError(message)
 
 
-def check_held_out(clients: Mapping[str, Site], method: Method) -> None:
+def check_held_out(clients: Mapping[str, Client], method: Method) -> None:
     """Refuse a method with steps that are for held-out examples, where no client has any.
 
     Raises:

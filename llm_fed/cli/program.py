@@ -50,6 +50,7 @@ _OF_THE_DISK = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG,
 )  # fmt: skip
 
+_INTERRUPTED = "interrupted; give the same command again to continue from the last checkpoint"
 UsageError: Any = typer.BadParameter.__base__  # click's, or the one that later versions of typer have of their own
 
 
@@ -62,8 +63,11 @@ def main(arguments: list[str] | None = None) -> None:
     waits.name_them()
     with lasting_streams() as output:
         try:
-            with _other_ranks():
-                _command(arguments)
+            with _other_ranks(), _exit_codes():
+                code = app(arguments, prog_name="llm-fed", standalone_mode=False)
+                if code == 130:  # typer turns Ctrl-C into this exit code
+                    _stop(_INTERRUPTED, 130)
+                raise SystemExit(code or 0)
         except SystemExit as ended:
             output.flush()
             if ended.code or output.failure is None or output.reader_left:
@@ -113,13 +117,15 @@ def _in_launch() -> bool:
         _stop(error, 2)
 
 
-def _command(arguments: list[str] | None) -> None:
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Ends the process with a line and a code for whatever a command raises that is no fault of the program."""
     try:
-        code = app(arguments, prog_name="llm-fed", standalone_mode=False)
+        yield
     except UsageError as error:
         if text := error.format_message():  # without any word, the help has been shown
             _stop(f"{text}\nSee {error.ctx.command_path if error.ctx else 'llm-fed'} --help", 2)
-        code = 2
+        raise SystemExit(2) from error
     except UserError as error:
         _stop(error, 2)
     except RunError as error:
@@ -134,10 +140,7 @@ def _command(arguments: list[str] | None) -> None:
         where = error.filename or "a file"
         _stop(f"cannot use {where}: {error.strerror}; fix that or give another path, then repeat the command", 1)
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    if code == 130:  # typer turns Ctrl-C into this exit code
-        _stop("interrupted; give the same command again to continue from the last checkpoint", 130)
-    raise SystemExit(code or 0)
+        _stop(_INTERRUPTED, 130)
 
 
 def _lacks_temporary_folder() -> bool:

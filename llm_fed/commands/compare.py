@@ -123,8 +123,8 @@ def _empty_table(plan: Plan, bases: Bases) -> Table:
         if begins:
             check_names(built.base.model, job.config.adapter)
         metrics[label] = built.metric
-        needs = [count(need, label) for need in job.needs.values()]
-        return count_parameters(built.method, built.server, built.trainers, built.base.layout, needs)
+        parents = [count(parent, label) for parent in job.parents.values()]
+        return count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
 
     rows = []
     for label, words in plan.rows.items():
@@ -140,7 +140,7 @@ def _empty_table(plan: Plan, bases: Bases) -> Table:
     if plan.file.adapter and base.head:
         head = layout.size - base.layout(structure_of(plan.file.adapter)).size
         table.notes.append(f"Of an adapter's parameters {head:,} are its head's, which is trained whole.")
-    if any(job.needs for job in plan.cells.values()):
+    if any(job.parents for job in plan.cells.values()):
         table.notes.append(
             "A method that merges the adapters of other runs is charged their bytes up to the round that it uses of "
             "each (trained further, they have sent more), and their parameters on the server and in messages."

@@ -16,13 +16,15 @@ import torch
 
 from llm_fed import kinds, methods
 from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import check_unlinked
 from llm_fed.bench.costs import Traffic, read_traffic
-from llm_fed.bench.needed import needed_config
+from llm_fed.bench.parents import config_of
 from llm_fed.commands import section
 from llm_fed.eval.tables import Result
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
+from llm_fed.experiment.simulation import Simulation, lacks_exports
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.models.loading import settle_dtype
@@ -49,27 +51,28 @@ class Job:
     folder: Path
     shown: str  # the folder as the table names it, seen from where the table lies
     contents: Contents  # of the files that all runs name
-    needs: dict[str, Job] = field(default_factory=dict)  # by method name: runs that this one starts from
+    parents: dict[str, Job] = field(default_factory=dict)  # by name: the runs that a merge starts from
     outcome: dict[str, Any] | str = ""  # summary.json of a finished run; of a failed one the reason; "": still open
 
     def read(self) -> None:
-        """Take over what lies on disk; UserError if the folder holds another run."""
+        """Take over what lies on disk; UserError if the folder holds another run, or is a link."""
+        check_unlinked(self.folder)
         if self.folder.exists():
             with Run(self.folder, self.config, contents=self.contents) as run:
                 done = run.summary()
-                self.outcome = "" if done is None or experiment.lacks_exports(run) else done
+                self.outcome = "" if done is None or lacks_exports(run) else done
 
     def train(self, reporter: Reporter, base: Kind, baselines: Baselines) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
-        for name, need in self.needs.items():
-            if isinstance(need.outcome, str):
-                self.outcome = f"its {name} run failed: {need.outcome}"
+        for name, parent in self.parents.items():
+            if isinstance(parent.outcome, str):
+                self.outcome = f"its {name} run failed: {parent.outcome}"
                 return
-        needed = {name: need.folder for name, need in self.needs.items()}
+        folders = {name: parent.folder for name, parent in self.parents.items()}
         try:
             self.outcome = experiment.train(
-                self.config, self.folder, reporter=reporter, needed=needed, base=base, contents=self.contents,
-                baselines=baselines,
+                self.config, self.folder, reporter=reporter, base=base, contents=self.contents,
+                mode=Simulation(folders, baselines=baselines),
             )  # fmt: skip
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())
@@ -104,15 +107,13 @@ class Job:
 
     def _events(self) -> Counter[str]:
         """What went wrong, here and in the runs that this one starts from."""
-        return sum((need._events() for need in self.needs.values()), events(self.folder))
+        return sum((parent._events() for parent in self.parents.values()), events(self.folder))
 
     def _traffic(self, last_round: int | None = None) -> Traffic:
-        """Bytes up to a round; of a method that starts from other runs, theirs up to the rounds that it uses."""
-        if not self.needs:
-            return read_traffic(self.folder, last_round)
+        """Bytes up to a round; with those of the parents up to the rounds that are merged."""
         assert isinstance(self.outcome, dict)
-        used = self.outcome["needs"]
-        return sum((need._traffic(used[name]) for name, need in self.needs.items()), Traffic())
+        parents = (parent._traffic(self.outcome["needs"][name]) for name, parent in self.parents.items())
+        return sum(parents, read_traffic(self.folder, last_round))
 
 
 class Plan:
@@ -200,24 +201,24 @@ class Plan:
     def _link(self, job: Job) -> None:
         """Find the runs that this one starts from among the rows, or plan them."""
         config = job.config
-        for name in job.method.needs:
-            need = job.needs[name] = self._job(needed_config(config, name))
-            if (round := job.method.needed(name).round) is None:
-                need.config = replace(need.config, export=ExportConfig())  # which is what is merged
+        for parent in job.method.parents:
+            first = job.parents[parent.name] = self._job(config_of(parent.name, config))
+            if parent.round is None:
+                first.config = replace(first.config, export=ExportConfig())  # which is what is merged
             else:
-                for keeper in (job, need):
+                for keeper in (job, first):
                     settings = keeper.config.checkpoint
-                    rounds = tuple(sorted({*settings.keep_rounds, round}))
+                    rounds = tuple(sorted({*settings.keep_rounds, parent.round}))
                     keeper.config = replace(keeper.config, checkpoint=replace(settings, keep_rounds=rounds))
-            self._link(need)
+            self._link(first)
 
     def jobs(self) -> Iterator[Job]:
-        """Every run once: seed by seed, needed runs first."""
+        """Every run once: seed by seed, parents first."""
         ordered: dict[int, Job] = {}
 
         def add(job: Job) -> None:
-            for need in job.needs.values():
-                add(need)
+            for parent in job.parents.values():
+                add(parent)
             ordered.setdefault(id(job), job)
 
         for job in self.cells.values():

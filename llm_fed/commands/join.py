@@ -14,7 +14,7 @@ from llm_fed.basics.errors import ClientError, RunError, UserError
 from llm_fed.bench.build import prepare
 from llm_fed.commands.evaluate import examples_of, lay_over
 from llm_fed.experiment import pool, splits
-from llm_fed.experiment.joining import merged_from_pool, merged_with_local
+from llm_fed.experiment.joining import way
 from llm_fed.experiment.pool import Pool
 from llm_fed.export import models
 from llm_fed.export.card import model_card
@@ -117,29 +117,20 @@ def _personal(
     Args:
         known: the rows that the run knows, so that none is held out that it has trained on.
     """
-    method, name, everything = methods.build(config.method), client.client, client.test
+    name, joins = client.client, way(config, offered, examples, steps)
     rule = ByPosition(config.seed) if config.task.held_out == "position" else ByContent(config.seed, known)
-    (divided,) = rule.hold_out(
-        [ClientData(name, everything)], "validation", config.task.validation if method.needs else 0
-    )  # fmt: skip
+    (divided,) = rule.hold_out([ClientData(name, client.test)], "validation", joins.validation)
     experiment = prepare(
-        _alone(config, offered.structure), reporter, base=base, task=TaskData("files", "rouge1", {name: divided})
+        _alone(config, offered.structure, joins.start),
+        reporter,
+        base=base,
+        task=TaskData("files", "rouge1", {name: divided}),
     )
     (site,) = experiment.clients.values()
     site.begin(config.rounds + 1, config.local.lr)
-
-    if not method.needs:
-        work = merged_from_pool(site, offered, examples, steps)
-    elif steps is not None:
-        work = merged_with_local(site, offered, method, steps)
-    else:
-        reporter.note(
-            f"{config.method['name']} merges the federated adapter with a local one, which --steps K would train; "
-            f"without it {name} gets the federated one"
-        )
-        ((parent, federated),) = offered.members.items()
-        return federated, offered.structure, {"weights": {parent: 1.0}}
-    (outcome,) = experiment.runtime.run({name: work}).values()
+    if joins.note:
+        reporter.note(joins.note)
+    (outcome,) = experiment.runtime.run({name: joins.personal(site)}).values()
     if isinstance(outcome, ClientError):
         raise RunError(str(outcome)) from outcome
     if isinstance(outcome, Exception):
@@ -148,9 +139,8 @@ def _personal(
     return state, structure, recipe
 
 
-def _alone(config: Config, structure: Any) -> Config:
+def _alone(config: Config, structure: Any, start: str | None) -> Config:
     """The configuration of one client of the run by itself."""
-    start = config.adapter.start if config.adapter and methods.build(config.method).needs else None
     task = config.task
     return replace(
         Config(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,19 @@ from typing import Any
 import yaml
 
 from llm_fed import kinds, methods, tasks
-from llm_fed.basics.errors import UserError, lookup, require
+from llm_fed.basics.errors import UserError, require
 from llm_fed.bench.build import Experiment, prepare
-from llm_fed.bench.needed import states_of_run
+from llm_fed.bench.parents import states_of_run
 from llm_fed.commands.evaluate import Data, examples_of, lay_over
 from llm_fed.eval.merges import draw_curves
 from llm_fed.experiment import splits
-from llm_fed.experiment.run import merge
+from llm_fed.experiment.merging import merge
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.peft_settings import CONFIG
 from llm_fed.kinds import Kind
-from llm_fed.models.lora import FACTORS, Lora, factor_of, targets
+from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.models.structure import structure_of
@@ -34,11 +34,12 @@ from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.config import AdapterConfig, BaseConfig, Config, TaskConfig
 from llm_fed.settings.configfile import as_dict, from_dict, keys_of
 from llm_fed.state import State
+from llm_fed.state.entries import FACTORS, factor_of
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record, together
 from llm_fed.tasks.splits import ByContent
 
-OPTIONS = ("--fed", "--local")  # the options for what a method needs, in its order
+OPTIONS = ("--fed", "--local")  # the two parents, in their order
 
 # Two adapters of one initialisation have A's that lie close, two of independent ones are sqrt(2) = 1.41 apart (the
 # distance relative to their own length). At 1.0 they share half of their direction.
@@ -116,14 +117,12 @@ class Merged:
 
 
 def settings(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The method of `llm-fed merge NAME` with its options.
+    """The merger of `llm-fed merge NAME` with its options.
 
     Raises:
-        UserError: an unknown name, or an option of another method.
+        UserError: an unknown name, or an option of another merger.
     """
-    kinds = {alias: methods.METHODS[target] for alias, target in methods.ALIASES.items()} | methods.METHODS
-    merging = {name: kind for name, kind in kinds.items() if len(kind.needs) == len(OPTIONS)}
-    known = [field.name for field in fields(lookup("merge", name, merging))]
+    known = methods.fields_of(methods.merger(name))
     for option in options:
         if option not in known:
             raise UserError(f"--{option.replace('_', '-')} is not an option of {name}; leave it out")
@@ -143,7 +142,7 @@ def merge_adapters(
     """Merge two adapters, for one client or all, into PEFT folders `out/<client>`.
 
     Args:
-        settings: of a method that needs a federated and a local adapter, with its name.
+        settings: of a merger, with its name.
         data: for two PEFT folders, from whose examples the weights come; a run brings its clients' examples.
         client: only this one.
         words: `key=value` words laid over the configuration, of the run or of this merge, see `evaluate.lay_over`.
@@ -174,7 +173,7 @@ def merge_adapters(
     if not runs and not data.task:
         for source in sources.values():
             check_text(source.folder, config.base)
-    if not runs and not methods.build(config.method).data_free and not (data.task or data.path):
+    if not runs and not methods.merger(config.method["name"]).merger.data_free and not (data.task or data.path):
         raise UserError("the mixing weight is computed from examples; give --data FILE, or --task NAME with --client")
     of_task = runs or data.task
     if of_task:
@@ -189,9 +188,8 @@ def merge_adapters(
     if runs:
         experiment.clients = experiment.trainers  # the others have no adapter of their own
     _choose(experiment, client, every=bool(runs))
-    given = {
-        need: source.states(experiment) for need, source in zip(experiment.method.needs, sources.values(), strict=True)
-    }
+    parents_of = zip(experiment.method.parents, sources.values(), strict=True)
+    given = {parent.name: source.states(experiment) for parent, source in parents_of}
     distances = {id: round(distance(*(states[id] for states in given.values())), 4) for id in experiment.clients}
     if (apart := max(distances.values())) > UNRELATED:
         reporter.note(
@@ -199,7 +197,7 @@ def merge_adapters(
             "unrelated), so the two adapters hardly share an initialisation, and their mixture is often worse than "
             "either; train both with the same seed"
         )
-    merge(experiment, given, config.rounds + 1, config.local.lr)
+    merge(experiment, given)
     origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
     prompt = experiment.base.prompt_of(experiment.config) if said or "task.template" in keys else None
     merged = _write(experiment, out, {id: origin | {"distance": distances[id]} for id in experiment.clients}, prompt)

@@ -9,6 +9,7 @@ from llm_fed.eval.merges import weights_after
 from llm_fed.eval.plots import plot_weights
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
@@ -32,7 +33,9 @@ def run(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
         resolved = configfile.load(ASSETS / "quickstart.yaml", words)
         if method != resolved.method["name"]:
             resolved = configfile.from_dict({**configfile.as_dict(resolved), "method": {"name": method}})
-        results[method] = experiment.train(resolved, folder / method, reporter=reporter, baselines=baselines)
+        results[method] = experiment.train(
+            resolved, folder / method, reporter=reporter, mode=Simulation(baselines=baselines)
+        )
     lines = read_records(folder / "fedmerge" / "metrics.jsonl")
     weights = weights_after(lines, results["fedmerge"]["round"])
     assert weights is not None  # FedMerge reports them every round

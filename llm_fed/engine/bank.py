@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import Below, Deltas
 from llm_fed.models.frozen import device_of, freeze
-from llm_fed.models.lora import Lora, layout, pair, router, sizes, targets
+from llm_fed.models.lora import Lora, layout, sizes, targets
 from llm_fed.state import State
+from llm_fed.state.entries import pair, router
 
 
 class AdapterBank:

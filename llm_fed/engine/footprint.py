@@ -21,8 +21,8 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.laid import on_device
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
 from llm_fed.engine.trainable import Trainable
+from llm_fed.method.client import Client
 from llm_fed.method.optimizer import MOMENTS
-from llm_fed.method.site import Site
 from llm_fed.models.base import Base
 from llm_fed.models.trained import Structure
 from llm_fed.settings.config import LocalConfig
@@ -78,7 +78,7 @@ def training_copies(structure: Structure, local: LocalConfig, per_pass: int) -> 
     return at_once * (2 + moments(local) + sums) + 2 * per_pass
 
 
-def activations(base: Trainable, site: Site, local: LocalConfig, per_pass: int) -> Activations:
+def activations(base: Trainable, site: Client, local: LocalConfig, per_pass: int) -> Activations:
     """What a micro-batch holds at the most.
 
     Args:
@@ -108,7 +108,7 @@ def cache(base: Base) -> int:
     return (held[1] - held[0]) // 16
 
 
-def _adapters(base: Trainable, site: Site, examples: Sequence[Any]) -> int:
+def _adapters(base: Trainable, site: Client, examples: Sequence[Any]) -> int:
     """The most that a forward and backward pass of these examples holds, but for model and adapters, in bytes."""
     structure: Any = site.structure
     its, model, count = base.examples(structure), base.model, len(examples)

@@ -24,6 +24,7 @@ from llm_fed.models.trained import Structure
 from llm_fed.runtime.launch import processes
 from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state import State
+from llm_fed.state.trees import leaves
 from llm_fed.state.wire import Message, entries, pack, unpack
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class RunPlan:
     Attributes:
         reached: the round after which it goes on; 0: it begins.
         complete: whether it has ended already.
-        needs: the plans of the runs that it starts from and trains first; only their methods where costs are not
-            asked for.
+        work: what is done in all, in the method's words.
+        asked: how many clients its rounds may ask; 0: it has no rounds.
         example_counts: by split, over the clients that have any; empty where the clients' data are not here.
         left_out: by split, examples that are longer than `task.max_length` tokens.
         parameters: that each client holds and trains.
@@ -51,6 +52,7 @@ class RunPlan:
         notes: what the scores do not say: that right answers are longer than an answer may be.
         data: what became of the user's files, in lines by their label; empty where all was used as it is.
         time: how long it will take, in words; empty where that was not estimated.
+        parents: the plans of the runs that it merges, where costs are asked for.
     """
 
     method: str
@@ -78,7 +80,8 @@ class RunPlan:
     scored: str
     notes: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
+    work: str = ""
+    asked: int = 0
     complete: bool = False
     costs: Costs | None = None
     time: str = ""
@@ -101,7 +104,7 @@ class RunPlan:
             "base": rows["base"],
         }
         rows["training"] = self._training()
-        if not self.needs:
+        if self.asked:
             rows["each round"] = self._work()
         rows["scores"] = self.scored
         return {label: text for label, text in rows.items() if text}
@@ -124,9 +127,7 @@ class RunPlan:
 
     def _method(self) -> str:
         paper = f": {self.paper}" if self.paper else ""
-        if self.needs:
-            return f"{self.method}{paper}; trains {' and '.join(self.needs)} first and merges their results"
-        return f"{self.method}{paper}, {_count(self.rounds, 'round')}"
+        return f"{self.method}{paper}, {self.work}"
 
     def _clients(self) -> str:
         number = len(self.clients)
@@ -180,19 +181,19 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         names: the clients, where their data are on other machines.
     """
     config, base, method, server = built.config, built.base, built.method, built.server
-    sites = list(built.clients.values())
+    sites = [*built.clients.values()]
     layouts = {structure: base.layout(structure) for structure in {s.structure for s in [*sites, server]}}
     frozen = config.local.freeze
     trained = [
         sum(math.prod(layout.shape_of[name]) for name in {*layout.matching(method.trained)}
             - {*(() if frozen is None else layout.matching(frozen, "local.freeze"))})
-        for layout in (layouts[s.structure] for s in sites or [server])
+        for layout in (layouts[structure] for structure in [s.structure for s in sites] or [server.structure])
     ]  # fmt: skip
-    sent = None
+    sent, asked = None, method.asked(server.clients or names)
     if not reached:
         state = method.init(server)  # a method that cannot start here says so now, before its parents are trained
-        if not method.needs:
-            sent = entries(method.upload_like(method.broadcast(state, next(iter(server.clients or names)))))
+        for client in asked[:1]:
+            sent = entries(method.upload_like(method.broadcast(state, client)))
     where = "cpu" if base.device.type == "cpu" else f"{base.device} ({torch.cuda.get_device_name(base.device)})"
     same = config.local.steps or 0
     steps = Counts.of(local_steps(site) for site in sites if site.train) if sites else Counts(0, same, same)
@@ -209,9 +210,9 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         parameters=Counts.of(trained),
         sent=sent, steps=steps, epochs=config.local.epochs,
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
-        scored=_scored(built, bool(sites)), data=built.reading.for_people() if built.reading else {},
+        scored=_scored(built, bool(sites), bool(asked)), data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
-        needs=method.needs,
+        work=method.in_words(config.rounds), asked=len(asked),
     )  # fmt: skip
 
 
@@ -223,19 +224,17 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         parents: the plans, with costs, of the runs that this one starts from.
     """
     config, base, method, server = built.config, built.base, built.method, built.server
-    sites, down, up, later, exact, state = built.trainers or built.clients, {}, {}, {}, True, None
-    if not method.needs:
-        state = method.init(server)
-        messages = {}
-        for client, sent in broadcast(method, state, sites, config.transport.down).items():
-            messages[client] = unpack(sent)
-            answer = method.upload_like(messages[client])
-            down[client], up[client] = len(sent), len(pack(answer, config.transport.up))
-            exact = exact and _fixed(answer)
-        later = down
-        if sites and not exact:  # what is sent may depend on the round, too
-            after = broadcast(method, after_a_step(method, server, state, messages), sites, config.transport.down)
-            later = {client: max(down[client], len(sent)) for client, sent in after.items()}
+    sites, down, up, messages, exact = built.trainers or built.clients, {}, {}, {}, True
+    state, asked = method.init(server), method.asked([*sites])
+    for client, sent in broadcast(method, state, asked, config.transport.down).items():
+        messages[client] = unpack(sent)
+        answer = method.upload_like(messages[client])
+        down[client], up[client] = len(sent), len(pack(answer, config.transport.up))
+        exact = exact and _fixed(answer)
+    later = down
+    if not exact:  # what is sent may depend on the round, too
+        after = broadcast(method, after_a_step(method, server, state, messages), asked, config.transport.down)
+        later = {client: max(down[client], len(sent)) for client, sent in after.items()}
     asks = [built.schedule.asks(round) for round in range(1, config.rounds + 1)] if down else []
     moved_down = [sum((later if n else down)[ask.client] for ask in round) for n, round in enumerate(asks)] or [0]
     moved_up = [sum(up[ask.client] for ask in round if ask.delay is not None) for round in asks] or [0]
@@ -293,12 +292,12 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def _scored(built: Experiment, here: bool) -> str:
+def _scored(built: Experiment, here: bool, in_rounds: bool) -> str:
     settings, rounds = built.config.eval, built.config.rounds
     where = "the server's" if "server" in built.scored else "the clients'"
     has = {split for site in built.scored.values() for split, queries in site.data.queries.items() if queries}
     cut = f"; references that are too long: {found}" if (found := _cut(built.scored.values())) else ""
-    if built.method.needs:
+    if not in_rounds:
         return f"{built.metric} on {where} test examples after merging{cut}" if "test" in has else "no test examples"
     if settings.during not in has and here:
         during = f"no {settings.during} examples, so no scores during training"
@@ -331,9 +330,7 @@ def _size(base: Kind, site: Site) -> tuple[int, int]:
 
 def _fixed(message: Message) -> bool:
     """Whether the size of messages like this one does not depend on what they hold."""
-    if isinstance(message, dict | list):
-        return all(_fixed(child) for child in (message.values() if isinstance(message, dict) else message))
-    return message is None or isinstance(message, Tensor | State)
+    return all(leaf is None or isinstance(leaf, Tensor | State) for _, leaf in leaves(message))
 
 
 def _smaller(built: Experiment, at_once: int) -> tuple[str, ...]:

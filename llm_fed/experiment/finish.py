@@ -19,7 +19,8 @@ from llm_fed.federation import privacy
 from llm_fed.federation.clients import finish, messages_for
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
-from llm_fed.method.site import NOISY_STEPS, OPTIMIZER, Site
+from llm_fed.method.client import NOISY_STEPS
+from llm_fed.method.site import OPTIMIZER, Site
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.notes import notes_on_length
@@ -32,12 +33,9 @@ UNMOVED = (
 )
 
 
-def finish_and_deliver(
-    experiment: Experiment, run: Run, progress: Progress, reporter: Reporter, baselines: Baselines
-) -> dict[str, Any]:
-    """Local finishing, test scores, exported adapters and the report, from the best round or the last."""
+def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, baselines: Baselines) -> dict[str, Any]:
+    """Local finishing, test scores, exported adapters and the report."""
     config = experiment.config
-    progress = selected_round(experiment, run, progress, reporter)
     with signs.part(signs.FINISHING):
         finish(
             experiment.method, experiment.trainers, experiment.runtime, run, progress,

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from llm_fed import methods
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.figures import rounded
-from llm_fed.experiment.pool import Pool
-from llm_fed.method import Method
-from llm_fed.method.site import Site
-from llm_fed.models.trained import Structure
+from llm_fed.experiment.merging import join
+from llm_fed.experiment.pool import Personal, Pool, Way
+from llm_fed.method.client import Client
+from llm_fed.method.merge import Merge
+from llm_fed.settings.config import Config
 from llm_fed.state import State, combine
 
 # Nats per target token by which the losses of two adapters differ where their weights differ e-fold. Without a limit
 # all weigh the same, at 0 the best alone has all.
 TEMPERATURES = (math.inf, 1.0, 0.3, 0.1, 0.03, 0.0)
-Personal = tuple[State, Structure, dict[str, Any]]  # an adapter, its structure, and how it was made
 AT_ONCE = 32  # adapters whose losses are found together
 
 
@@ -43,7 +45,7 @@ class Weighed:
     equal: float
 
 
-async def weigh(site: Site, pool: Sequence[State], examples: Sequence[Any]) -> Weighed:
+async def weigh(site: Client, pool: Sequence[State], examples: Sequence[Any]) -> Weighed:
     """Weights by which the merge of the pool has a low loss on the examples, found by forward passes alone.
 
     The weights are a softmax of the negative losses that the adapters have alone. Of all TEMPERATURES the one is taken
@@ -69,7 +71,7 @@ def softmax(losses: Tensor, temperature: float) -> Tensor:
     return (-losses / temperature).softmax(0)
 
 
-async def _losses(site: Site, states: Sequence[State], examples: Sequence[Any]) -> Tensor:
+async def _losses(site: Client, states: Sequence[State], examples: Sequence[Any]) -> Tensor:
     """(len(states),), float64, of each state alone."""
     found: list[float] = []
     for first in range(0, len(states), AT_ONCE):
@@ -80,7 +82,7 @@ async def _losses(site: Site, states: Sequence[State], examples: Sequence[Any]) 
     return losses
 
 
-async def merged_from_pool(site: Site, pool: Pool, count: int, steps: int | None) -> Personal:
+async def merged_from_pool(site: Client, pool: Pool, count: int, steps: int | None) -> Personal:
     """The merge of a pool with the weights that `weigh` finds on at most `count` examples, trained so many steps."""
     names, states, chosen = list(pool.members), list(pool.members.values()), site.sample(count)
     found = await weigh(site, states, chosen)
@@ -96,12 +98,9 @@ async def merged_from_pool(site: Site, pool: Pool, count: int, steps: int | None
     return await site.fit(state, steps=steps), pool.structure, recipe | {"steps": steps}
 
 
-async def merged_with_local(site: Site, pool: Pool, method: Method, steps: int) -> Personal:
-    """What a method that needs a federated and a local adapter makes of the pool's one and of that which the site
-    trains in so many steps."""
-    (federated,) = pool.members.values()
-    local = await site.fit(site.initial(), steps=steps)
-    structure = method.wrap(site.structure, site)
-    own = replace(site, structure=structure, given=dict(zip(method.needs, (federated, local), strict=True)))
-    await method.finish(own, None)
-    return await method.personalize(own, None), structure, {"steps": steps, **method.recipe(own)}
+def way(config: Config, pool: Pool, count: int, steps: int | None) -> Way:
+    """How a client joins the run of this configuration, see `merged_from_pool` and `merging.join`."""
+    method = methods.build(config.method)
+    if isinstance(method, Merge):
+        return join(config, method, pool, steps)
+    return Way(partial(merged_from_pool, pool=pool, count=count, steps=steps))

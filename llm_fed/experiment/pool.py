@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llm_fed import kinds, methods
 from llm_fed.basics.errors import RunError, UserError
+from llm_fed.bench.parents import config_of
 from llm_fed.export import peft_folders
 from llm_fed.method import Method
+from llm_fed.method.client import Client
 from llm_fed.models.base import Base
 from llm_fed.models.structure import structure_of
 from llm_fed.models.trained import Structure
@@ -29,6 +32,19 @@ class Pool:
     what: str  # they are, in words
 
 
+Personal = tuple[State, Structure, dict[str, Any]]  # an adapter, its structure, and how it was made
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a client joins a run."""
+
+    personal: Callable[[Client], Coroutine[Any, Any, Personal]]  # makes its adapter
+    validation: float = 0.0  # the share of its examples that is held out for that
+    start: str | None = None  # where its training starts, as `adapter.start` says it
+    note: str = ""  # what its owner should know
+
+
 def check(folder: Path, config: Config) -> None:
     """Refuse a run that has nothing to offer, before its base is loaded.
 
@@ -39,21 +55,20 @@ def check(folder: Path, config: Config) -> None:
     kind = kinds.chosen(config)
     if config.adapter is None or not kind.knows:
         raise UserError(f"{folder} trained {kind.noun}s; only adapters of language models can be joined")
-    method = methods.build(config.method)
-    if method.needs:
-        _federated(folder, method)
-    elif not _at_server(method):
+    folder, config, _ = _federation(folder, config)
+    if not _at_server(methods.build(config.method)):
         exported(folder)
 
 
 def read(folder: Path, config: Config, base: Base) -> Pool:
-    """The server's models where the method has several (`Method.pool`), the federated adapter where it merges that with
-    a local one, and otherwise the clients' personal adapters, of which one will do where all have the same.
+    """The server's models where the method has several (`Method.pool`), and otherwise the clients' personal adapters,
+    of which one will do where all have the same; of a merge those of its federated parent.
 
     Raises:
         UserError: there are none, or they cannot be merged with each other.
         RunError: the checkpoint that holds the server's models is damaged.
     """
+    folder, config, asked = _federation(folder, config)
     method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
     if _at_server(method):
         structure = method.wrap(structure_of(config.adapter, base.head), None)
@@ -64,14 +79,10 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
         return Pool(
             members, structure, f"the model of {of}" if len(models) == 1 else f"the {len(models)} models of {of}"
         )
-    if method.needs:
-        folder = _federated(folder, method)
-        name, asked = method.needs[0], method.needed(method.needs[0]).round
-        method = methods.build({"name": name})
-        if asked is not None:
-            structure = structure_of(config.adapter, base.head)
-            model = method.broadcast(_server_state(folder, asked), "")
-            return Pool({name: model}, structure, f"the adapter of {name} after round {asked}")
+    if asked is not None:
+        structure = structure_of(config.adapter, base.head)
+        model = method.broadcast(_server_state(folder, asked), "")
+        return Pool({name: model}, structure, f"the adapter of {name} after round {asked}")
     paths = exported(folder)
     if method.one_model:
         client, path = next(iter(paths.items()))
@@ -103,15 +114,19 @@ def _check_plain(folder: Path, structure: Structure) -> None:
         )
 
 
-def _federated(folder: Path, method: Method) -> Path:
-    """The run within the folder whose federated adapter the method merges with local ones."""
-    name = method.needs[0]
-    if not (folder / "needs" / name / "config.yaml").is_file():
-        raise UserError(
-            f"{folder} merges adapters of a run of {name} that is in another folder; give that folder to llm-fed join"
-        )
-    exported(folder / "needs" / name)
-    return folder / "needs" / name
+def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]:
+    """The federation whose models are offered: the run itself, or the first parent of a merge; its configuration, and
+    the round that is merged, if that is asked for."""
+    for parent in methods.build(config.method).parents[:1]:
+        inside = folder / "needs" / parent.name
+        if not (inside / "config.yaml").is_file():
+            raise UserError(
+                f"{folder} merges adapters of a run of {parent.name} that is in another folder; give that folder to "
+                "llm-fed join"
+            )
+        exported(inside)
+        return inside, config_of(parent.name, config), parent.round
+    return folder, config, None
 
 
 def _server_state(folder: Path, round: int) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llm_fed import methods
 from llm_fed.basics.errors import RunError
 from llm_fed.bench import start
-from llm_fed.runs.folder import SPLITS, Run, holds_results
+from llm_fed.runs.folder import BAD_ROWS, SPLITS, Run, holds_results
 from llm_fed.runs.records import read_object
 from llm_fed.settings.config import Config
 from llm_fed.tasks.record import TEST, VALIDATION, Change, Record, together
@@ -62,14 +62,14 @@ def known(
     config: Config,
     *,
     begins: bool = False,
-    needed: Mapping[str, Path] | None = None,
+    parents: Mapping[str, Path] | None = None,
     given: Record | None = None,
 ) -> Known:
-    """What the run in a folder knows: by itself, by the runs that its method needs, and by that of `adapter.start`.
+    """What the run in a folder knows: by itself, by the runs that it merges, and by that of `adapter.start`.
 
     Args:
         begins: whether nothing that lies in the folder counts.
-        needed: by name of a method that the run's needs, the folder of that run (default: `folder/needs/<name>`).
+        parents: by the name of a parent its folder (default: `folder/needs/<name>`).
         given: what the run knows for which this one is trained.
 
     Raises:
@@ -78,9 +78,9 @@ def known(
     own = None if begins else recall(folder)
     origin = start.place(config)
     others = [given, recall(Path(origin)) if origin else None]
-    for name in methods.build(config.method).needs:
-        inside = folder / "needs" / name
-        place = (needed or {}).get(name, inside)
+    for parent in methods.build(config.method).parents:
+        inside = folder / "needs" / parent.name
+        place = (parents or {}).get(parent.name, inside)
         if place.is_dir() and holds_results(place) and not (begins and place == inside):
             others.append(recall(place))
     every = together([record for record in (own, *others) if record is not None])
@@ -152,6 +152,15 @@ def remember(run: Run, record: Record | None, known: Known) -> None:
     run.remember(SPLITS, record.as_json())
     run.changes = [change.words() for change in record.changes]
     run.scored_rows = _scored(record, run.config)
+
+
+def log_reading(run: Run, built: Experiment) -> None:
+    """Lines of metrics.jsonl for what became of the user's files, and a file with every row that was left out."""
+    reading = built.reading
+    for event in reading.events() if reading else ():
+        run.log({"kind": "event", "round": 0, "client": built.server.id, **event})
+    if reading and reading.skipped:
+        run.write_lines(BAD_ROWS, reading.skipped_lines())
 
 
 def _scored(record: Record, config: Config) -> str:

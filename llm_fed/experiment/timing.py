@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -25,6 +25,7 @@ from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.samples import Samples
 from llm_fed.federation.clients import broadcast
 from llm_fed.method import Method
+from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
 from llm_fed.runs.forecast import Forecast, Span
@@ -42,25 +43,27 @@ REPORT = Span(1.0, 5.0)  # seconds that the report takes, as measured on two cor
 MODEL = Span(0.01, 0.05)  # of one client's exported model
 
 
-def forecast(experiment: Experiment, ahead: Ahead, rounds: int) -> Forecast | None:
-    """What the parts of a run with so many rounds to come will take.
+def with_forecast(experiment: Experiment, plan: Ahead, reached: int = 0) -> Ahead:
+    """What a run will do, with a forecast of what follows the round `reached`.
 
-    None for a run of some seconds, for one without training clients here, and where a timed step fails: what fails here
-    fails in the run, too, which then says where.
+    There is none for a run of some seconds, for one without training clients here, and where a timed step fails: what
+    fails here fails in the run, too, which then says where.
     """
-    sites = _asked(experiment)
+    sites, rounds = _asked(experiment), plan.rounds - reached
     if not sites or not rounds:
-        return None
+        return plan
     try:
         with signs.part("estimating the time"), signs.unheard():
-            training, (answer, base_answer) = _Timed(experiment).round(sites, rounds), _answers(experiment, ahead)
-            scoring = answer * ahead.answers_after(ahead.rounds - rounds) + base_answer * ahead.base_answers
-            if (training * (rounds + ahead.final_rounds) + scoring).high < SHORT:
-                return None
+            training, (answer, base_answer) = _Timed(experiment).round(sites, rounds), _answers(experiment, plan)
+            scoring = answer * plan.answers_after(reached) + base_answer * plan.base_answers
+            if (training * (rounds + plan.final_rounds) + scoring).high < SHORT:
+                return plan
             processes = PartialState().num_processes
-            return Forecast(training / processes, answer / processes, base_answer / processes, _ending(experiment))
+            ending = _ending(experiment)
+            forecast = Forecast(training / processes, answer / processes, base_answer / processes, ending)
+            return replace(plan, forecast=forecast)
     except Exception:
-        return None
+        return plan
 
 
 def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
@@ -119,12 +122,7 @@ def final_steps(built: Experiment) -> float:
     return float(counted * len(trainers))
 
 
-def with_forecast(experiment: Experiment, plan: Ahead, reached: int = 0) -> Ahead:
-    """What a run will do, with a forecast of what follows the round `reached`, where there is one."""
-    return replace(plan, forecast=forecast(experiment, plan, plan.rounds - reached))
-
-
-def _asked(experiment: Experiment) -> list[Site]:
+def _asked(experiment: Experiment) -> list[Client]:
     """Who trains in the first round."""
     asked = [ask.client for ask in experiment.schedule.asks(1) if ask.delay is not None]
     return [site for id in asked if (site := experiment.clients.get(id)) is not None and site.train]
@@ -137,7 +135,7 @@ class _Timed:
         self._built = experiment
         self._state = experiment.method.init(experiment.server)
 
-    def round(self, sites: Sequence[Site], rounds: int) -> Span:
+    def round(self, sites: Sequence[Client], rounds: int) -> Span:
         """Seconds of a round in which these clients train."""
         one, taken = self._seconds(sites[:1], 1)
         # What is timed is one step of each fit, or all that a method does whatever `local.steps` says.
@@ -155,23 +153,19 @@ class _Timed:
         seconds = (first + further * (steps - 1)) / count * len(sites)
         return Span(seconds, seconds)
 
-    def _seconds(self, sites: Sequence[Site], steps: int) -> tuple[float, int]:
+    def _seconds(self, sites: Sequence[Client], steps: int) -> tuple[float, int]:
         """How long so many steps of these clients take in one pass, and how many steps the first one took."""
         built = self._built
         ids = [site.id for site in sites]
         messages = broadcast(built.method, self._state, ids, built.config.transport.down)
-        taken = 0
-
-        def train() -> None:
-            nonlocal taken
+        for _ in (trials := _Trials()):
             copies = {site.id: _copied(site, steps) for site in sites}
-            _run(built, {id: built.method.client_update(site, unpack(messages[id])) for id, site in copies.items()})
-            taken = len(copies[ids[0]].losses)
+            work = {id: built.method.client_update(site, unpack(messages[id])) for id, site in copies.items()}
+            _check(LocalRuntime(copy(built.engine), len(work)).run(work))
+        return trials.least, len(copies[ids[0]].losses)
 
-        return _least(train), taken
 
-
-def _copied(site: Site, steps: int) -> Site:
+def _copied(site: Client, steps: int) -> Client:
     found = copy(site)
     found.memory, found.local = {}, replace(site.local, steps=steps, epochs=None)
     found.begin(1, site.local.lr)
@@ -231,26 +225,34 @@ def _per_item(
     built: Experiment, work: Callable[[Sequence[Any]], Coroutine[Any, Any, Any]], items: Sequence[Any]
 ) -> float:
     """Seconds of each of these."""
-    return _least(lambda: _run(built, {"": work(items)})) / len(items)
+    for _ in (trials := _Trials()):
+        _check(LocalRuntime(copy(built.engine), 1).run({"": work(items)}))
+    return trials.least / len(items)
 
 
-def _run(built: Experiment, work: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
-    for outcome in LocalRuntime(copy(built.engine), len(work)).run(work).values():
+def _check(outcomes: Mapping[str, Any]) -> None:
+    for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome
 
 
-def _least(work: Callable[[], None]) -> float:
-    """Seconds that this takes. The first time takes longer, as memory and kernels are prepared, and what takes a moment
-    may have to wait for another process: it is done again, and the least of three counts."""
+class _Trials:
+    """Times each turn of a loop over it. The first takes longer, as memory and kernels are prepared, and what takes a
+    moment may have to wait for another process: there are up to three, and the least counts.
+
+    Attributes:
+        least: seconds.
+    """
+
     least = math.inf
-    for again in (BRIEF, BRIEF / 10, 0.0):
-        began = clock()
-        work()
-        least = min(least, clock() - began)
-        if least > again:
-            break
-    return least
+
+    def __iter__(self) -> Iterator[None]:
+        for again in (BRIEF, BRIEF / 10, 0.0):
+            began = clock()
+            yield
+            self.least = min(self.least, clock() - began)
+            if self.least > again:
+                return
 
 
 def _ending(built: Experiment) -> Span:

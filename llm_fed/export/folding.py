@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.errors import UserError
-from llm_fed.models.lora import Lora, pair, targets
+from llm_fed.models.lora import Lora, targets
 from llm_fed.state import State
+from llm_fed.state.entries import pair
 
 
 def untied(model: PreTrainedModel, structure: Lora, adapter: Path) -> bool:

@@ -20,6 +20,7 @@ from llm_fed.export.origins import read_origin
 from llm_fed.export.peft_settings import CONFIG, AdapterSettings, trained_whole
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.merge import delta
+from llm_fed.merge.factors import rank_of
 from llm_fed.models.base import Base
 from llm_fed.models.lora import Lora, extras_flaw, layout
 from llm_fed.state import Layout, State
@@ -61,7 +62,10 @@ def contents(state: State, structure: Lora, base: Base, card: str, more: Mapping
         more: further files by name.
     """
     if structure.delta:
-        state, structure = delta.joined(state, structure)
+        state = delta.joined(state, structure.scaling)
+        if (rank := rank_of(state)) != structure.rank:
+            structure = replace(structure, rank=rank, alpha=structure.scaling * rank)
+        structure = replace(structure, delta=False)
     return {**_files(state, structure, base), CARD: card.encode(), **more}
 
 
@@ -82,7 +86,7 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     folder = Path(folder)
     if structure and structure.delta:
         state, found = read(folder, base)
-        return delta.apart(state, found, layout(base.model, structure)), structure
+        return delta.apart(state, found.scaling, layout(base.model, structure)), structure
     if (folder / GATE).is_file() or (structure and not structure.plain):
         return _read_experts(folder, base, structure)
     said = peft_settings.read(folder)

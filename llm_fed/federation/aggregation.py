@@ -11,7 +11,7 @@ from llm_fed.settings.config import Config
 
 def averages(method: Method) -> bool:
     """Whether a method takes its means by `server.aggregation`: in a step of its own, or in that of `Method`."""
-    return not method.needs and (method.robust or type(method).server_update is Method.server_update)
+    return method.robust or type(method).server_update is Method.server_update
 
 
 def check(config: Config, method: Method) -> None:

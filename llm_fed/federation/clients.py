@@ -13,8 +13,8 @@ from llm_fed.federation.privacy import by_example, protected, shown, spent_by
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Ask, Schedule, most_asked
 from llm_fed.method import Method
+from llm_fed.method.client import Client
 from llm_fed.method.requests import Runtime
-from llm_fed.method.site import Site
 from llm_fed.runs.folder import Run, log_failure
 from llm_fed.runs.tracking import Watch
 from llm_fed.settings.config import Config
@@ -27,7 +27,7 @@ class Clients(Protocol):
     """The clients of a run, in this process or elsewhere."""
 
     @property
-    def sites(self) -> Mapping[str, Site]:
+    def sites(self) -> Mapping[str, Client]:
         """Those whose memories lie in this process, hence in its checkpoints."""
         ...
 
@@ -54,7 +54,7 @@ class Clients(Protocol):
 class LocalClients:
     """Clients whose sites are in this process; how late they answer is the schedule's virtual time."""
 
-    def __init__(self, sites: Mapping[str, Site], schedule: Schedule, runtime: Runtime):
+    def __init__(self, sites: Mapping[str, Client], schedule: Schedule, runtime: Runtime):
         self.sites, self._schedule, self._runtime = sites, schedule, runtime
 
     def take(self, progress: Progress) -> None:
@@ -76,10 +76,12 @@ class LocalClients:
             return self._collect(method, asks, run, progress, messages, answers)
 
     def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float) -> dict[str, Any]:
+        """By client what it answers to its message, or the exception that ended its work."""
         for name in messages:
             self.sites[name].begin(round, lr)
         work = {name: method.client_update(self.sites[name], unpack(sent)) for name, sent in messages.items()}
-        answers = run_each(self.sites, work, self._runtime)
+        before = _memories(self.sites, work)
+        answers = _put_back(self.sites, before, self._runtime.run(work))
         failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
         if failed and len(failed) == len(answers):
             raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
@@ -131,7 +133,7 @@ class LocalClients:
 
 def finish(
     method: Method,
-    sites: Mapping[str, Site],
+    sites: Mapping[str, Client],
     runtime: Runtime,
     run: Run,
     progress: Progress,
@@ -204,15 +206,23 @@ def encoded_upload(answer: Message, config: Config, seed: int, round: int, clien
     return pack(protected(answer, config.privacy, seed, round, client), config.transport.up)
 
 
-def reported_examples(site: Site, config: Config) -> int:
+def reported_examples(site: Client, config: Config) -> int:
     """The number of examples by which the server weighs a client; with privacy on it is told none."""
     return site.num_examples if config.privacy.clip is None else 1
 
 
-def run_each(sites: Mapping[str, Site], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:
+def run_each(sites: Mapping[str, Client], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:
     """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked."""
-    before = {name: copy(sites[name].memory) for name in work}
-    answers = runtime.run(work)
+    before = _memories(sites, work)
+    return _put_back(sites, before, runtime.run(work))
+
+
+def _memories(sites: Mapping[str, Client], names: Iterable[str]) -> dict[str, Any]:
+    return {name: copy(sites[name].memory) for name in names}
+
+
+def _put_back(sites: Mapping[str, Client], before: Mapping[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
+    """The answers; who failed has the memory of before."""
     for name, answer in answers.items():
         if isinstance(answer, UserError | RunError):
             raise answer

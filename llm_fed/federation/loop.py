@@ -10,11 +10,13 @@ from llm_fed.basics import signs, turns
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.figures import rounded
 from llm_fed.federation.clients import Clients, Messages, messages_for
-from llm_fed.federation.privacy import by_example, central, check_upload, released, spent
+from llm_fed.federation.collector import collector_of
+from llm_fed.federation.privacy import by_example, check_upload, spent
 from llm_fed.federation.progress import Progress, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
 from llm_fed.method import Method
 from llm_fed.method.requests import Runtime
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, log_event
@@ -32,7 +34,7 @@ class Federation:
 
     method: Method
     clients: Clients
-    server: Site
+    server: Server
     runtime: Runtime  # executes what the server awaits
     # Of the server's noise; None: the run's seed. Clients on other machines must not know it.
     noise_seed: int | None = None
@@ -91,8 +93,8 @@ def federate(
         score()
     private = config.privacy.clip is not None
     if private and not by_example(config.privacy):
-        expected = method.upload_like(method.broadcast(progress.state, server.clients[0]))
-        check_upload(expected)
+        check_upload(method.upload_like(method.broadcast(progress.state, server.clients[0])))
+    collector = collector_of(config, server.clients, federation.noise_seed)
     if asked := server.clients or tuple(clients.sites):
         name = str(config.method["name"])
         roles.check(name, method.sends, method.upload_like(method.broadcast(progress.state, asked[0])))
@@ -105,9 +107,7 @@ def federate(
         progress.asked.update(run.digests.asked)
         came = {item.client: item.content.digest for item in progress.in_flight[earlier:]}
         uploads = arrivals(run, method, progress, record)
-        if central(config.privacy):
-            seed = config.training_seed if federation.noise_seed is None else federation.noise_seed
-            uploads = [released(uploads, expected, config, len(server.clients), seed, round)]
+        uploads = collector.collect(method, progress.state, uploads, round)
         with watch("server"):
             step = method.server_update(server, progress.state, uploads)
             progress.state = _single(federation.runtime, server, round, lr, step)

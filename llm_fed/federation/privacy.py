@@ -22,7 +22,7 @@ not accounted for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -31,8 +31,9 @@ import torch
 
 from llm_fed.basics.errors import UserError, install
 from llm_fed.basics.rng import generator
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import NOISY_STEPS, Private, Site
+from llm_fed.method import Method
+from llm_fed.method.client import NOISY_STEPS, Private
+from llm_fed.method.site import Site
 from llm_fed.settings.config import Config, PrivacyConfig
 from llm_fed.state import State
 from llm_fed.state.wire import Message
@@ -68,7 +69,7 @@ def check(config: Config, method: Method) -> None:
     name = config.method["name"]
     if config.privacy.clip is None:
         return
-    if method.needs:
+    if method.parents:
         raise UserError(f"privacy.clip is for methods with rounds, but {name} merges finished runs; set it to null")
     if by_example(config.privacy):
         _check_examples(config, method)
@@ -154,27 +155,6 @@ def protected(upload: Message, settings: PrivacyConfig, seed: int, round: int, c
         return upload
     row = noised(upload.row, settings.noise * settings.clip, generator(seed, "privacy", round, client))
     return upload.like(row.to(upload.row.dtype))
-
-
-def released(uploads: Sequence[Upload], like: State, config: Config, clients: int, seed: int, round: int) -> Upload:
-    """The noisy mean of what arrived in a round, perhaps nothing: all that the server's step sees.
-
-    The sum is divided by the mean size of a cohort, however many arrived. Uploads are clipped here too, since
-    compression (`transport.up`), or a client, may have made them longer.
-
-    Args:
-        like: a state of their entries.
-        clients: how many are registered.
-        seed: of the noise.
-    """
-    bound = config.privacy.clip
-    assert bound is not None
-    total = torch.zeros(like.layout.size, dtype=torch.float64)
-    for upload in uploads:
-        total += clipped(upload.content, bound).row
-    row = noised(total, config.privacy.noise * bound, generator(seed, "privacy", round))
-    mean = row / (config.participation * clients)
-    return Upload("cohort", 1, 0, like.like(mean.to(like.row.dtype)))
 
 
 def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: Iterable[Site]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llm_fed.basics.errors import RunError
 from llm_fed.method import Method
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.runs import extend
 from llm_fed.runs.folder import log_event
@@ -79,7 +80,7 @@ class Progress:
             self.consider(line, config)
 
 
-def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Site) -> Progress:
+def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server) -> Progress:
     """The progress of the run's newest checkpoint, or of a run that begins; the sites have their memories.
 
     Where the run is continued with other settings of the search for the best round (`extend`), the best round is that
@@ -106,7 +107,7 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Site) 
     return _sought_again(run, saved, clients, server, go_back="eval.of_last" not in changed)
 
 
-def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: Site, *, go_back: bool) -> Progress:
+def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: Server, *, go_back: bool) -> Progress:
     """The progress of the newest checkpoint with the best of the scores that count now.
 
     The checkpoint of that round may be gone, as it was not the best of those that counted before.
@@ -134,7 +135,7 @@ def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: 
     return progress
 
 
-def _restored(run: Run, saved: Saved, clients: Mapping[str, Site], server: Site) -> Progress:
+def _restored(run: Run, saved: Saved, clients: Mapping[str, Site], server: Server) -> Progress:
     """The progress of a checkpoint; what has changed in the data since is an event."""
     for words in run.changes[saved.state.get("data_changes", 0) :]:
         log_event(run, saved.round, "", "data changed", words)
@@ -147,7 +148,7 @@ def scores(run: Run) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "score" and line["split"] == split and line["round"]]
 
 
-def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Site) -> None:
+def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Server) -> None:
     """Write the checkpoint of `progress.round`, then delete those that are no longer kept."""
     rows: dict[str, Row | Mapping[str, Row]] = {}
     for name in sorted(progress.asked & clients.keys()):
@@ -190,7 +191,7 @@ def _rows(site: Site) -> Mapping[str, Row]:
     return cast(Memory, site.memory).rows  # since `resume`
 
 
-def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = None) -> Progress:
+def restore(saved: Saved, clients: Mapping[str, Site], server: Server | None = None) -> Progress:
     """Put what a checkpoint holds back: the memories of the clients and the server, and the rest as it is returned."""
     for name, site in clients.items():
         site.memory = saved.memory(f"memory/{name}")
@@ -211,7 +212,7 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Site | None = Non
     return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"), asked)
 
 
-def memories(clients: Mapping[str, Site], server: Site, asked: Iterable[str]) -> dict[str, Memory]:
+def memories(clients: Mapping[str, Site], server: Server, asked: Iterable[str]) -> dict[str, Memory]:
     """By name what those of the clients that were asked, and the server, remember since `resume`; who remembers nothing
     or is in another process is left out."""
     sites = [(id, clients[id]) for id in asked if id in clients] + [("server", server)]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from llm_fed.federation.bounds import NOT_FINITE, far
 from llm_fed.federation.privacy import central
-from llm_fed.federation.progress import Progress
+from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.method import Method, Upload
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.rows import Row
+from llm_fed.state import rebased
 from llm_fed.state.outline import Skeleton, difference, infinite, skeleton
-from llm_fed.state.roles import Given, Roles, own_flaw
+from llm_fed.state.roles import Given, Roles, Weights, leaves, own_flaw, role_of
 from llm_fed.state.wire import WireError
 
 
@@ -64,6 +65,33 @@ def infinite_flaw(content: Any) -> str:
     return "" if not where else ("" if where == "upload" else f"{where}: ") + NOT_FINITE
 
 
+def _from_now(content: Any, item: InFlight, method: Method, progress: Progress) -> Any:
+    """A late answer whose running statistics are the change from those that its client would be sent now."""
+    if item.asked == progress.round:
+        return content
+    late = {path: value for path, value in leaves(content) if _is_change(method.sends, path, value, item.given)}
+    if not late:
+        return content
+    now = Given.of(method.upload_like(method.broadcast(progress.state, item.client)), None)
+    return _with(content, {path: rebased(value, item.given.at(path), now.at(path)) for path, value in late.items()})
+
+
+def _is_change(roles: Roles, path: str, value: Any, given: Given) -> bool:
+    role = role_of(roles, path, value)
+    return isinstance(role, Weights) and role.changes and role.known and bool(value.extras and given.at(path))
+
+
+def _with(message: Any, values: Mapping[str, Any], path: str = "") -> Any:
+    """The message with other values at these places."""
+    if path in values:
+        return values[path]
+    if isinstance(message, dict):
+        return {key: _with(value, values, f"{path}.{key}" if path else key) for key, value in message.items()}
+    if isinstance(message, list):
+        return [_with(value, values, f"{path}.{k}" if path else str(k)) for k, value in enumerate(message)]
+    return message
+
+
 def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Any]) -> list[Upload]:
     """Take what is due off its way, in the order (arrival, client), and refuse what is not as it should be."""
     due = sorted(
@@ -79,7 +107,7 @@ def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Any
         if flaw:
             log_event(run, progress.round, item.client, "refused upload", flaw)
     uploads = [
-        Upload(item.client, item.num_examples, progress.round - item.asked, content)
+        Upload(item.client, item.num_examples, progress.round - item.asked, _from_now(content, item, method, progress))
         for item, content, flaw in zip(due, contents, found, strict=True)
         if not flaw
     ]

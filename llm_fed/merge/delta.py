@@ -8,15 +8,14 @@ and is kept. In the extras of an adapter's state, under names of their own, it g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from llm_fed.merge.factors import Pair
 from llm_fed.merge.products import layers
-from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
 from llm_fed.state import Layout, State, module_of
+from llm_fed.state.entries import FACTORS, HEAD, factor_of
 
 DENSE = "weight"
 _EXTRA = "delta:"  # begins the names of extras
@@ -65,20 +64,19 @@ def under(state: State) -> dict[str, dict[str, Tensor]]:
     return _by_layer(State.of(found)) if found else {}
 
 
-def joined(state: State, structure: Lora) -> tuple[State, Lora]:
+def joined(state: State, scaling: float) -> State:
     """One adapter, of a higher rank with the same scaling, that adds what the state's adapter and the delta beneath it
     add together; an adapter that adds nothing is left out of it."""
-    own, s = replace(structure, delta=False), structure.scaling
     below = under(state)
     if not below:
-        return State(state.layout, state.row), own
+        return State(state.layout, state.row)
     pairs: dict[str, list[Pair]] = {}
     speaks = any(bool(state[b].any()) for _, _, b in layers(state))
     for layer, a, b in layers(state):
         pairs[layer] = [(state[b], state[a])] if speaks else []
         if layer in below:
             left, right = _factors(below[layer])
-            pairs[layer].append((left / s, right))
+            pairs[layer].append((left / scaling, right))
     rank = max(1, *(sum(len(a) for _, a in each) for each in pairs.values()))
     entries = {name: state[name] for name in state if factor_of(name) == HEAD}
     for layer, a, b in layers(state):
@@ -86,21 +84,19 @@ def joined(state: State, structure: Lora) -> tuple[State, Lora]:
         tall, wide = state[b].new_zeros(len(state[b]), rank - used), state[a].new_zeros(rank - used, state[a].shape[1])
         entries[a] = torch.cat([right for _, right in pairs[layer]] + [wide])
         entries[b] = torch.cat([left for left, _ in pairs[layer]] + [tall], 1)
-    return State.of({name: entries[name] for name in state}), replace(own, rank=rank, alpha=s * rank)
+    return State.of({name: entries[name] for name in state})
 
 
-def apart(state: State, found: Lora, layout: Layout) -> State:
+def apart(state: State, scaling: float, layout: Layout) -> State:
     """The inverse of `joined`, as far as it matters: a zero adapter of this layout with all of `state` beneath it, in
     the factors that it has.
 
     Args:
-        found: the structure of `state`.
+        scaling: of `state`.
     """
     heads = [name for name in state if factor_of(name) == HEAD]
     below = {
-        name: state[name] * (found.scaling if factor_of(name) == FACTORS[1] else 1.0)
-        for name in state
-        if name not in heads
+        name: state[name] * (scaling if factor_of(name) == FACTORS[1] else 1.0) for name in state if name not in heads
     }
     empty = State(layout, state.row.new_zeros(layout.size))
     return beneath(empty.updated(state.pick(heads)) if heads else empty, State.of(below))

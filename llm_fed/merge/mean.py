@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from llm_fed.models.lora import FACTORS, HEAD, factor_of
 from llm_fed.state import State, combine
+from llm_fed.state.entries import FACTORS, HEAD, factor_of
+
+# lambda_fed: 0 is the local model, 1 the federated one (POTARA, App. E).
+WEIGHTS = tuple(step / 10 for step in range(11))
 
 
 def mean(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
@@ -46,3 +49,9 @@ def mix_products(first: State, second: State, weight: float) -> State:
         one, other = (share * state[name] for share, state in zip(shares[factor], (first, second), strict=True))
         entries[name] = one + other if factor == HEAD else torch.cat([one, other], dim=FACTORS.index(factor))
     return State.of(entries)
+
+
+def best(scores: Mapping[float, float]) -> float:
+    """The weight with the highest score; of several the one nearest to 1/2, then the larger one."""
+    highest = max(scores.values())
+    return min((weight for weight, score in scores.items() if score == highest), key=lambda w: (abs(w - 0.5), -w))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from llm_fed.models.lora import FACTORS, HEAD, factor_of
 from llm_fed.state import State
+from llm_fed.state.entries import FACTORS, HEAD, factor_of
 
 Coefficients = Callable[[Tensor, Tensor], tuple[float, float]]
 Rule = Callable[[str, Tensor], Tensor]

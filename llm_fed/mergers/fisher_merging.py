@@ -3,23 +3,34 @@ adapter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
 
 from llm_fed.basics.figures import rounded
-from llm_fed.merge.fisher import fisher_merge
 from llm_fed.merge.mean import mean
-from llm_fed.mergers.parents import WITHOUT_HELD_OUT, examples_of, parent
-from llm_fed.method import Method, Needed
-from llm_fed.method.heads import refuse_without_head
-from llm_fed.method.site import Site
-from llm_fed.models.lora import HEAD, factor_of
+from llm_fed.mergers.mixing import by_training_examples, examples_of
+from llm_fed.method.client import Client
+from llm_fed.method.merge import Merged, Merger
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state.wire import Message
+from llm_fed.state import State, stack
+from llm_fed.state.entries import HEAD, factor_of
 
 
-@dataclass(frozen=True)
-class FisherMerging(Method):
+@Merger(paper="Fisher merging (Matena and Raffel 2022)", without_held_out=by_training_examples, of_head=("head",))
+async def fisher_merging(
+    client: Client,
+    fed: State,
+    local: State,
+    *,
+    samples: PositiveInt = 30,  # examples behind the Fisher information
+    damping: NonNegativeFloat = 1e-3,  # added to F, relative to the mean of F over both adapters
+    fisher: Literal["empirical", "sampled"] = "empirical",  # labels of the data, or drawn from the model
+    fisher_data: Literal["train", "held-out"] = "train",  # held-out: the validation examples
+    head: Literal["fisher", "mean"] = "fisher",  # of image models: how it is merged
+) -> Merged:
     """Every parameter is the mean of the two adapters, weighted by their Fisher information.
 
     An image model's head is merged like the rest, or with `head: mean` it is the plain mean of the two.
@@ -27,43 +38,28 @@ class FisherMerging(Method):
     Deviation: on the entries of LoRA adapters, where the POTARA paper (App. H) takes all parameters of a ViT.
     Deviation: `damping` where Matena and Raffel raise small values of F to a floor of 1e-6, which knows no scale.
     """
+    examples, said = examples_of(client, samples, fisher_data)
+    found = await client.gradient_moments(fed, local, examples, sampled=fisher == "sampled")
+    merged = fisher_merge([fed, local], found.fisher, damping)
+    of_head = [name for name in fed if factor_of(name) == HEAD]
+    if of_head and head == "mean":
+        merged = merged.updated(mean([fed.pick(of_head), local.pick(of_head)]))
+    information = found.fisher.sum(1)
+    share = float(information[0] / information.sum()) if information.any() else 0.5
+    return merged, {**rounded({"fed_share": share, "losses": found.losses}), **said}
 
-    paper: ClassVar[str] = "Fisher merging (Matena and Raffel 2022)"
-    needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
-    adapters_only: ClassVar[bool] = True
 
-    fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
-    local_round: PositiveInt | None = None  # likewise
-    private_head: bool = False  # of image models: FedIT's clients keep their heads to themselves
-    samples: PositiveInt = 30  # examples behind the Fisher information
-    damping: NonNegativeFloat = 1e-3  # added to F, relative to the mean of F over both adapters
-    fisher: Literal["empirical", "sampled"] = "empirical"  # labels of the data, or drawn from the model
-    fisher_data: Literal["train", "held-out"] = "train"  # held-out: the validation examples
-    head: Literal["fisher", "mean"] = "fisher"  # of image models: how it is merged
+def fisher_merge(states: Sequence[State], fisher: Tensor, damping: float) -> State:
+    """`sum_i F_i theta_i / sum_i F_i`, coordinate by coordinate.
 
-    @property
-    def without_held_out(self) -> str:  # type: ignore[override]
-        return WITHOUT_HELD_OUT if self.fisher_data == "held-out" else ""
-
-    def needed(self, name: str) -> Needed:
-        return parent(name, self.fed_round, self.local_round, self.private_head)
-
-    def init(self, server: Site) -> Message:
-        refuse_without_head(self, server, "head")
-        return super().init(server)
-
-    async def finish(self, client: Site, message: Message) -> None:
-        fed, local = (client.given[name] for name in self.needs)
-        examples, said = examples_of(client, self.samples, self.fisher_data)
-        found = await client.gradient_moments(fed, local, examples, sampled=self.fisher == "sampled")
-        merged = fisher_merge([fed, local], found.fisher, self.damping)
-        head = [name for name in fed if factor_of(name) == HEAD]
-        if head and self.head == "mean":
-            merged = merged.updated(mean([fed.pick(head), local.pick(head)]))
-        client.memory["merged"] = merged
-        information = found.fisher.sum(1)
-        share = float(information[0] / information.sum()) if information.any() else 0.5
-        client.memory["recipe"] = {**rounded({"fed_share": share, "losses": found.losses}), **said}
-
-    async def personalize(self, client: Site, message: Message) -> Message:
-        return client.memory["merged"]
+    Args:
+        states: K states of P parameters.
+        fisher: (K, P), their diagonal Fisher information.
+        damping: `damping * mean(F)`, over all models and coordinates, is added to every F: where no gradient says
+            anything the merge is the plain mean.
+    """
+    weights = fisher.double() + damping * fisher.double().mean()
+    total = weights.sum(0)
+    share = torch.where(total > 0, weights / total, 1 / len(states))
+    row = (share * stack(states).double().to(share.device)).sum(0)
+    return states[0].like(row.to(states[0].row))

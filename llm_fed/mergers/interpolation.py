@@ -2,80 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from llm_fed.merge.grid import best
-from llm_fed.mergers.parents import Space, curve, doubled, mixed, parent
-from llm_fed.method import Method, Needed
-from llm_fed.method.site import Site
-from llm_fed.models.structure import Structure
-from llm_fed.settings import AtLeast, AtMost, PositiveInt
-from llm_fed.state.wire import Message
+from llm_fed.merge.mean import best
+from llm_fed.mergers.mixing import FedShare, Space, curve, in_delta, mixed
+from llm_fed.method.client import Client
+from llm_fed.method.merge import Merged, Merger
+from llm_fed.state import State
 
 
-@dataclass(frozen=True)
-class Mean(Method):
+@Merger(
+    paper="Weighted mean of a federated and a local adapter (Wortsman et al. 2022)", data_free=True, doubles=in_delta
+)
+def mean(
+    client: Client,
+    fed: State,
+    local: State,
+    *,
+    weight: FedShare = 0.5,  # lambda_fed
+    space: Space = "factors",
+) -> Merged:
     """The weighted mean of the FedIT adapter and the local one, with one weight for all clients (POTARA paper, Figure
     3)."""
-
-    paper: ClassVar[str] = "Weighted mean of a federated and a local adapter (Wortsman et al. 2022)"
-    needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
-    adapters_only: ClassVar[bool] = True
-    data_free: ClassVar[bool] = True
-
-    fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
-    local_round: PositiveInt | None = None  # likewise
-    private_head: bool = False  # of image models: FedIT's clients keep their heads to themselves
-    # lambda_fed
-    weight: Annotated[float, AtLeast(0), AtMost(1), "0 for the local adapter, 1 for the federated one"] = 0.5
-    space: Space = "factors"
-
-    def needed(self, name: str) -> Needed:
-        return parent(name, self.fed_round, self.local_round, self.private_head)
-
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        return doubled(structure) if self.space == "delta" else structure
-
-    async def finish(self, client: Site, message: Message) -> None:
-        fed, local = (client.given[name] for name in self.needs)
-        client.memory["merged"] = mixed(fed, local, self.weight, self.space)
-        client.memory["recipe"] = {"lambda_fed": self.weight}
-
-    async def personalize(self, client: Site, message: Message) -> Message:
-        return client.memory["merged"]
+    return mixed(fed, local, weight, space), {"lambda_fed": weight}
 
 
-@dataclass(frozen=True)
-class Grid(Method):
+@Merger(
+    paper="Grid search over mixing weights (Zou et al. 2026, App. E)", doubles=in_delta,
+    without_held_out="their two adapters weigh the same",
+)  # fmt: skip
+async def grid(client: Client, fed: State, local: State, *, space: Space = "factors") -> Merged:
     """Like `mean`, with the weight out of 0, 0.1, ..., 1 that scores best on the client's validation examples, or 0.5
     without any.
 
     The POTARA paper compares its closed form with it (App. E). It costs eleven evaluations per client.
     """
-
-    paper: ClassVar[str] = "Grid search over mixing weights (Zou et al. 2026, App. E)"
-    without_held_out: ClassVar[str] = "their two adapters weigh the same"
-    needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
-    adapters_only: ClassVar[bool] = True
-
-    fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
-    local_round: PositiveInt | None = None  # likewise
-    private_head: bool = False  # of image models: FedIT's clients keep their heads to themselves
-    space: Space = "factors"
-
-    def needed(self, name: str) -> Needed:
-        return parent(name, self.fed_round, self.local_round, self.private_head)
-
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        return doubled(structure) if self.space == "delta" else structure
-
-    async def finish(self, client: Site, message: Message) -> None:
-        fed, local = (client.given[name] for name in self.needs)
-        scores = await curve(client, fed, local, self.space)
-        chosen = best({float(weight): score for weight, score in scores.items()}) if scores else 0.5
-        client.memory["merged"] = mixed(fed, local, chosen, self.space)
-        client.memory["recipe"] = {"lambda_fed": chosen} | ({"grid": scores} if scores else {})
-
-    async def personalize(self, client: Site, message: Message) -> Message:
-        return client.memory["merged"]
+    scores = await curve(client, fed, local, space)
+    chosen = best({float(weight): score for weight, score in scores.items()}) if scores else 0.5
+    return mixed(fed, local, chosen, space), {"lambda_fed": chosen} | ({"grid": scores} if scores else {})

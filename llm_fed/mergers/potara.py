@@ -3,122 +3,175 @@ Tripathi).
 
 After FedIT and local training, each client merges its two adapters with the weights that minimise the trace of the
 merged posterior's variance (Lemma 3.7), in closed form, from the gradients of a few of its own examples.
+
+In the order (federated, local) everywhere; all rows are float64. Shape letters: P parameters.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.figures import rounded
-from llm_fed.merge.moments import Evidence
-from llm_fed.merge.potara import sweep, traces
-from llm_fed.mergers.parents import WITHOUT_HELD_OUT, Space, curve, doubled, examples_of, mixed, parent
-from llm_fed.method import Method, Needed
-from llm_fed.method.heads import refuse_without_head
-from llm_fed.method.site import Site
-from llm_fed.models.lora import FACTORS, HEAD, Lora, factor_of
-from llm_fed.models.structure import Structure
+from llm_fed.merge.moments import Evidence, Moments
+from llm_fed.mergers.mixing import Space, by_training_examples, curve, examples_of, in_delta, mixed
+from llm_fed.method.client import Client
+from llm_fed.method.merge import Merged, Merger
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state import Layout
-from llm_fed.state.wire import Message
+from llm_fed.state import Layout, State
+from llm_fed.state.entries import FACTORS, HEAD, factor_of
 
+DAMPINGS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # for which the weight is reported beside the chosen one
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
 
 
-@dataclass(frozen=True)
-class Potara(Method):
+def one_weight_in_delta(settings: Any) -> None:
+    """Refuse a weight per factor where products of factors are mixed."""
+    if settings.per_factor and settings.space == "delta":
+        raise UserError("method.per_factor=true mixes A and B separately, which method.space=delta cannot; choose one")
+
+
+@Merger(
+    paper="POTARA (Zou et al. 2026)", doubles=in_delta, without_held_out=by_training_examples, of_head=("head",),
+    refuse=one_weight_in_delta,
+)  # fmt: skip
+async def potara(
+    client: Client,
+    fed: State,
+    local: State,
+    *,
+    samples: PositiveInt = 30,  # N of Eq. 19 and Table 11
+    damping: NonNegativeFloat = 1e-3,  # added to F, relative to the mean of F
+    fisher: Literal["empirical", "sampled"] = "empirical",  # labels of the data, or drawn from the model
+    fisher_data: Literal["train", "held-out"] = "train",  # train: App. B; held-out: the validation examples
+    space: Space = "factors",  # factors: App. B; delta: Eq. 3
+    per_factor: bool = False,  # one weight for all A, one for all B, each from its own traces
+    # An image model's. mixed: by the adapter's weight (`per_factor`: by the mean of the two); own: the local adapter's;
+    # traced: it counts in the traces, and has a weight of its own under `per_factor`
+    head: Literal["mixed", "own", "traced"] = "mixed",
+    grid: bool = False,  # also score the weights 0, 0.1, ..., 1 on the validation examples (App. E)
+) -> Merged:
     """One FedIT adapter and one local adapter, merged at each client with a weight in closed form.
 
-    Deviation: the inverse Fisher information is damped (`merge.potara.variances`, `test_damping_bounds_the_trace`).
+    Deviation: the inverse Fisher information is damped (`variances`, `test_damping_bounds_the_trace`).
     Deviation: an image model's head, which App. B does not mention, is left out of the traces, as it would dominate
     them (docs/results/potara.md). `head` says how it is merged.
     Deviation: `fisher: empirical` takes the data's labels, where Eq. 19 takes the model's, so that one pass gives
     Eq. 19 and Eq. 54-57; `sampled` draws them, token by token given the data's prefix (docs/results/log/potara.md).
     """
+    examples, said = examples_of(client, samples, fisher_data)
+    plain: Any = client.structure
+    if space == "delta":  # then it was doubled
+        plain = replace(plain, rank=plain.rank // 2, alpha=plain.alpha / 2)
+    found = await client.gradient_moments(fed, local, examples, sampled=fisher == "sampled", structure=plain)
+    counted = [name for name in fed if head == "traced" or factor_of(name) != HEAD]
+    recipe = weigh(found, fed.layout, counted, damping, per_factor) | {**said, "losses": rounded(found.losses)}
+    if (fisher, fisher_data) == ("empirical", "train") and found.losses[1] < OVERFITTED:
+        recipe["note"] = (
+            f"the local adapter's loss on the {len(examples)} examples is {found.losses[1]:.2g} nats per target: "
+            "it has memorised them, so its gradients nearly vanish and POTARA treats it as very uncertain; try "
+            "method.fisher_data=held-out"
+        )
+    weight = recipe["lambda_fed"]
+    if per_factor and head == "mixed":
+        weight = {**weight, HEAD: sum(weight[factor] for factor in FACTORS) / len(FACTORS)}
+    if grid and (scores := await curve(client, fed, local, space, own_head=head == "own")):
+        recipe["grid"] = scores
+    return mixed(fed, local, weight, space, own_head=head == "own"), recipe
 
-    paper: ClassVar[str] = "POTARA (Zou et al. 2026)"
-    needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
-    adapters_only: ClassVar[bool] = True
 
-    fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
-    local_round: PositiveInt | None = None  # likewise
-    private_head: bool = False  # of image models: FedIT's clients keep their heads to themselves
-    samples: PositiveInt = 30  # N of Eq. 19 and Table 11
-    damping: NonNegativeFloat = 1e-3  # added to F, relative to the mean of F
-    fisher: Literal["empirical", "sampled"] = "empirical"  # labels of the data, or drawn from the model
-    fisher_data: Literal["train", "held-out"] = "train"  # train: App. B; held-out: the validation examples
-    space: Space = "factors"  # factors: App. B; delta: Eq. 3
-    per_factor: bool = False  # one weight for all A, one for all B, each from its own traces
-    # An image model's. mixed: by the adapter's weight (`per_factor`: by the mean of the two); own: the local adapter's;
-    # traced: it counts in the traces, and has a weight of its own under `per_factor`
-    head: Literal["mixed", "own", "traced"] = "mixed"
-    grid: bool = False  # also score the weights 0, 0.1, ..., 1 on the validation examples (App. E)
+def weigh(found: Evidence, layout: Layout, counted: Sequence[str], damping: float, per_factor: bool) -> dict[str, Any]:
+    """lambda_fed, the traces and the weights for other dampings: one of each, or one for each factor.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.per_factor and self.space == "delta":
-            raise UserError(
-                "method.per_factor=true mixes A and B separately, which method.space=delta cannot; choose one"
-            )
+    Args:
+        layout: of the adapters.
+        counted: the entries whose traces count.
+    """
+
+    def of(names: Sequence[str]) -> dict[str, Any]:
+        where = layout.joined(names)
+        trace = traces(found.moments, found.fisher, damping, where)
+        values = {"lambda_fed": trace.weight, "a": trace.a, "b": trace.b, "c": trace.c}
+        return rounded(values) | {"sweep": rounded(sweep(found.moments, found.fisher, where))}
+
+    if not per_factor:
+        return of(counted)
+    names: dict[str, list[str]] = {}
+    for name in counted:
+        names.setdefault(factor_of(name), []).append(name)
+    weighed = {factor: of(own) for factor, own in names.items()}
+    return {key: {factor: values[key] for factor, values in weighed.items()} for key in next(iter(weighed.values()))}
+
+
+@dataclass(frozen=True)
+class Traces:
+    """tr(Sigma_fed), tr(Sigma_local) and tr(Sigma_cross) of Eq. 17."""
+
+    a: float
+    b: float
+    c: float
 
     @property
-    def without_held_out(self) -> str:  # type: ignore[override]
-        return WITHOUT_HELD_OUT if self.fisher_data == "held-out" else ""
+    def weight(self) -> float:
+        """lambda_fed, within [0, 1]; lambda_local is the rest.
 
-    def needed(self, name: str) -> Needed:
-        return parent(name, self.fed_round, self.local_round, self.private_head)
+        With a + b - 2c = 0 every weight has the same trace, and it is 1/2. A model whose gradients are all zero has an
+        infinite trace and gets no weight; if both have, it is 1/2, too.
+        """
+        if math.isinf(self.a) or math.isinf(self.b):
+            return 0.5 if self.a == self.b else float(math.isinf(self.b))
+        curvature = self.a + self.b - 2 * self.c
+        if curvature <= 1e-12 * max(self.a, self.b):  # zero, but for rounding
+            return 0.5
+        return min(1.0, max(0.0, (self.b - self.c) / curvature))
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        return doubled(structure) if self.space == "delta" else structure
 
-    def init(self, server: Site) -> Message:
-        refuse_without_head(self, server, "head")
-        return super().init(server)
+def variances(fisher: Tensor, damping: float) -> Tensor:
+    """Sigma = 1 / (F + damping * mean(F)), (2, P), each model with the mean of its own F.
 
-    async def finish(self, client: Site, message: Message) -> None:
-        fed, local = (client.given[name] for name in self.needs)
-        examples, said = examples_of(client, self.samples, self.fisher_data)
-        plain = client.structure
-        if isinstance(plain, Lora) and self.space == "delta":
-            plain = replace(plain, rank=plain.rank // 2, alpha=plain.alpha / 2)
-        found = await client.gradient_moments(fed, local, examples, sampled=self.fisher == "sampled", structure=plain)
-        counted = [name for name in fed if self.head == "traced" or factor_of(name) != HEAD]
-        recipe = self._weigh(found, fed.layout, counted) | {**said, "losses": rounded(found.losses)}
-        if (self.fisher, self.fisher_data) == ("empirical", "train") and found.losses[1] < OVERFITTED:
-            recipe["note"] = (
-                f"the local adapter's loss on the {len(examples)} examples is {found.losses[1]:.2g} nats per target: "
-                "it has memorised them, so its gradients nearly vanish and POTARA treats it as very uncertain; try "
-                "method.fisher_data=held-out"
-            )
-        weight = recipe["lambda_fed"]
-        if self.per_factor and self.head == "mixed":
-            weight = {**weight, HEAD: sum(weight[factor] for factor in FACTORS) / len(FACTORS)}
-        client.memory["merged"] = mixed(fed, local, weight, self.space, own_head=self.head == "own")
-        if self.grid and (scores := await curve(client, fed, local, self.space, own_head=self.head == "own")):
-            recipe["grid"] = scores
-        client.memory["recipe"] = recipe
+    Deviation: the paper inverts F itself; the trace of that is ruled by the coordinates whose gradients happen to be
+    nearly zero, and infinite where one is zero (`test_damping_bounds_the_trace`).
+    """
+    return (fisher + damping * fisher.mean(1, keepdim=True)).reciprocal()
 
-    async def personalize(self, client: Site, message: Message) -> Message:
-        return client.memory["merged"]
 
-    def _weigh(self, found: Evidence, layout: Layout, counted: Sequence[str]) -> dict[str, Any]:
-        """lambda_fed, the traces and the weights for other dampings: one of each, or one for each factor."""
+def correlations(moments: Moments) -> Tensor:
+    """rho_k of the gradients at the two models (P,), Eq. 57; 0 where one of them does not vary."""
+    spread = moments.variance.prod(0).sqrt()
+    return torch.where(spread > 0, moments.covariance / spread, 0.0).clamp(-1, 1)
 
-        def weigh(names: Sequence[str]) -> dict[str, Any]:
-            where = layout.joined(names)
-            of = traces(found.moments, found.fisher, self.damping, where)
-            values = {"lambda_fed": of.weight, "a": of.a, "b": of.b, "c": of.c}
-            return rounded(values) | {"sweep": rounded(sweep(found.moments, found.fisher, where))}
 
-        if not self.per_factor:
-            return weigh(counted)
-        names: dict[str, list[str]] = {}
-        for name in counted:
-            names.setdefault(factor_of(name), []).append(name)
-        weighed = {factor: weigh(own) for factor, own in names.items()}
-        return {
-            key: {factor: values[key] for factor, values in weighed.items()} for key in next(iter(weighed.values()))
-        }
+def cross_variances(rho: Tensor, sigma: Tensor) -> Tensor:
+    """The diagonal of Sigma_cross (P,), Eq. 20, with rho clipped by Eq. 58 so that 0 <= it <= both Sigmas."""
+    ratio = (sigma[0] / sigma[1]).sqrt()
+    clipped = torch.minimum(rho.clamp_min(0), torch.minimum(ratio, ratio.reciprocal()))
+    return clipped * sigma.prod(0).sqrt()
+
+
+def traces(moments: Moments, fisher: Tensor, damping: float, where: list[slice] | None = None) -> Traces:
+    """a, b and c over the coordinates `where` (default: all).
+
+    Args:
+        fisher: (2, P), `moments.fisher` or an estimate with other labels.
+        damping: relative to the mean of F over the same coordinates.
+    """
+    places = [slice(0, fisher.shape[1])] if where is None else where
+    here = torch.cat([fisher[:, place] for place in places], 1)
+    if not here.any(1).all():
+        a, b = (0.0 if model.any() else math.inf for model in here)
+        return Traces(a, b, 0.0)
+    rho = torch.cat([correlations(moments)[place] for place in places])
+    sigma = variances(here, damping)
+    a, b = sigma.sum(1).tolist()
+    return Traces(a, b, float(cross_variances(rho, sigma).sum()))
+
+
+def sweep(moments: Moments, fisher: Tensor, where: list[slice] | None = None) -> dict[str, float]:
+    """lambda_fed by damping, for DAMPINGS."""
+    return {f"{damping:g}": traces(moments, fisher, damping, where).weight for damping in DAMPINGS}

@@ -3,24 +3,28 @@ Algorithm 1, for a federated and a local adapter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from llm_fed.basics.figures import rounded
 from llm_fed.merge.products import factored
-from llm_fed.mergers.parents import doubled, parent
-from llm_fed.method import Method, Needed
-from llm_fed.method.site import Site
-from llm_fed.models.structure import Structure
-from llm_fed.settings import Above, AtMost, PositiveFloat, PositiveInt
-from llm_fed.state.wire import Message
+from llm_fed.method.client import Client
+from llm_fed.method.merge import Merged, Merger
+from llm_fed.settings import Above, AtMost, PositiveFloat
+from llm_fed.state import State
 
 
-@dataclass(frozen=True)
-class Ties(Method):
+@Merger(paper="TIES-Merging (Yadav et al. 2023)", data_free=True, doubles=True)
+def ties(
+    client: Client,
+    fed: State,
+    local: State,
+    *,
+    density: Annotated[float, Above(0), AtMost(1)] = 0.2,  # k: the share of entries that is kept
+    scaling: PositiveFloat = 1.0,  # lambda
+) -> Merged:
     """The largest entries of both adapters' layer updates are kept; where their signs differ, the sign of the larger
     sum wins, and the mean of the entries with that sign is added, times `scaling`.
 
@@ -29,35 +33,11 @@ class Ties(Method):
     Deviation: the result has no low rank, so the nearest adapter of twice the rank is exported; `lost` in the recipe
     says how much is cut off (`test_what_a_product_loses`).
     """
-
-    paper: ClassVar[str] = "TIES-Merging (Yadav et al. 2023)"
-    needs: ClassVar[tuple[str, ...]] = ("fedit", "local")
-    adapters_only: ClassVar[bool] = True
-    data_free: ClassVar[bool] = True
-
-    fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
-    local_round: PositiveInt | None = None  # likewise
-    private_head: bool = False  # of image models: FedIT's clients keep their heads to themselves
-    density: Annotated[float, Above(0), AtMost(1)] = 0.2  # k: the share of entries that is kept
-    scaling: PositiveFloat = 1.0  # lambda
-
-    def needed(self, name: str) -> Needed:
-        return parent(name, self.fed_round, self.local_round, self.private_head)
-
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
-        return doubled(structure)
-
-    async def finish(self, client: Site, message: Message) -> None:
-        fed, local = (client.given[name] for name in self.needs)
-        merged, lost = factored(fed, local, lambda layer, products: self.scaling * ties(products, self.density))
-        client.memory["merged"] = merged
-        client.memory["recipe"] = rounded({"density": self.density, "scaling": self.scaling, "lost": lost})
-
-    async def personalize(self, client: Site, message: Message) -> Message:
-        return client.memory["merged"]
+    merged, lost = factored(fed, local, lambda layer, products: scaling * elected(products, density))
+    return merged, rounded({"density": density, "scaling": scaling, "lost": lost})
 
 
-def ties(differences: Tensor, density: float) -> Tensor:
+def elected(differences: Tensor, density: float) -> Tensor:
     """The merged difference (P...) of n differences (n, P...)."""
     flat = differences.flatten(1)
     kept = max(1, round(density * flat.shape[1]))

@@ -5,8 +5,8 @@ A method is a frozen dataclass whose fields are its hyper-parameters. Beside the
 - steps, whose defaults are federated averaging: `wrap` and `init` before the first round; `broadcast`, `client_update`
   and `server_update` in each round; `finish` after the last; `personalize` wherever a client's model is scored or
   exported;
-- declarations, which the rest of llm_fed reads in advance: class attributes, and `pool`, `upload_like` and `needed`,
-  which depend on the server's state, a message or hyper-parameters;
+- declarations, which the rest of llm_fed reads in advance: class attributes, and `pool`, `upload_like`, `asked` and
+  `in_words`, which depend on what they are given;
 - reports, `report` and `recipe`: what goes into the metrics.
 
 Each step takes a state and returns a state; nothing is kept on `self`. What survives a round is in the server's state
@@ -20,18 +20,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from llm_fed.basics.errors import inert
 from llm_fed.basics.rng import derive
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
+from llm_fed.method.site import Site
+from llm_fed.models.structure import Structure
 from llm_fed.settings import check_fields
+from llm_fed.state import State
 from llm_fed.state.roles import Roles
 from llm_fed.state.wire import Message
 
-if TYPE_CHECKING:
-    from llm_fed.method.site import Site
-    from llm_fed.models.structure import Structure
-    from llm_fed.state import State
+__all__ = ["Client", "Message", "Method", "Needed", "Roles", "Server", "Site", "State", "Structure", "Upload"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,10 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Needed:
-    """A run that a merging method starts from, beside the name of its method."""
+class Parent:
+    """A run whose models are merged (`method.merge`)."""
 
+    name: str  # of its method
     round: int | None = None  # whose models are merged; None: of the one that the run selected
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its method, those that are not its defaults
 
@@ -58,11 +61,8 @@ class Method:
 
     # Declarations. What it is:
     paper: ClassVar[str] = ""  # for model cards and `llm-fed methods`
-    # Names of methods whose results this one starts from: it has no rounds of its own, only `finish` (with None as the
-    # message) and `personalize`, and finds each client's results in `client.given`.
-    needs: ClassVar[tuple[str, ...]] = ()
-    # Merges what it `needs` without looking at any example.
-    data_free: ClassVar[bool] = False
+    # What an audit cannot do again, in words. Empty: it trains rounds again.
+    unaudited: ClassVar[str] = ""
 
     # What is trained and what travels, as regular expressions of entries; what does not travel is the client's own.
     trained: ClassVar[str] = r".*"
@@ -113,12 +113,12 @@ class Method:
 
     # Steps before the first round.
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         """The parameters of this client's model (None: the server's), given the run's structure. Clients with equal
         structures train fused."""
         return structure
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         """The server's state before round 1: anything that can be serialised."""
         return server.initial().select(self.shared)
 
@@ -128,19 +128,19 @@ class Method:
         """The message that this client receives in a round."""
         return state
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         """One client's work in one round. The returned message is uploaded."""
         theta = await client.fit(client.assemble(message), train=self.trained)
         client.keep(theta, self.trained, message)
         return theta.select(self.shared) - message
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         """The server's step on the uploads that arrived in this round (perhaps none), sorted by (arrival, client)."""
         return averaged(server, state, uploads)
 
     # Steps after the last round; clients are also scored, by `personalize`, in rounds before it.
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         """Runs once at every client, after the last round. It keeps its results in `client.memory`."""
 
     async def personalize(self, client: Site, message: Message) -> Message:
@@ -159,9 +159,18 @@ class Method:
         number also its largest value (`Index`), or its only one (`Echo`)."""
         return message
 
-    def needed(self, name: str) -> Needed:
-        """The run of the method `name` (one of `needs`) that this method starts from."""
-        return Needed()
+    @property
+    def parents(self) -> tuple[Parent, ...]:
+        """The runs that are trained before this one, which merges their models. A federation has none."""
+        return ()
+
+    def asked(self, clients: Sequence[str]) -> Sequence[str]:
+        """Those of the clients that its rounds may ask."""
+        return clients
+
+    def in_words(self, rounds: int) -> str:
+        """What a run of so many rounds does."""
+        return f"{rounds:,} round{'' if rounds == 1 else 's'}"
 
     # Reports.
 
@@ -174,14 +183,14 @@ class Method:
         return client.memory.get("recipe", {})
 
 
-def averaged(server: Site, state: State, uploads: list[Upload]) -> State:
+def averaged(server: Server, state: State, uploads: list[Upload]) -> State:
     """FedAvg's step: the state plus the mean of the updates, weighted by numbers of examples. No updates: the state."""
     if not uploads:
         return state
     return state + server.average([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
 
 
-def by_arrival(server: Site, uploads: list[Upload]) -> list[Upload]:
+def by_arrival(server: Server, uploads: list[Upload]) -> list[Upload]:
     """The uploads of one round in the order of their arrival, for methods that depend on it.
 
     Virtual time is counted in rounds, so the order within a round is random: it depends only on (seed, round, client).

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.method import Method, refuse_inert
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
-from llm_fed.models.lora import HEAD, factor_of
 from llm_fed.state import State
+from llm_fed.state.entries import HEAD, factor_of
 
 
 def head_shape(state: State) -> tuple[int, int]:
@@ -23,7 +24,7 @@ def head_shape(state: State) -> tuple[int, int]:
     return classes, features
 
 
-def refuse_without_head(method: Method, server: Site, *settings: str) -> None:
+def refuse_without_head(method: Method, server: Server, *settings: str) -> None:
     """For `init`: refuse hyper-parameters about the head where no head is trained beside the LoRA factors."""
     head = any(factor_of(name) == HEAD for name in server.initial())
     for setting in settings:

@@ -1,5 +1,5 @@
-"""Site: one party's data, memory and awaitable work. Each client is a Site; so is the server (its data may be
-empty)."""
+"""Site: one party's data, memory and awaitable work, which clients (`Client`) and the server (`Server`) have in
+common."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import derive, generator
-from llm_fed.merge import mean, robust
 from llm_fed.merge.moments import Evidence
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import (
@@ -34,14 +33,12 @@ from llm_fed.method.requests import (
 )
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
-from llm_fed.settings.config import LocalConfig, ServerStepConfig
+from llm_fed.settings.config import LocalConfig
 from llm_fed.state import Layout, State
 from llm_fed.state.wire import Message
 from llm_fed.tasks.common import Picture
 
-# Keys of `memory` that are not the methods':
-NOISY_STEPS = "noisy steps"  # how many a private client took
-OPTIMIZER = "optimizer"  # what is kept of it, with `local.keep_optimizer`
+OPTIMIZER = "optimizer"  # key of `memory`: what is kept of it, with `local.keep_optimizer`
 
 
 @dataclass(frozen=True)
@@ -60,18 +57,9 @@ class Data:
     none_fits: tuple[str, ...] = ()  # a message for each split of which that was every example
 
 
-@dataclass(frozen=True)
-class Private:
-    """The noise that is added in every optimizer step (`privacy.unit=example`)."""
-
-    clip: float
-    noise: float
-    seed: int  # of the batches and the noise; who must not know the examples must not know it
-
-
 @dataclass
 class Site:
-    """One party of the federation, as a method's client code sees it.
+    """One party of the federation, as a method sees it.
 
     `memory` is private to the site. It survives rounds and is checkpointed, one row per key (`rows.Memory`). Its values
     must be messages (`wire.pack`); to change a value, assign it again.
@@ -84,19 +72,12 @@ class Site:
     draw: Callable[[torch.Generator], State]  # a fresh state of `structure`
     data: Data = Data()
     rounds: int = 1  # of the whole run
-    clients: tuple[str, ...] = ()  # at the server: who is registered
-    cohort: int = 0  # at the server: the most clients that are asked in one round
-    structures: Mapping[str, Structure] = field(default_factory=dict)  # at the server: of clients, where ranks differ
     start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
-    given: Mapping[str, State] = field(default_factory=dict)  # by name of a needed method, its result for this client
     memory: MutableMapping[str, Message] = field(default_factory=dict)
     round: int = 0
     lr: float = 0.0  # of this round
     losses: list[float] = field(default_factory=list)  # of this round's local steps, for the metrics
     fits: int = 0  # in this round: each draws its own batches and dropout
-    step: ServerStepConfig = ServerStepConfig()  # at the server: how it takes means
-    unmoved: list[str] = field(default_factory=list)  # at the server: why a mean of this round was none
-    private: Private | None = None  # at a client: how its examples are hidden, see `federation/privacy.py`
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
 
     @property
@@ -111,7 +92,7 @@ class Site:
 
     def begin(self, round: int, lr: float) -> None:
         """Called by the loop before the site's work in a round: random draws depend only on (seed, round, site)."""
-        self.round, self.lr, self.losses, self.fits, self.unmoved = round, lr, [], 0, []
+        self.round, self.lr, self.losses, self.fits = round, lr, [], 0
 
     def initial(self, *labels: str | int) -> State:
         """A new state, the same at every site. Other `labels` give other draws, such as the models of a soup. If the
@@ -128,12 +109,6 @@ class Site:
         state = self.draw(generator(self.seed, "initial", *labels)) if self.start is None else self.start
         self._layout = state.layout
         return state
-
-    def expect(self, drawn: State) -> None:
-        """Take the layout of another site's new state as this site's. `assemble` then need not draw a state to see
-        that a message is complete."""
-        if not drawn.extras:
-            self._layout = drawn.layout
 
     def assemble(self, message: State) -> State:
         """A whole state of this site: a new one, updated by the entries that the site kept, then by the message."""
@@ -154,27 +129,6 @@ class Site:
     def optimizer(self) -> Optimizer:
         """The run's optimizer, with this round's learning rate."""
         return Optimizer.of(self.local, self.lr)
-
-    def average(self, updates: Sequence[State], weights: Sequence[float] | None = None) -> State:
-        """At the server: the mean of the clients' updates by the rule `server.aggregation`. If there are too few
-        updates for the rule, it is zero, and the round's metrics say so.
-
-        Args:
-            weights: the weight of each update (default: equal weights).
-        """
-        if self.step.aggregation == "mean":
-            return mean(updates, weights)
-        if not self.enough(len(updates)):
-            return 0.0 * updates[0]
-        share = robust.shares([1.0] * len(updates) if weights is None else weights, self.step.liars)
-        return robust.aggregate(updates, share[None], self.step)[0]
-
-    def enough(self, uploads: int) -> bool:
-        """At the server: whether these are enough uploads for the rule `server.aggregation`. If not, the round's
-        metrics say so."""
-        if why := robust.lacking(uploads, self.step):
-            self.unmoved.append(why)
-        return not why
 
     async def fit(
         self,
@@ -221,7 +175,7 @@ class Site:
             augment=self.local.augment,
             mix=mix,
             loss=loss,
-            private=self._noisy(len(examples), len(batches), nth),
+            private=self._noise(len(examples), len(batches), nth),
             moments=self._moments(state, train, nth),
         )
         if self._keeps_optimizer:
@@ -235,24 +189,31 @@ class Site:
 
     def places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
         """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, depending only on
-        (seed, round, site, nth). With `private`, each example is drawn independently with the probability that gives
-        the batch size on average (Poisson sampling), so batches differ in size and may be empty."""
-        if not count:
-            raise ClientError(f"client {self.id} has no training example")
-        size = min(self.local.batch_size, count)
-        per_epoch = -(-count // size)
-        total = steps if steps is not None else epochs * per_epoch if epochs is not None else self.local.steps
-        if total is None:
-            total = (self.local.epochs or 1) * per_epoch
-        draws = generator(self.private.seed if self.private else self.seed, "batches", self.round, self.id, nth)
-        if self.private:
-            each = (torch.rand(count, generator=draws, dtype=torch.float64) < size / count for _ in range(total))
-            return [taken.nonzero().flatten().tolist() for taken in each]
+        (seed, round, site, nth).
+
+        Raises:
+            ClientError: there is no example.
+        """
+        size, total = self._steps(count, steps, epochs)
+        draws = generator(self.seed, "batches", self.round, self.id, nth)
         chosen: list[list[int]] = []
         while len(chosen) < total:
             order = torch.randperm(count, generator=draws).tolist()
             chosen += [order[at : at + size] for at in range(0, count, size)]
         return chosen[:total]
+
+    def _steps(self, count: int, steps: int | None, epochs: int | None) -> tuple[int, int]:
+        """(examples of a batch, steps) of a fit on `count` examples.
+
+        Raises:
+            ClientError: there is no example.
+        """
+        if not count:
+            raise ClientError(f"client {self.id} has no training example")
+        size = min(self.local.batch_size, count)
+        if steps is None and epochs is None:
+            steps, epochs = self.local.steps, self.local.epochs or 1
+        return size, (epochs or 0) * -(-count // size) if steps is None else steps
 
     @property
     def _finishes(self) -> bool:
@@ -281,28 +242,12 @@ class Site:
             )
         return kept["moments"]
 
-    def _noisy(self, count: int, steps: int, nth: int) -> PerExample | None:
-        """The noise for a fit on `count` examples. Its steps are counted in `memory`, from which `privacy.spent_by`
-        computes epsilon."""
-        if self.private is None:
-            return None
-        size, before = min(self.local.batch_size, count), self.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
-        self.memory[NOISY_STEPS] = {"rate": max(before["rate"], size / count), "steps": before["steps"] + steps}
-        stage = "finish" if self._finishes else "round"  # of a longer run, this number may be a round's
-        seed = derive(self.private.seed, "noise of examples", stage, self.round, self.id, nth)
-        return PerExample(self.private.clip, self.private.noise, size, seed)
+    def _noise(self, count: int, steps: int, nth: int) -> PerExample | None:
+        """The noise of a fit on so many examples; None where nothing is hidden."""
+        return None
 
     def _look(self, verb: str) -> None:
-        """Call this before training examples are used for anything but noisy steps.
-
-        Raises:
-            UserError: their privacy would not be kept.
-        """
-        if self.private is not None:
-            raise UserError(
-                f"privacy.unit=example only protects examples in training steps, but this method also uses them in "
-                f"client.{verb}; choose another method, or privacy.unit=client"
-            )
+        """Called before training examples are used for anything but the steps of a fit."""
 
     async def losses_of(self, states: Sequence[State], examples: Sequence[Any] | None = None) -> list[float]:
         """The mean loss of the examples (default: all training examples) under each state, per target token or per

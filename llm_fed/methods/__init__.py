@@ -1,22 +1,23 @@
-"""The methods by name: one paper, one file. To add one, write its file and a line in this table.
+"""The methods and mergers by name: one paper, one file. To add one, write its file and a line in these tables.
 
-A method from outside needs no line: it is named by its class, or by an entry point of its package
-(`llm_fed.settings.plugins`).
+One from outside needs no line: a method is named by its class, a merger by its function, or both by an entry point of
+their package (`llm_fed.settings.plugins`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from llm_fed.basics.errors import UserError
-from llm_fed.mergers.dare import Dare
-from llm_fed.mergers.fisher_merging import FisherMerging
-from llm_fed.mergers.interpolation import Grid, Mean
-from llm_fed.mergers.potara import Potara
-from llm_fed.mergers.slerp import Slerp
-from llm_fed.mergers.task_arithmetic import TaskArithmetic
-from llm_fed.mergers.ties import Ties
+from llm_fed.basics.errors import UserError, lookup
+from llm_fed.mergers.dare import dare
+from llm_fed.mergers.fisher_merging import fisher_merging
+from llm_fed.mergers.interpolation import grid, mean
+from llm_fed.mergers.potara import potara
+from llm_fed.mergers.slerp import slerp
+from llm_fed.mergers.task_arithmetic import task_arithmetic
+from llm_fed.mergers.ties import ties
 from llm_fed.method import Method
+from llm_fed.method.merge import Merge, kind_of
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.ditto import Ditto
 from llm_fed.methods.fd import FD
@@ -106,31 +107,48 @@ METHODS: dict[str, type[Method]] = {
     "hfcl": HFCL,
     "feddf": FedDF,
     "feddle": Feddle,
-    "potara": Potara,
-    "fisher-merging": FisherMerging,
-    "mean": Mean,
-    "grid": Grid,
-    "task-arithmetic": TaskArithmetic,
-    "ties": Ties,
-    "dare": Dare,
-    "slerp": Slerp,
+}
+MERGERS: dict[str, type[Merge]] = {
+    "potara": kind_of(potara),
+    "fisher-merging": kind_of(fisher_merging),
+    "mean": kind_of(mean),
+    "grid": kind_of(grid),
+    "task-arithmetic": kind_of(task_arithmetic),
+    "ties": kind_of(ties),
+    "dare": kind_of(dare),
+    "slerp": kind_of(slerp),
 }
 
 ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora", "fisher": "fisher-merging"}
-NAMES = (*METHODS, *ALIASES)  # built in
+BUILTIN: dict[str, type[Method]] = {**METHODS, **MERGERS}
+NAMES = (*BUILTIN, *ALIASES)
 
 
 def find(name: str) -> type[Method]:
-    """The class that a name stands for: of this table, or from outside (`plugins.find`).
+    """The class that a name stands for: of these tables, or from outside (`plugins.find`).
 
     Raises:
         UserError: there is none, or it is no method as described in CONTRIBUTING.md.
     """
-    if name in METHODS or name in ALIASES:
-        return METHODS[ALIASES.get(name, name)]
-    found = plugins.find("method.name", name, plugins.METHODS, NAMES)
+    if name in BUILTIN or name in ALIASES:
+        return BUILTIN[ALIASES.get(name, name)]
+    found = kind_of(plugins.find("method.name", name, plugins.METHODS, NAMES))
     check(f"method.name={name!r}", found)
     return found
+
+
+def merger(name: str) -> type[Merge]:
+    """The merger that a name stands for: of the table, or from outside.
+
+    Raises:
+        UserError: there is none, or it is a method with rounds.
+    """
+    mergers = {alias: MERGERS[target] for alias, target in ALIASES.items() if target in MERGERS} | MERGERS
+    outside = ":" in name or name in plugins.by_name(plugins.METHODS)
+    kind = find(name) if outside else lookup("merge", name, mergers)
+    if not issubclass(kind, Merge):
+        raise UserError(f"merge={name!r} is a method with rounds, which llm-fed run trains")
+    return kind
 
 
 def build(settings: dict[str, Any]) -> Method:
@@ -144,7 +162,7 @@ def build(settings: dict[str, Any]) -> Method:
     fields = fields_of(kind)
     given = {key: value for key, value in settings.items() if key != "name"}
     for key in given:
-        owners = [other for other, its in METHODS.items() if key in fields_of(its)]
+        owners = [other for other, its in BUILTIN.items() if key in fields_of(its)]
         if key not in fields and owners:
             its = ", ".join(fields) or "no settings"
             raise UserError(f"method.{key} is a setting of {', '.join(owners)}; {name} takes {its}")
@@ -161,15 +179,15 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     """The shortest settings of the same method: no alias, and no hyper-parameter that has its default value."""
     method = build(settings)
     kind = type(method)
-    name = next((name for name, its in METHODS.items() if its is kind), None) or plugins.path_of(kind)
+    name = next((name for name, its in BUILTIN.items() if its is kind), None) or plugins.path_of(kind)
     values, defaults = {key: getattr(method, key) for key in fields_of(kind)}, defaults_of(kind)
     return {"name": name, **{k: v for k, v in values.items() if k not in defaults or v != defaults[k]}}
 
 
 def builtin() -> list[dict[str, Any]]:
-    """Every method of llm_fed with its paper, and the defaults and ranges of its hyper-parameters; a list of what
-    `assets/methods.json` has to hold."""
-    return [_described(name, kind) for name, kind in METHODS.items()]
+    """Every method and merger of llm_fed with its paper, and the defaults and ranges of its hyper-parameters; a list of
+    what `assets/methods.json` has to hold."""
+    return [_described(name, kind) for name, kind in BUILTIN.items()]
 
 
 def outside() -> list[dict[str, Any]]:

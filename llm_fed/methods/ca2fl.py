@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.method.site import Site
+from llm_fed.method import Message, Method, Server, State, Upload, by_arrival
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.state.wire import Message
+from llm_fed.state import rebased
 
 
 @dataclass(frozen=True)
@@ -19,6 +18,8 @@ class CA2FL(Method):
 
     The server keeps this update h_i of every client (zero before its first answer) in its memory, and the mean of all
     h_i in its state. So the cost of a step and of a checkpoint depends on the buffer, not on the number of clients.
+    BatchNorm's running statistics go towards the mean of the buffer's as in FedBuff: those of last updates, added anew
+    in each step, would make variances negative.
     """
 
     paper: ClassVar[str] = "CA2FL (Wang et al. 2024)"
@@ -27,25 +28,28 @@ class CA2FL(Method):
     buffer: PositiveInt = 10  # M: updates per server step
     server_lr: PositiveFloat = 1.0  # eta_g
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         return {"model": model, "mean": 0.0 * model, "sum": 0.0 * model, "waiting": [], "buffered": 0}
 
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         model, mean, total, buffered = state["model"], state["mean"], state["sum"], state["buffered"]
         memory, waiting = server.memory, list(state["waiting"])  # who is in the buffer
         for upload in by_arrival(server, uploads):
             cached = memory.get(f"cache/{upload.client}")
-            total = total + (upload.content if cached is None else upload.content - cached)  # sum_i (Delta_i - h_i)
+            update = rebased(upload.content, state["model"].extras, model.extras)
+            row = update.row if cached is None else update.row - cached.row
+            total = total + update.like(row)  # sum_i (Delta_i - h_i)
             memory[f"waiting/{upload.client}"] = upload.content
             waiting += [] if upload.client in waiting else [upload.client]
             buffered += 1
             if buffered == self.buffer:
-                calibrated = mean + 1 / self.buffer * total  # v = mean_i(h_i) + (1/M) sum_i (Delta_i - h_i)
-                model = model + self.server_lr * calibrated  # omega <- omega + eta_g v
+                calibrated = mean.row + 1 / self.buffer * total.row  # v = mean_i(h_i) + (1/M) sum_i (Delta_i - h_i)
+                row = model.row + self.server_lr * calibrated  # omega <- omega + eta_g v
+                model = State(model.layout, row, (model + 1 / max(self.buffer, server.cohort) * total).extras)
                 for client in waiting:  # h_i <- Delta_i, and the mean with it
                     delta, cached = memory.pop(f"waiting/{client}"), memory.get(f"cache/{client}")
                     mean = mean + 1 / len(server.clients) * (delta if cached is None else delta - cached)

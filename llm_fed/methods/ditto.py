@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site
 from llm_fed.settings import NonNegativeFloat
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -27,14 +25,14 @@ class Ditto(Method):
 
     strength: NonNegativeFloat = 0.1  # lambda; 0: local training. The paper tries 0.05 to 2
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         if server.local.proximal:
             raise UserError(
                 "ditto has a proximal term of its own, of strength method.strength; leave local.proximal out"
             )
         return server.initial()
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         trained = await client.fit(message)
         own = client.memory.get("personal") or client.initial()
         pulled = replace(client.optimizer, proximal=self.strength / 2, anchor=message)

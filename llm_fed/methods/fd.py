@@ -10,14 +10,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from llm_fed.method import Method, Upload
+from llm_fed.method import Client, Message, Method, Server, Site, Upload
 from llm_fed.method.heads import class_means, head_shape, own_model
 from llm_fed.method.losses import divergence
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
 from llm_fed.settings import NonNegativeFloat
 from llm_fed.state.roles import Flags, Roles, Statistic
-from llm_fed.state.wire import Message
 from llm_fed.tasks.common import labels_of
 
 
@@ -40,7 +38,7 @@ class FD(Method):
 
     regularization: NonNegativeFloat = 1.0  # gamma: the weight of the distance
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         fresh = server.initial()
         classes, _ = head_shape(fresh)
         return {"newest": {}, "sum": fresh.row.new_zeros(classes, classes), "clients": torch.zeros(classes)}
@@ -53,7 +51,7 @@ class FD(Method):
         seen = clients > 0
         return {"logits": seen[:, None] * total / clients.clamp(min=1)[:, None].to(total), "seen": seen}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         loss = partial(self.loss, message["logits"], message["seen"])
         theta = client.memory["model"] = await client.fit(own_model(client), loss=loss)
         found = (await client.answers(theta, client.train)).logits
@@ -65,7 +63,7 @@ class FD(Method):
         distances = divergence(answer.logits, logits.to(answer.logits)[labels]) * seen.to(labels.device)[labels]
         return nn.functional.cross_entropy(answer.logits, labels) + self.regularization * distances.mean()
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         newest = {**state["newest"], **{upload.client: upload.content for upload in uploads}}

@@ -6,11 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
-from llm_fed.models.structure import Structure
+from llm_fed.method import Client, Message, Method, Server, Structure, Upload
 from llm_fed.state import stack
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -26,10 +23,10 @@ class FedALT(Method):
     adapters_only: ClassVar[bool] = True
     trained: ClassVar[str] = r"^(?!.*\.rest\.)"
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.with_experts("own", "rest", gate="router")
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         nothing = server.initial().select(r"\.own\.") * 0.0
         return {"own": {}, "sum": nothing}
 
@@ -41,7 +38,7 @@ class FedALT(Method):
         # Of nobody else's adapters nothing is added to any layer, not even what rounding left of the difference.
         return (rest * (1 / others if others else 0.0)).renamed(".own.", ".rest.")
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = await client.fit(client.assemble(message), train=self.trained)
         client.keep(theta, self.trained, message)
         return theta.select(r"\.own\.")
@@ -49,7 +46,7 @@ class FedALT(Method):
     def upload_like(self, message: Message) -> Message:
         return message.renamed(".rest.", ".own.")
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         own = {**state["own"], **{upload.client: upload.content for upload in uploads}}

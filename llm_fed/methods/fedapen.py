@@ -11,14 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.rng import generator
-from llm_fed.method import Method
+from llm_fed.method import Client, Message, Method, Site, State, Structure
 from llm_fed.method.losses import divergence
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Structure
 from llm_fed.settings import Above, Below, NonNegativeInt, PositiveFloat
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 from llm_fed.tasks.common import Picture, labels_of
 
 
@@ -46,10 +42,10 @@ class FedAPEN(Method):
     weight_lr: PositiveFloat = 1e-3  # of SGD on lambda
     weight_epochs: NonNegativeInt = 10  # passes over those examples, each round
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.beside("own", "small", "logits")
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = await self._weighed(client, message)
         _, rest = self._divided(client)
         loss = partial(ensemble_loss, float(theta["weights"][0]))
@@ -57,7 +53,7 @@ class FedAPEN(Method):
         client.keep(theta, self.trained, message)
         return theta.select(self.shared) - message
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         theta = await self._weighed(client, message)
         client.memory["recipe"] = {"weight_of_own": round(float(theta["weights"][0]), 4)}
 

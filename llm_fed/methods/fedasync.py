@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, State, Upload, by_arrival
 from llm_fed.settings import Above, AtMost, NonNegativeFloat
-from llm_fed.state import State
 from llm_fed.state.roles import Roles, Weights
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class FedAsync(Method):
     # since an answer's model was sent. rounds: of virtual time; steps: of the server, one per answer, as in the paper
     staleness: Literal["rounds", "steps"] = "rounds"
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         # sent: by round, how many steps its model had seen
         return {"model": model, "sent": [0]} if self.staleness == "steps" else model
@@ -39,10 +36,10 @@ class FedAsync(Method):
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"] if self.staleness == "steps" else state
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         return await client.fit(message)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         arrivals = by_arrival(server, uploads)
         if self.staleness == "rounds":
             return self._mix(state, [(upload.content, upload.staleness) for upload in arrivals])

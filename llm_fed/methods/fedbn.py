@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server
 from llm_fed.state import State, module_of
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -27,10 +25,10 @@ class FedBN(Method):
     mean_only: ClassVar[bool] = True
     whole_models: ClassVar[bool] = True
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return _shared(server.initial())
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = await client.fit(client.assemble(message))
         client.keep(theta, self.trained, message)
         return _shared(theta) - message

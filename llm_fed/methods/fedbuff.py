@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge.robust import lacking
-from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.method.site import Site
+from llm_fed.method import Message, Method, Server, State, Upload, by_arrival
 from llm_fed.settings import NonNegativeFloat, PositiveFloat, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
+from llm_fed.state import rebased
 
 
 @dataclass(frozen=True)
@@ -19,7 +17,9 @@ class FedBuff(Method):
     """One adapter for all, which moves by the mean of every `buffer` updates, however stale they are.
 
     Updates are not weighted by numbers of examples. The buffer is kept across rounds as a sum, or, with a robust rule
-    (`server.aggregation`), which needs each update, as a list.
+    (`server.aggregation`), which needs each update, as a list. BatchNorm's running statistics go towards the mean
+    of the buffer's, whatever `server_lr` is, as they are no parameters; where the buffer is smaller than the cohort, by
+    its share of it, so that no client counts for more than in a mean over the cohort.
     Deviation: staleness is counted in rounds of virtual time, not in server steps, so that it means the same for every
     method (`test_fedbuff_weighs_late_updates_down`).
     """
@@ -33,7 +33,7 @@ class FedBuff(Method):
     # a: an update counts (1 + staleness)^-a; the FedBuff paper's 0.5 is an option
     staleness_exponent: NonNegativeFloat = 0.0
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         if server.step.aggregation == "mean":
             return {"model": model, "sum": 0.0 * model, "buffered": 0}
@@ -44,28 +44,38 @@ class FedBuff(Method):
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if "updates" in state:
             return self._robust(server, state, uploads)
         model, total, buffered = state["model"], state["sum"], state["buffered"]
         for upload in by_arrival(server, uploads):
-            total = total + self._discounted(upload)
+            total = total + self._discounted(upload, state["model"], model)
             buffered += 1
             if buffered == self.buffer:
-                model = model + self.server_lr / self.buffer * total  # omega <- omega + (eta_g / M) sum_i Delta_i
+                row = model.row + self.server_lr / self.buffer * total.row  # omega <- omega + (eta_g / M) sum_i Delta_i
+                model = State(model.layout, row, (model + 1 / max(self.buffer, server.cohort) * total).extras)
                 total, buffered = 0.0 * total, 0
         return {"model": model, "sum": total, "buffered": buffered}
 
-    def _robust(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    def _robust(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         model, updates = state["model"], list(state["updates"])
         for upload in by_arrival(server, uploads):
-            updates.append(self._discounted(upload))
+            updates.append(self._discounted(upload, state["model"], model))
             if len(updates) == self.buffer:
-                model, updates = model + self.server_lr * server.average(updates), []
+                step, updates = server.average(updates), []
+                share = self.buffer / max(self.buffer, server.cohort)
+                model = State(model.layout, model.row + self.server_lr * step.row, (model + share * step).extras)
         return {"model": model, "updates": updates, "buffered": len(updates)}
 
-    def _discounted(self, upload: Upload) -> State:
-        return (1 + upload.staleness) ** -self.staleness_exponent * upload.content
+    def _discounted(self, upload: Upload, start: State, model: State) -> State:
+        """The update times its weight.
+
+        Args:
+            start: of the round; running statistics are sent as the change from its own.
+            model: the current one, from whose they are the change afterwards.
+        """
+        update = rebased(upload.content, start.extras, model.extras)
+        return (1 + upload.staleness) ** -self.staleness_exponent * update
 
     def report(self, state: Message) -> dict[str, Any]:
         return {"buffered": state["buffered"]}

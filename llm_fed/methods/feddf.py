@@ -7,13 +7,10 @@ from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
-from llm_fed.method import Method, Upload
+from llm_fed.method import Client, Message, Method, Server, State, Upload
 from llm_fed.method.requests import Distillation
-from llm_fed.method.site import Site
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.state import State
 from llm_fed.state.roles import Roles, Weights
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -32,17 +29,17 @@ class FedDF(Method):
     server_epochs: PositiveInt = 1  # of distillation in each round
     server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         if not server.train:
             raise UserError(
                 "feddf distils on the server's own examples, but the server has none; set task.server.examples"
             )
         return server.initial()
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         return await client.fit(message)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         models = [upload.content for upload in uploads]

@@ -11,11 +11,8 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.atlas import normalized
-from llm_fed.method import Method, Upload, by_arrival, refuse_inert
-from llm_fed.method.site import Site
+from llm_fed.method import Message, Method, Server, State, Upload, by_arrival, refuse_inert
 from llm_fed.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Feddle(Method):
     head_epochs: PositiveInt = 1  # out of domain: passes over the server's examples to fit the new head, each round
     head_lr: PositiveFloat = 1e-3
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         if self.search_epochs and not server.train:
             raise UserError(
                 "feddle searches on the server's own examples, and the server has none; set task.server.examples, "
@@ -67,7 +64,7 @@ class Feddle(Method):
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         model, head = state["model"], state["head"]
         arrivals = [upload.content for upload in by_arrival(server, uploads)]
         anchors, importance = self._add(server, state["anchors"], state["importance"], arrivals)
@@ -104,7 +101,7 @@ class Feddle(Method):
         return {key: [float(f"{value:.6g}") for value in values] for key, values in search.items()}
 
     def _add(
-        self, server: Site, anchors: list[State], importance: list[float | None], arrivals: list[State]
+        self, server: Server, anchors: list[State], importance: list[float | None], arrivals: list[State]
     ) -> tuple[list[State], list[float | None]]:
         """The atlas with the arrivals, whose importance is None until they were searched, oldest first."""
         size = self.atlas_size or 2 * server.cohort
@@ -119,7 +116,7 @@ class Feddle(Method):
         return anchors, importance
 
     async def _search(
-        self, server: Site, model: State, atlas: Tensor, start: Tensor, fallback: Tensor, head: State | None
+        self, server: Server, model: State, atlas: Tensor, start: Tensor, fallback: Tensor, head: State | None
     ) -> tuple[Tensor, list[float]]:
         """The coefficients (M,), and the loss on the server's data at each step of the search (Eq. 10)."""
         coefficients = nn.Parameter(start.clone())

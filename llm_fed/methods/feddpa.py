@@ -9,13 +9,9 @@ from typing import ClassVar, Literal
 import torch
 
 from llm_fed.basics.rng import generator
-from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Site, State, Structure
 from llm_fed.models.lora import ANCHORS, SCALE
-from llm_fed.models.structure import Structure
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 LOCAL, EVENLY = r"\.local\.", (0.5, 0.5)
 
@@ -47,16 +43,16 @@ class FedDPA(Method):
     mix_scale: NonNegativeFloat = 0.5  # lambda
     personal_steps: PositiveInt = 20  # variant f: optimizer steps of the local adapter
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.with_experts("global", "local", gate="mix")
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         if self.variant == "t":
             await self._fit_local(client, client.assemble(message))
         theta = await client.fit(message, structure=client.structure.only("global"))
         return theta - message
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         if self.variant == "f":
             await self._fit_local(client, self._assemble(client, message), steps=self.personal_steps)
 
@@ -68,7 +64,7 @@ class FedDPA(Method):
         state = self._assemble(client, message)
         return State(state.layout, state.row, mix)
 
-    async def _fit_local(self, client: Site, start: State, steps: int | None = None) -> None:
+    async def _fit_local(self, client: Client, start: State, steps: int | None = None) -> None:
         theta = await client.fit(start, train=LOCAL, steps=steps, mix=EVENLY)
         client.memory["own"] = theta.select(LOCAL)
 

@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.settings import PositiveFloat
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class FedDyn(Method):
 
     alpha: PositiveFloat = 0.01  # the paper tries 0.001 to 0.1
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         if server.local.proximal:
             raise UserError("feddyn has a proximal term of its own, of strength method.alpha; leave local.proximal out")
         model = server.initial()
@@ -39,14 +36,14 @@ class FedDyn(Method):
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         gradient = client.memory.get("gradient", 0 * parameters(message))
         optimizer = replace(client.optimizer, proximal=self.alpha / 2, correction=-1.0 * gradient)
         update = await client.fit(message, optimizer=optimizer) - message
         client.memory["gradient"] = gradient - self.alpha * parameters(update)
         return update
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads or not server.enough(len(uploads)):
             return state
         mean = server.average([upload.content for upload in uploads])

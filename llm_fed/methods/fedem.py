@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, State, Structure
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Structure
 from llm_fed.settings import PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -38,11 +34,11 @@ class FedEM(Method):
 
     num_models: PositiveInt = 4  # d; the FedMerge paper tries 2 to 12
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         names = [f"expert{j}" for j in range(self.num_models)]
         return structure.mixture(*names)
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         if client.structure.fused:
             return await super().client_update(client, message)
         state = client.assemble(message)

@@ -9,14 +9,10 @@ from typing import ClassVar
 from llm_fed.merge import delta
 from llm_fed.merge.factors import stacked
 from llm_fed.merge.mean import mean
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.methods import folded
-from llm_fed.models.lora import FACTORS
-from llm_fed.models.structure import Structure
-from llm_fed.state import State
+from llm_fed.state.entries import FACTORS
 from llm_fed.state.roles import Echo, Roles
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -36,17 +32,17 @@ class FedExLoRA(Method):
     one_model: ClassVar[bool] = True
     sends: ClassVar[Roles] = {"version": Echo()}
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.over_frozen()
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         return {"model": model, **folded.begun(delta.nothing(model))}
 
     def broadcast(self, state: Message, client: str) -> Message:
         return {"model": state["model"], **folded.sent(state, client)}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         whole = folded.received(client, message)
         theta = await client.fit(delta.beneath(message["model"], whole))
         folded.keep(client, message, whole)
@@ -55,7 +51,7 @@ class FedExLoRA(Method):
     def upload_like(self, message: Message) -> Message:
         return folded.answer(message, message["model"])
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         uploads, adapters, examples = folded.answers(uploads)

@@ -6,13 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Upload
 from llm_fed.methods import waiting
 from llm_fed.methods.server_examples import need_examples
 from llm_fed.methods.waiting import Wait
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -33,14 +31,14 @@ class FedFT(Method):
     def mean_only(self) -> bool:  # type: ignore[override]
         return self.wait != "first_n"  # which counts answers by client
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         need_examples(server, "fed+ft")
         return waiting.begun(server, server.initial(), self.wait, self.wait_for)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         stepped = waiting.step(server, state, uploads, self.wait, self.wait_for)
         if self.wait == "first_n" and stepped["since"] == state["since"]:
             return stepped
@@ -59,17 +57,17 @@ class Center(Method):
     server_epochs: PositiveInt = 1  # in each round
     server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         need_examples(server, "center")
         return server.initial()
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         return {}
 
     def upload_like(self, message: Message) -> Message:
         return {}
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return await server.fit(
             state, epochs=self.server_epochs, optimizer=replace(server.optimizer, lr=self.server_lr)
         )

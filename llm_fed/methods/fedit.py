@@ -6,13 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
+from llm_fed.method import Client, Message, Method, Server, Site, Upload
 from llm_fed.method.heads import refuse_without_head
-from llm_fed.method.site import Site
 from llm_fed.methods import waiting
 from llm_fed.methods.waiting import Wait
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,14 @@ class FedIT(Method):
     def shared(self) -> str:  # type: ignore[override]
         return r"\.lora_[AB]$" if self.private_head else r".*"
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         refuse_without_head(self, server, "private_head")
         return waiting.begun(server, super().init(server), self.wait, self.wait_for)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return waiting.step(server, state, uploads, self.wait, self.wait_for)
 
 
@@ -73,7 +71,7 @@ class FedLoRA(Method):
     personal_steps: PositiveInt = 20  # optimizer steps of the fine-tuning after the last round
     personal_lr: PositiveFloat | None = None  # its learning rate; null: `local.lr`
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         lr = client.local.lr if self.personal_lr is None else self.personal_lr
         optimizer = replace(client.optimizer, lr=lr)
         client.memory["personal"] = await client.fit(message, steps=self.personal_steps, optimizer=optimizer)

@@ -9,16 +9,12 @@ from typing import Annotated, ClassVar
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.method.losses import divergence
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Structure
 from llm_fed.settings import Above, AtMost
-from llm_fed.state import State
 from llm_fed.state.lowrank import truncated
 from llm_fed.state.roles import Echo, Roles, Weights
-from llm_fed.state.wire import Message
 
 Energy = Annotated[float, Above(0), AtMost(1), "1 for all"]
 LEAST_LOSS = 0.01  # the sum of both cross-entropies by which the distillation is divided counts as at least this
@@ -45,7 +41,8 @@ class FedKD(Method):
     any_model: ClassVar[bool] = True
     robust: ClassVar[bool] = True
     shared: ClassVar[str] = r"^small\."
-    sends: ClassVar[Roles] = {"version": Echo(), "update": Weights(known=False)}
+    # Statistics as they are: the server does not keep which ones a late answer would be the change from.
+    sends: ClassVar[Roles] = {"version": Echo(), "update": Weights(changes=False, known=False)}
 
     energy: Energy = 0.95  # T_start: the share of the squared singular values that is kept in the beginning
     energy_end: Energy = 0.98  # T_end: in the last round
@@ -54,10 +51,10 @@ class FedKD(Method):
     def by_rounds(self) -> bool:  # type: ignore[override]
         return self.energy != self.energy_end
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.beside("own", "small", "first")
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         # `step` leads from version - 1 to version; `holds`: the version that a client had when it last answered
         return {"model": server.initial().select(self.shared), "version": 0, "step": None, "holds": {}}
 
@@ -65,13 +62,14 @@ class FedKD(Method):
         whole = state["step"] is None or state["holds"].get(client) != state["version"] - 1
         return {"version": state["version"], "whole": whole, "model": state["model" if whole else "step"]}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         small = _received(client, message)
         theta = await client.fit(client.assemble(small), loss=self.loss)
         client.keep(theta, self.trained, small)
         client.memory["small"] = {"version": message["version"], "model": small}
-        update = truncated(theta.select(self.shared) - small, self._energy(client))
-        return {"version": message["version"], "update": update}
+        trained = theta.select(self.shared)
+        update = State(trained.layout, trained.row - small.row, trained.extras)
+        return {"version": message["version"], "update": truncated(update, self._energy(client))}
 
     def upload_like(self, message: Message) -> Message:
         return {"version": message["version"], "update": message["model"]}
@@ -87,11 +85,13 @@ class FedKD(Method):
         taught = _distance(own, small) + _distance(small, own)
         return known + taught / known.detach().clamp(min=LEAST_LOSS)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         updates = [upload.content["update"] for upload in uploads]
-        step = truncated(server.average(updates, [upload.num_examples for upload in uploads]), self._energy(server))
+        mean = server.average(updates, [upload.num_examples for upload in uploads])
+        mean = State(mean.layout, mean.row, (mean - state["model"]).extras)  # of statistics the change, too
+        step = truncated(mean, self._energy(server))
         holds = {**state["holds"], **{upload.client: upload.content["version"] for upload in uploads}}
         return {
             "model": state["model"] + step, "version": state["version"] + 1, "step": step,

@@ -18,12 +18,10 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.merge import robust
-from llm_fed.method import Method, Upload, refuse_inert
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, State, Upload, refuse_inert
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state import Layout, State, block_of, combine, module_of, stack, unstack
+from llm_fed.state import Layout, block_of, combine, module_of, stack, unstack
 from llm_fed.state.roles import Roles, Weights
-from llm_fed.state.wire import Message
 
 SoupStep = Literal["normalized", "gradient"]
 SoupInit = Literal["independent", "scaled", "shared"]
@@ -67,7 +65,7 @@ class FedMerge(Method):
     # together: both steps see the same weights and soup; algorithm1: soup first
     order: Literal["together", "algorithm1", "published"] = "together"
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         refuse_krum(server)
         step, chosen = self._weight_step(server), self._inner_product(server)
         refuse_inert(self, "weight_lr", step != "fixed-magnitude", "method.weight_step=normalized or plain")
@@ -82,10 +80,10 @@ class FedMerge(Method):
     def broadcast(self, state: Message, client: str) -> Message:
         return combine(state["soup"], softmax_row(state, client))  # Eq. 4
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         return await trained(client, message)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads or not server.enough(len(uploads)):
             return state
         deltas, sizes = stack(upload.content for upload in uploads), sizes_of(server, uploads)  # (k, P), (k,)
@@ -108,10 +106,10 @@ class FedMerge(Method):
         rows = {upload.client: row for upload, row in zip(uploads, logits, strict=True)}
         return {"soup": soup, "logits": {**state["logits"], **rows}}
 
-    def _weight_step(self, server: Site) -> str:
+    def _weight_step(self, server: Server) -> str:
         return self.weight_step or by_form(server, adapters="normalized", whole="fixed-magnitude")
 
-    def _inner_product(self, server: Site) -> str:
+    def _inner_product(self, server: Server) -> str:
         return self.inner_product or by_form(server, adapters="last-layers", whole="head")
 
     def _logit_step(self, how: str, gradient: Tensor, share: Tensor) -> Tensor:
@@ -148,7 +146,7 @@ class FedMergeFixed(Method):
                 f"method.models_per_client is {self.models_per_client}; it must be 1 to num_models ({self.num_models})"
             )
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         refuse_krum(server)
         return {"soup": first_soup(server, self), "seen": []}
 
@@ -164,10 +162,10 @@ class FedMergeFixed(Method):
     def broadcast(self, state: Message, client: str) -> Message:
         return combine(state["soup"], self.weights(client))
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         return await trained(client, message)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads or not server.enough(len(uploads)):
             return state
         weights = torch.stack([self.weights(upload.client) for upload in uploads])
@@ -180,14 +178,14 @@ class FedMergeFixed(Method):
         return weights_report({client: self.weights(client) for client in state["seen"]})
 
 
-def first_soup(server: Site, method: FedMerge | FedMergeFixed) -> list[State]:
+def first_soup(server: Server, method: FedMerge | FedMergeFixed) -> list[State]:
     """The soup before round 1, as the method's settings say."""
     how = method.soup_init or by_form(server, adapters="scaled", whole="shared")
     refuse_inert(method, "init_noise", how == "shared", "method.soup_init=shared")
     return draw_soup(server, method.num_models, how, method.init_noise)
 
 
-def draw_soup(server: Site, num_models: int, how: str, noise: float) -> list[State]:
+def draw_soup(server: Server, num_models: int, how: str, noise: float) -> list[State]:
     """d states that differ (equal ones would keep the weights' gradient at zero for ever); one alone is FedAvg's
     start. `how` is `soup_init`."""
     models = [server.initial(), *(server.initial("soup", j) for j in range(1, num_models))]
@@ -200,7 +198,7 @@ def draw_soup(server: Site, num_models: int, how: str, noise: float) -> list[Sta
     return [model.like(row) for model, row in zip(models, rows, strict=True)]
 
 
-async def trained(client: Site, message: State) -> State:
+async def trained(client: Client, message: State) -> State:
     """What a client answers: how far training moved its model, and the running statistics (extras) as they are now."""
     theta = await client.fit(message)
     return State(theta.layout, theta.row - message.row, theta.extras)
@@ -236,7 +234,7 @@ def soup_mixing(weights: Tensor, sizes: Tensor, how: str) -> Tensor:
     return torch.where(mixing > 0, mixing / total, 0.0)
 
 
-def sizes_of(server: Site, uploads: list[Upload]) -> Tensor:
+def sizes_of(server: Server, uploads: list[Upload]) -> Tensor:
     """n_i (k,), float64; under a robust rule the shares that they give."""
     sizes = [float(upload.num_examples) for upload in uploads]
     if server.step.aggregation == "mean":
@@ -244,7 +242,7 @@ def sizes_of(server: Site, uploads: list[Upload]) -> Tensor:
     return robust.shares(sizes, server.step.liars)
 
 
-def move_soup(server: Site, soup: list[State], uploads: list[Upload], deltas: Tensor, mixing: Tensor) -> list[State]:
+def move_soup(server: Server, soup: list[State], uploads: list[Upload], deltas: Tensor, mixing: Tensor) -> list[State]:
     """The soup after its step with the c_ij (k, d), by the rule that `server.aggregation` names.
 
     Args:
@@ -263,7 +261,7 @@ def move_soup(server: Site, soup: list[State], uploads: list[Upload], deltas: Te
     return [model + total * step for model, total, step in zip(soup, mixing.sum(0).tolist(), steps, strict=True)]
 
 
-def refuse_krum(server: Site) -> None:
+def refuse_krum(server: Server) -> None:
     """Raises: UserError."""
     if server.step.aggregation == "krum":
         raise UserError(
@@ -325,6 +323,6 @@ def weights_report(weights: dict[str, Tensor]) -> dict[str, Any]:
     return {"weights": {"clients": list(weights), "values": values}}
 
 
-def by_form(server: Site, *, adapters: str, whole: str) -> str:
+def by_form(server: Server, *, adapters: str, whole: str) -> str:
     """What a setting's null means: the value for LoRA adapters, or that for whole models."""
     return adapters if server.structure.fused else whole

@@ -6,11 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from llm_fed.method import Method, refuse_inert
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, refuse_inert
 from llm_fed.models.structure import GateShape, Structure
 from llm_fed.settings import PositiveFloat, PositiveInt
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -34,16 +32,16 @@ class FedMoE(Method):
     gate_width: PositiveInt = 32  # m, neurons of the gate's hidden layer; the paper gives no number
     gate_norm: bool = True  # batch normalisation of the gate's scores before its softmax, as in the paper
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         wrapped: Any = structure.beside("own", "small", "gate" if self.gate == "learned" else "even")
         return replace(wrapped, gate=GateShape(self.gate_width, self.gate_norm))
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         for setting in ("gate_lr", "gate_width", "gate_norm"):
             refuse_inert(self, setting, self.gate == "learned", "method.gate=learned")
         return super().init(server)
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         if self.gate == "even":
             return await super().client_update(client, message)
         gate_lr = client.lr if self.gate_lr is None else self.gate_lr * client.lr / client.local.lr

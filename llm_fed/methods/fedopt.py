@@ -9,11 +9,8 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Message, Method, Server, State, Upload
 from llm_fed.settings import AtLeast, Below, PositiveFloat
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 Decay = Annotated[float, AtLeast(0), Below(1)]
 Second = Callable[[Tensor, Tensor], Tensor]  # (v, Delta^2) -> the next v
@@ -32,14 +29,14 @@ class FedAvgM(Method):
     server_lr: PositiveFloat = 1.0  # eta
     beta: Decay = 0.9
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         return {"model": model, "momentum": 0 * model.row}
 
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads or not server.enough(len(uploads)):
             return state
         delta = mean_update(server, uploads)
@@ -60,13 +57,13 @@ class FedAdagrad(Method):
     beta1: Decay = 0.0  # m <- beta1 m + (1 - beta1) Delta
     tau: PositiveFloat = 1e-3  # how far the step adapts: v begins at tau^2
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return begun(server, self.tau)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return adapted(server, state, uploads, self, lambda v, square: v + square)
 
 
@@ -85,13 +82,13 @@ class FedAdam(Method):
     beta2: Decay = 0.99
     tau: PositiveFloat = 1e-3  # how far the step adapts: v begins at tau^2
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return begun(server, self.tau)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return adapted(
             server, state, uploads, self, lambda v, square: self.beta2 * v + (1 - self.beta2) * square
         )  # fmt: skip
@@ -112,26 +109,26 @@ class FedYogi(Method):
     beta2: Decay = 0.99
     tau: PositiveFloat = 1e-3  # how far the step adapts: v begins at tau^2
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return begun(server, self.tau)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return state["model"]
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return adapted(
             server, state, uploads, self, lambda v, square: v - (1 - self.beta2) * square * (v - square).sign()
         )
 
 
-def begun(server: Site, tau: float) -> Message:
+def begun(server: Server, tau: float) -> Message:
     """The server's state before round 1."""
     model = server.initial()
     return {"model": model, "momentum": 0 * model.row, "second": 0 * model.row + tau**2}
 
 
 def adapted(
-    server: Site, state: Message, uploads: list[Upload], method: FedAdagrad | FedAdam | FedYogi, second: Second
+    server: Server, state: Message, uploads: list[Upload], method: FedAdagrad | FedAdam | FedYogi, second: Second
 ) -> Message:
     """One step of Algorithm 2, on the mean of the updates; without any the state as it is."""
     if not uploads or not server.enough(len(uploads)):
@@ -143,7 +140,7 @@ def adapted(
     return {"model": moved(state["model"], delta, step), "momentum": momentum, "second": v}
 
 
-def mean_update(server: Site, uploads: list[Upload]) -> State:
+def mean_update(server: Server, uploads: list[Upload]) -> State:
     """Delta: the mean of the updates, weighed by numbers of examples."""
     return server.average([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
 

@@ -20,12 +20,10 @@ from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
-from llm_fed.merge.grid import WEIGHTS
-from llm_fed.method import Method, Upload, averaged
-from llm_fed.method.site import Site
+from llm_fed.merge.mean import WEIGHTS
+from llm_fed.method import Client, Message, Method, Server, Site, Upload, averaged
 from llm_fed.settings import AtLeast, AtMost, NonNegativeInt, PositiveFloat
 from llm_fed.state import State, stack
-from llm_fed.state.wire import Message
 
 _TINY = 1e-12  # squared errors, where cosines are equal
 _LEAST = 0.001  # of the probability of a partition; what is less counts as no groups
@@ -49,7 +47,7 @@ class FedPool(Method):
     personal_steps: NonNegativeInt = 20  # optimizer steps of each client after the last round
     personal_lr: PositiveFloat | None = None  # their learning rate; null: a third of `local.lr`
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         none = torch.zeros(0, 0, dtype=torch.float64)
         return {
             "mean": server.initial(),  # the model of who never answered
@@ -67,7 +65,7 @@ class FedPool(Method):
         of_all: State = state["mean"]
         return of_all.like(dict(_by_client(state)).get(client, of_all.row))
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         sizes = state["sizes"] | {upload.client: upload.num_examples for upload in uploads}
@@ -126,7 +124,7 @@ class FedPool(Method):
         of_all = models[0].clone() if len(models) == 1 else moved(list(sizes), 0.0)[0]
         return {"mean": like.like(of_all), "groups": groups, "models": models, "ahead": ahead}
 
-    async def finish(self, client: Site, message: Message) -> None:
+    async def finish(self, client: Client, message: Message) -> None:
         if not self.personal_steps:
             return
         lr = client.local.lr / 3 if self.personal_lr is None else self.personal_lr
@@ -138,7 +136,7 @@ class FedPool(Method):
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory.get("personal", message)
 
-    async def _own_share(self, client: Site, pooled: State, own: State) -> float:
+    async def _own_share(self, client: Client, pooled: State, own: State) -> float:
         """The share of the client's own model whose mixture has the lowest loss on the held-out examples; a half where
         there are none, or where noise hides what is learned of examples."""
         held_out = client.data.held_out

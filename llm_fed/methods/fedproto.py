@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.method.heads import check_head, class_means, head_shape, own_model
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
 from llm_fed.settings import NonNegativeFloat
-from llm_fed.state import State
 from llm_fed.state.roles import Counts, Roles, Statistic
-from llm_fed.state.wire import Message
 from llm_fed.tasks.common import labels_of
 
 _NEVER = -1e9  # a class without a prototype is never the nearest
@@ -50,12 +47,12 @@ class FedProto(Method):
     # head: the client's own; prototypes: the nearest of all clients' mean prototypes
     classifier: Literal["head", "prototypes"] = "head"
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         fresh = server.initial()
         shape = head_shape(fresh)
         return {"prototypes": fresh.row.new_zeros(shape), "known": torch.zeros(shape[0], dtype=torch.bool)}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         start, prototypes = own_model(client), message["prototypes"]
         check_head(client, start, prototypes.shape)
         loss = partial(self.loss, prototypes, message["known"])
@@ -74,7 +71,7 @@ class FedProto(Method):
         distance = (away.square().mean(1) * held).mean()
         return nn.functional.cross_entropy(answer.logits, labels) + self.regularization * distance
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         means, counts = (torch.stack([u.content[key] for u in uploads]) for key in ("prototypes", "counts"))

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server
 from llm_fed.settings import PositiveFloat
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -28,11 +26,11 @@ class FedProx(Method):
 
     mu: PositiveFloat = 0.01  # the paper tries 0.001 to 1
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         if server.local.proximal:
             raise UserError("fedprox has a proximal term of its own, of strength method.mu; leave local.proximal out")
         return server.initial()
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         optimizer = replace(client.optimizer, proximal=self.mu / 2)
         return await client.fit(message, optimizer=optimizer) - message

@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from llm_fed.merge.products import layers
-from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, State
 from llm_fed.settings import AtLeast, AtMost
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class FedRotLoRA(Method):
     # lambda: how far to turn; 1: to the best rotation, 0: not at all
     rotation: Annotated[float, AtLeast(0), AtMost(1)] = 1.0
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = await client.fit(message)
         if client.round > 1:
             theta = turned(theta, message, by_a=client.round % 2 == 0, share=self.rotation)

@@ -7,11 +7,8 @@ from typing import ClassVar
 
 from llm_fed.merge.factors import decomposed, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, State, Upload
 from llm_fed.settings import PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 TRAINED = r"^(?!.*\.lora_A$)"
 
@@ -35,14 +32,14 @@ class FedSVD(Method):
 
     period: PositiveInt = 1  # rounds between two decompositions
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = await client.fit(message, train=TRAINED)
         return theta.select(TRAINED) - message.select(TRAINED)
 
     def upload_like(self, message: Message) -> Message:
         return message.select(TRAINED)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         current = [upload for upload in uploads if upload.staleness == 0]
         if current:
             examples = [upload.num_examples for upload in current]

@@ -8,6 +8,7 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.method import Method
+from llm_fed.method.merge import kind_of
 from llm_fed.settings import PLAIN, hints, takes_plain
 from llm_fed.settings.plugins import path_of
 
@@ -36,9 +37,15 @@ def check(where: str, found: Any) -> None:
     """
     if not (isinstance(found, type) and issubclass(found, Method)):
         what = f"the class {found.__name__}" if isinstance(found, type) else f"{found!r:.60}"
-        raise UserError(f"{where} is {what}; it must be a class that derives from llm_fed.method.Method")
-    if _at(path_of(found)) is not found:  # by this name a checkpoint's run and the ranks of a launch find it again
-        raise UserError(f"{where} is not found as {path_of(found)}; define the class at the top level of its module")
+        raise UserError(
+            f"{where} is {what}; it must be a class that derives from llm_fed.method.Method, or a function under "
+            "@Merger(...) of llm_fed.method.merge"
+        )
+    if hasattr(found, "needs"):  # as mergers were written before; such a class would now be trained
+        raise UserError(f"{where} merges, for which llm_fed.method.merge now has functions; see CHANGELOG.md")
+    # By this name a checkpoint's run and the ranks of a launch find it again.
+    if kind_of(_at(path_of(found))) is not found:
+        raise UserError(f"{where} is not found as {path_of(found)}; define it at the top level of its module")
     if "__dataclass_params__" not in vars(found):  # Method's own would be inherited
         raise UserError(
             f"{where}: {found.__name__} is not a dataclass itself, so its settings are not read; write "

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.merge.factors import decomposed, heads, rank_of, rebuilt, resized, stacked
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Upload
 from llm_fed.methods import served
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -26,16 +24,16 @@ class FlexLoRA(Method):
     adapters_only: ClassVar[bool] = True
     any_rank: ClassVar[bool] = True
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return {"model": server.initial(), "clients": served.clients_of(server)}
 
     def broadcast(self, state: Message, client: str) -> Message:
         return served.part(state["model"], state["clients"], client)
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         return await client.fit(message)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         model, total = state["model"], sum(upload.num_examples for upload in uploads)

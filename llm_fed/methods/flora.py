@@ -9,14 +9,11 @@ from typing import Any, ClassVar
 from llm_fed.basics.rng import generator
 from llm_fed.merge import delta
 from llm_fed.merge.factors import heads, stacked
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.methods import folded, served
-from llm_fed.models.lora import FACTORS, HEAD, factor_of
-from llm_fed.models.structure import Structure
-from llm_fed.state import Layout, State
+from llm_fed.state import Layout
+from llm_fed.state.entries import FACTORS, HEAD, factor_of
 from llm_fed.state.roles import Echo, Roles
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,10 @@ class FLoRA(Method):
     one_model: ClassVar[bool] = True
     sends: ClassVar[Roles] = {"version": Echo()}
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.over_frozen()
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         before = delta.nothing(model)
         if server.start is not None:  # a run that starts from an adapter has it in its base
@@ -52,7 +49,7 @@ class FLoRA(Method):
         like = {name: _at_rank(name, shape, rank) for name, shape in state["like"].items()}
         return {"head": state["head"], "like": like, **folded.sent(state, client)}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         whole = folded.received(client, message)
         fresh = client.draw(generator(client.seed, "fresh", client.round, client.id)).updated(message["head"])
         theta = await client.fit(delta.beneath(fresh, whole))
@@ -63,7 +60,7 @@ class FLoRA(Method):
         layout = Layout(tuple(message["like"]), tuple(tuple(shape) for shape in message["like"].values()))
         return folded.answer(message, State(layout, message["head"].row.new_zeros(layout.size)))
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         uploads, adapters, examples = folded.answers(uploads)

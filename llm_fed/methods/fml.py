@@ -7,13 +7,10 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from llm_fed.method import Method
+from llm_fed.method import Client, Message, Method, Structure
 from llm_fed.method.losses import divergence
-from llm_fed.method.site import Site
 from llm_fed.models.joined import Answer
-from llm_fed.models.structure import Structure
 from llm_fed.settings import AtLeast, AtMost
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,10 @@ class FML(Method):
     alpha: Annotated[float, AtLeast(0), AtMost(1)] = 0.5  # of the own model's loss the part of the labels
     beta: Annotated[float, AtLeast(0), AtMost(1)] = 0.5  # of the small model's
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.beside("own", "small", "first")
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = await client.fit(client.assemble(message), loss=self.loss)
         client.keep(theta, self.trained, message)
         return theta.select(self.shared) - message

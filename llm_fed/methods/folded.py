@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llm_fed.merge import delta
-from llm_fed.method import Upload
-from llm_fed.method.site import Site
-from llm_fed.state import State
-from llm_fed.state.wire import Message
+from llm_fed.method import Client, Message, Site, State, Upload
 
 
 def begun(whole: State) -> dict[str, Any]:
@@ -35,7 +32,7 @@ def received(client: Site, message: Message) -> State:
     return kept["delta"] if kept["version"] == message["version"] else delta.added(kept["delta"], message["delta"])
 
 
-def keep(client: Site, message: Message, whole: State) -> None:
+def keep(client: Client, message: Message, whole: State) -> None:
     """Remember the delta, for the next message."""
     client.memory["delta"] = {"version": message["version"], "delta": whole}
 

@@ -12,14 +12,11 @@ from torch import Tensor
 
 from llm_fed.merge.factors import heads, product_norms, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
-from llm_fed.method import Method, Upload
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.method.optimizer import Tail
-from llm_fed.method.site import Site
 from llm_fed.methods import served
 from llm_fed.settings import Above, AtMost, NonNegativeFloat
-from llm_fed.state import State
 from llm_fed.state.roles import Index, Roles
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -54,13 +51,13 @@ class HetLoRA(Method):
     pruning: NonNegativeFloat = 0.001  # lambda; 0: ranks stay
     decay: Annotated[float, Above(0), AtMost(1)] = 0.99  # gamma: the share of its rank that is kept
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return {"model": server.initial(), "clients": served.clients_of(server)}
 
     def broadcast(self, state: Message, client: str) -> Message:
         return served.part(state["model"], state["clients"], client)
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         rank, optimizer = rank_of(message), client.optimizer
         kept = max(1, math.floor(self.decay * rank + 1e-9)) if self.pruning else rank
         if kept < rank:
@@ -73,7 +70,7 @@ class HetLoRA(Method):
     def upload_like(self, message: Message) -> Message:
         return {"adapter": message, "rank": rank_of(message)}
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
         model, clients = state["model"], dict(state["clients"])

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Message, Method, Server, State, Upload
 from llm_fed.methods import waiting
 from llm_fed.methods.server_examples import need_examples
 from llm_fed.methods.waiting import Wait
 from llm_fed.settings import PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -30,14 +27,14 @@ class HFCL(Method):
     wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
     wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         need_examples(server, "hfcl")
         return waiting.begun(server, server.initial(), self.wait, self.wait_for)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if self.wait != "first_n":
             own = await self._own(server, state)
             return waiting.step(server, state, [*uploads, own], self.wait, self.wait_for)
@@ -46,6 +43,6 @@ class HFCL(Method):
         of_clients = server.cohort if self.wait_for is None else self.wait_for
         return waiting.step(server, state, uploads, self.wait, of_clients + 1)
 
-    async def _own(self, server: Site, model: State) -> Upload:
+    async def _own(self, server: Server, model: State) -> Upload:
         """The server's answer to a model, as if a client had sent it."""
         return Upload(server.id, server.num_examples, 0, await server.fit(model) - model)

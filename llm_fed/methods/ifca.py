@@ -9,13 +9,9 @@ import torch
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
-from llm_fed.models.structure import Structure
+from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.settings import NonNegativeInt, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.roles import Index, Roles
-from llm_fed.state.wire import Message
+from llm_fed.state.roles import Index, Roles, Weights
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,8 @@ class IFCA(Method):
     paper: ClassVar[str] = "IFCA (Ghosh et al. 2020)"
     robust: ClassVar[bool] = True
     looks: ClassVar[bool] = True  # a client's choice of a model
-    sends: ClassVar[Roles] = {"model": Index()}
+    # Statistics as they are: the server's checks do not know of which model they would be the change.
+    sends: ClassVar[Roles] = {"model": Index(), "delta": Weights(changes=False)}
 
     num_models: PositiveInt = 4  # d
     warmup_rounds: NonNegativeInt = 2  # 0, the paper's algorithm, is for whole models: they start different
@@ -44,7 +41,7 @@ class IFCA(Method):
     def without_held_out(self) -> str:  # type: ignore[override]
         return "they choose a model by their training examples" if self.choice_data == "held-out" else ""
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         if self.warmup_rounds < 1 < self.num_models and structure.fused:
             raise UserError(
                 f"method.warmup_rounds is {self.warmup_rounds}; with adapters it must be at least 1, because fresh "
@@ -52,7 +49,7 @@ class IFCA(Method):
             )
         return structure
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         models = [server.initial(), *(server.initial("model", j) for j in range(1, self.num_models))]
         order = torch.randperm(len(server.clients), generator=generator(server.seed, "warm-up")).tolist()
         assigned = {server.clients[client]: place % self.num_models for place, client in enumerate(order)}
@@ -62,22 +59,24 @@ class IFCA(Method):
         warm_up = state["round"] < self.warmup_rounds
         return {"models": state["models"], "assigned": state["assigned"][client] if warm_up else None}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         chosen = await self._choice(client, message)
         start = message["models"][chosen]
         theta = await client.fit(start)
-        return {"model": chosen, "delta": theta - start}
+        return {"model": chosen, "delta": State(theta.layout, theta.row - start.row, theta.extras)}
 
     def upload_like(self, message: Message) -> Message:
         return {"model": len(message["models"]) - 1, "delta": message["models"][0]}
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         models = list(state["models"])
         for j, model in enumerate(models):
             joined = [upload for upload in uploads if upload.content["model"] == j]
             if joined:
                 deltas = [upload.content["delta"] for upload in joined]
-                models[j] = model + server.average(deltas, [upload.num_examples for upload in joined])
+                step = server.average(deltas, [upload.num_examples for upload in joined])
+                statistics = {name: v for name, v in step.extras.items() if v.is_floating_point()}
+                models[j] = State(model.layout, model.row + step.row, {**model.extras, **statistics})
         chosen = {**state["chosen"], **{upload.client: upload.content["model"] for upload in uploads}}
         return {**state, "models": models, "round": state["round"] + 1, "chosen": dict(sorted(chosen.items()))}
 

@@ -7,11 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method
+from llm_fed.method import Client, Message, Method, Server, Site, State
 from llm_fed.method.heads import check_head
-from llm_fed.method.site import Site
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -29,10 +26,10 @@ class LGFedAvg(Method):
     whole_models: ClassVar[bool] = True
     any_model: ClassVar[bool] = True
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return _head(server.initial())
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = await client.fit(self._assembled(client, message))
         client.keep(theta, self.trained, message.renamed("head.", f"{theta.layout.head}."))
         return _head(theta) - message

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
-from llm_fed.state.wire import Message
+from llm_fed.method import Client, Message, Method, Server, Site, Upload
 
 
 @dataclass(frozen=True)
@@ -20,14 +18,14 @@ class Local(Method):
     own_start: ClassVar[bool] = True
     any_rank: ClassVar[bool] = True
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return None
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         client.memory["adapter"] = await client.fit(own(client))
         return None
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return None
 
     async def personalize(self, client: Site, message: Message) -> Message:

@@ -6,11 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload, averaged
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload, averaged
 from llm_fed.settings import Above, AtMost, PositiveFloat, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class PFedMe(Method):
     outer_lr: PositiveFloat = 0.005  # eta of w <- w - eta lambda (w - theta)
     mixing: Annotated[float, Above(0), AtMost(2)] = 1.0  # beta of w <- (1 - beta) w + beta mean
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         if server.local.proximal:
             raise UserError(
                 "pfedme has a proximal term of its own, of strength method.strength; leave local.proximal out"
@@ -45,7 +42,7 @@ class PFedMe(Method):
             )
         return server.initial()
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         w = theta = message
         for _ in range(self.local_rounds):
             near = replace(client.optimizer, proximal=self.strength / 2, anchor=w)
@@ -55,7 +52,7 @@ class PFedMe(Method):
         client.memory["personal"] = theta
         return w - message
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         mean = averaged(server, state, uploads)
         return State(mean.layout, (state + self.mixing * (mean - state)).row, mean.extras)
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method
-from llm_fed.method.site import Site
-from llm_fed.models.structure import Structure
+from llm_fed.method import Client, Method, Structure
 
 
 @dataclass(frozen=True)
@@ -25,5 +23,5 @@ class PFedMoE(Method):
     mean_only: ClassVar[bool] = True
     shared: ClassVar[str] = r"(^|\.)global\."
 
-    def wrap(self, structure: Structure, client: Site | None) -> Structure:
+    def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.gated("local", "global")

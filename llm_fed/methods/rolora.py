@@ -6,11 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
-from llm_fed.models.lora import FACTORS
-from llm_fed.state import State
-from llm_fed.state.wire import Message
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
+from llm_fed.state.entries import FACTORS
 
 A, B = FACTORS
 
@@ -32,10 +29,10 @@ class RoLoRA(Method):
     adapters_only: ClassVar[bool] = True
     robust: ClassVar[bool] = True
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         return {"model": server.initial(), "turn": B}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         start, trained = message["model"], _trained(message)
         theta = await client.fit(start, train=trained)
         return theta.select(trained) - start.select(trained)
@@ -43,7 +40,7 @@ class RoLoRA(Method):
     def upload_like(self, message: Message) -> Message:
         return message["model"].select(_trained(message))
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         """The mean over the answers of each turn; then the turn is the other factor's."""
         model: State = state["model"]
         for turn in (B, A):

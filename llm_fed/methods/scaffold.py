@@ -7,23 +7,22 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.merge.mean import mean
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.settings import PositiveFloat
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
 class Scaffold(Method):
     """FedAvg with control variates: clients correct every gradient by c - c_i, the mean of all clients' past gradients
     minus that of their own. All clients weigh the same. An answer that never arrives leaves c behind the mean of the
-    c_i."""
+    c_i. BatchNorm's running statistics go to the clients' mean, whatever `server_lr` is."""
 
     paper: ClassVar[str] = "SCAFFOLD (Karimireddy et al. 2020)"
 
     server_lr: PositiveFloat = 1.0  # eta_g, as in the paper's experiments
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model, local = server.initial(), server.local
         if local.optimizer != "sgd" or local.momentum or not local.lr_end:
             raise UserError("scaffold computes mean gradients from the distance that plain SGD moves; set "
@@ -33,7 +32,7 @@ class Scaffold(Method):
                             "local.decay=constant and local.warmup_steps=0")  # fmt: skip
         return {"model": model, "control": 0 * model.pick(tuple(model))}
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         x, c = message["model"], message["control"]
         before = client.memory.get("control", 0 * c)
         y = await client.fit(x, optimizer=replace(client.optimizer, correction=c - before))  # line 10
@@ -41,9 +40,13 @@ class Scaffold(Method):
         client.memory["control"] = after
         return {"model": y - x, "control": after - before}
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
-        rates = {"model": self.server_lr / max(1, len(uploads)), "control": 1 / len(server.clients)}  # lines 16, 17
-        return {key: sum((rates[key] * upload.content[key] for upload in uploads), state[key]) for key in rates}
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
+        if not uploads:
+            return state
+        x, delta = state["model"], mean([upload.content["model"] for upload in uploads])
+        x = State(x.layout, x.row + self.server_lr * delta.row, (x + delta).extras)  # line 16
+        share = 1 / len(server.clients)  # line 17
+        return {"model": x, "control": sum((share * u.content["control"] for u in uploads), state["control"])}
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return message["model"]

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_fed.merge.factors import rank_of, resized
-from llm_fed.method.site import Site
-from llm_fed.state import State
+from llm_fed.method import Server, State
 
 Clients = Mapping[str, Any]  # by name {"rank": r, "factor": the server's scaling over the client's}
 
 
-def clients_of(server: Site) -> Clients:
+def clients_of(server: Server) -> Clients:
     """Of the clients whose adapters differ from the server's."""
     own = server.structure
     found = {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method.site import Site
+from llm_fed.method import Server
 
 
-def need_examples(server: Site, method: str) -> None:
+def need_examples(server: Server, method: str) -> None:
     """Refuse a server that cannot train the clients' model.
 
     Raises:

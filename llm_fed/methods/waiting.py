@@ -13,15 +13,12 @@ from typing import Literal
 
 from llm_fed.basics.errors import UserError, inert
 from llm_fed.merge.robust import lacking
-from llm_fed.method import Upload, averaged, by_arrival
-from llm_fed.method.site import Site
-from llm_fed.state import State
-from llm_fed.state.wire import Message
+from llm_fed.method import Message, Server, State, Upload, averaged, by_arrival
 
 Wait = Literal["none", "deadline", "first_n"]
 
 
-def begun(server: Site, model: State, wait: Wait, wait_for: int | None) -> Message:
+def begun(server: Server, model: State, wait: Wait, wait_for: int | None) -> Message:
     """The server's state with a model that no client has answered yet.
 
     Raises:
@@ -49,7 +46,7 @@ def with_model(state: Message, model: State, wait: Wait) -> Message:
     return {**state, "model": model} if wait == "first_n" else model
 
 
-def step(server: Site, state: Message, uploads: list[Upload], wait: Wait, wait_for: int | None) -> Message:
+def step(server: Server, state: Message, uploads: list[Upload], wait: Wait, wait_for: int | None) -> Message:
     """The state after what arrived in a round: the model moves by the mean of the updates that count, if it moves.
 
     Args:

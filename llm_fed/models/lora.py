@@ -22,10 +22,9 @@ from llm_fed.models.trained import Structure
 from llm_fed.settings import check_fields
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.state import Layout, State
+from llm_fed.state.entries import FACTORS, factor_of, pair, router
 
-FACTORS = ("lora_A", "lora_B")  # what the names of an adapter's entries end with
 _LONGEST = 2.0  # seconds for a regular expression; an honest one takes milliseconds on thousands of names
-HEAD = "head"  # beside them: the entries of modules that are trained whole
 ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `mix`: (S, H) and ()
 
 
@@ -293,24 +292,6 @@ def whole_parameters(model: nn.Module, structure: Lora) -> dict[str, nn.Paramete
         for module in structure.whole
         for name, parameter in model.get_submodule(module).named_parameters()
     }
-
-
-def pair(module: str, expert: str) -> tuple[str, str]:
-    """The names of an expert's two entries on a layer."""
-    place = f"{module}.{expert}" if expert else module
-    first, second = FACTORS
-    return f"{place}.{first}", f"{place}.{second}"
-
-
-def factor_of(name: str) -> str:
-    """Which of FACTORS an entry is, or HEAD."""
-    last = name.rpartition(".")[2]
-    return last if last in FACTORS else HEAD
-
-
-def router(module: str) -> str:
-    """The name of a layer's router."""
-    return f"{module}.router"
 
 
 def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> State:

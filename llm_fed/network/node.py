@@ -27,12 +27,13 @@ from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import write_folders
 from llm_fed.bench import bases, build, taking_part
 from llm_fed.bench.build import Experiment
-from llm_fed.bench.needed import needed_config
+from llm_fed.bench.parents import config_of
 from llm_fed.experiment import finish
 from llm_fed.experiment.baselines import rule_of
 from llm_fed.export import models
 from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.federation.privacy import check_elsewhere
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
 from llm_fed.network.node_folders import personal_folder, plain
@@ -106,7 +107,7 @@ class Node:
         if settings.task.held_out == "auto":
             settings = replace(settings, task=replace(settings.task, held_out=message.get("held_out", "position")))
         if "need" in message:
-            settings = needed_config(settings, message["need"])
+            settings = config_of(message["need"], settings)
         kinds = {"hello": self._hello, "work": self._work}
         return lookup("message", message["kind"], kinds)(place, settings, message, content)
 
@@ -163,27 +164,25 @@ class Node:
 
     def _finish(self, work: _Work) -> dict[str, Any]:
         built, sites, messages = self._there(work)
-        given = self._needed(work, messages)
+        merged = self._parents(work, messages)
 
-        def begin(client: str, site: Site) -> Site:
-            for state in given[client].values():
+        def begin(client: str, site: Client) -> Client:
+            for state in merged[client].values():
                 if isinstance(state, Exception):
                     raise state
-            site.given = given[client]
             site.begin(work.config.rounds + 1, work.config.local.lr)
             return site
 
         sites, failed = each(sites, begin), {}
+        sent = {name: message["message"] for name, message in messages.items()}
         before = {site.id: copy(site.memory) for site in _well(sites)}
-        done = fused(built.runtime, sites, lambda site: built.method.finish(site, messages[site.id]["message"]))
+        done = fused(built.runtime, sites, lambda site: built.method.finish(site, merged[site.id] or sent[site.id]))
         for client, outcome in done.items():
-            if isinstance(outcome, ClientError) and client in before and not built.method.needs:
+            if isinstance(outcome, ClientError) and client in before and not merged[client]:
                 sites[client].memory, failed[client] = before[client], {"failed": str(outcome)}
             elif isinstance(outcome, Exception):
                 sites[client] = outcome
-        states = fused(
-            built.runtime, sites, _personal(built, {name: sent["message"] for name, sent in messages.items()})
-        )
+        states = fused(built.runtime, sites, _personal(built, sent))
 
         async def personal(site: Site) -> State:
             return states[site.id]
@@ -197,13 +196,13 @@ class Node:
 
         return each(scores, reply)
 
-    def _needed(self, work: _Work, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
-        """By client and name of a run that the method starts from: the client's model there, or why it has none."""
+    def _parents(self, work: _Work, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
+        """By client and name of a parent, if the run is a merge: the client's model there, or why it has none."""
         given: dict[str, dict[str, Any]] = {client: {} for client in messages}
         for need in dict.fromkeys(need for sent in messages.values() for need in sent["given"]):
             orders = {name: work.orders[name] for name, sent in messages.items() if need in sent["given"]}
             there = {name: {**order, **order["given"][need], "given": {}} for name, order in orders.items()}
-            its_work = replace(work, config=needed_config(work.config, need), orders=there)
+            its_work = replace(work, config=config_of(need, work.config), orders=there)
             built = self._experiment(its_work.place, its_work.config, its_work.runs)
             sites = self._sites(built, its_work)
             sent_there = {name: messages[name]["given"][need] for name in orders}
@@ -212,7 +211,7 @@ class Node:
                 given[client][need] = state
         return given
 
-    def _export(self, built: Experiment, work: _Work, site: Site, state: State, score: Mapping[str, Any]) -> None:
+    def _export(self, built: Experiment, work: _Work, site: Client, state: State, score: Mapping[str, Any]) -> None:
         """Write a client's personal model to this machine's disk, where the configuration says so."""
         order = work.orders[site.id]
         answered = any(run["after"] for run in (order, *order["given"].values()))
@@ -245,7 +244,7 @@ class Node:
         built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
         messages: dict[str, Message] = {}
 
-        def opened(client: str, site: Site) -> Site:
+        def opened(client: str, site: Client) -> Client:
             messages[client] = unpack(content_of(work.orders[client], work.content))
             return site
 
@@ -254,7 +253,7 @@ class Node:
     def _sites(self, built: Experiment, work: _Work) -> dict[str, Any]:
         """By client its site with the memory that its order says, or why it has none."""
 
-        def remembering(client: str, order: Mapping[str, Any]) -> Site:
+        def remembering(client: str, order: Mapping[str, Any]) -> Client:
             if client not in built.clients:
                 raise UserError(f"this machine has no data of client {client} now")
             site, store, after = built.clients[client], self._store(work, client), order["after"]
@@ -366,7 +365,7 @@ def _personal(built: Experiment, sent: Mapping[str, Message]) -> Personal:
     return lambda site: built.method.personalize(site, sent[site.id])
 
 
-def _rule(built: Experiment, site: Site) -> dict[str, Any]:
+def _rule(built: Experiment, site: Client) -> dict[str, Any]:
     """Of the client's best rule that trains nothing its name and its score; with privacy on nothing."""
     rule = None if built.config.privacy.clip is not None else rule_of(site, built.metric, built.config.eval.limit)
     return {"rule": rule.name, "rule_score": rule.score} if rule else {}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
 from typing import Any
 
+from llm_fed.method.client import Client
 from llm_fed.method.requests import Runtime
-from llm_fed.method.site import Site
 
 
 def each(items: Mapping[str, Any], do: Callable[[str, Any], Any]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def each(items: Mapping[str, Any], do: Callable[[str, Any], Any]) -> dict[str, A
 
 
 def fused(
-    runtime: Runtime, sites: Mapping[str, Any], start: Callable[[Site], Coroutine[Any, Any, Any]]
+    runtime: Runtime, sites: Mapping[str, Any], start: Callable[[Client], Coroutine[Any, Any, Any]]
 ) -> dict[str, Any]:
     """By client what its coroutine returns, or the exception that ended it, now or before.
 
@@ -35,7 +35,7 @@ def fused(
     there = {name: site for name, site in sites.items() if not isinstance(site, Exception)}
     before = {name: (copy(site.memory), list(site.losses), site.fits) for name, site in there.items()}
 
-    def alone(name: str, site: Site) -> Any:
+    def alone(name: str, site: Client) -> Any:
         site.memory, site.losses, site.fits = before[name]
         return runtime.run({name: start(site)})[name]
 

@@ -198,7 +198,8 @@ def read(folder: Path, *, finished: bool) -> Chain:
 
 
 def _link(before: str, line: Mapping[str, Any]) -> str:
-    return digest((before + json.dumps(line, ensure_ascii=False)).encode())
+    text = before + json.dumps(line, ensure_ascii=False)
+    return digest(text.encode(errors="surrogatepass"))  # JSON may hold half of a character, and UTF-8 may not
 
 
 def _segment(path: Path, start: int, end: int | None) -> bytes:

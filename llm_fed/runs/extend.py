@@ -46,9 +46,10 @@ def lr(config: Config, round: int) -> float:
     return local.lr + (local.lr_end - local.lr) * share
 
 
-def rounds_done(folder: Path) -> int:
-    """The newest round of which a run folder, or that of a run that it needs, has a checkpoint; 0: none."""
-    return max((int(path.name.partition("-")[2]) for path in folder.rglob("checkpoints/round-*")), default=0)
+def rounds_done(folder: Path, *, parents: bool = True) -> int:
+    """The newest round of which a run folder has a checkpoint, or that of a parent in it; 0: none."""
+    found = (folder.rglob if parents else folder.glob)("checkpoints/round-*")
+    return max((int(path.name.partition("-")[2]) for path in found), default=0)
 
 
 def reopens(changes: Changes) -> bool:
@@ -87,7 +88,7 @@ def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str
     if before.rounds != now.rounds:
         had = f"this run had {before.rounds} rounds" + ("" if done >= before.rounds else f", of which {done} are done,")
         found.append(f"{had} and continues to {now.rounds}")
-        found += _unlike(before, now, done, method)
+        found += _unlike(before, now, rounds_done(folder, parents=False), method)  # a parent says its own
         if now.eval.of_last is not None and now.eval.of_last == before.eval.of_last:
             found.append(
                 f"eval.of_last={now.eval.of_last} now counts back from round {now.rounds}; if the best round that "
@@ -105,8 +106,6 @@ def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str
 
 def _unlike(before: Config, now: Config, done: int, method: Method) -> list[str]:
     """Why a run with another number of rounds is not what it would have been with this number from the start."""
-    if method.needs:  # the runs that it starts from say it
-        return []
     found = []
     if now.local.lr != now.local.lr_end and 0 < done < now.rounds:
         old, new = lr(before, done), lr(now, done + 1)

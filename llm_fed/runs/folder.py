@@ -148,7 +148,8 @@ class Run:
                 "config.yaml and checkpoints; give another --out"
             )
         if not self._fresh:
-            for path in [*(self.folder / name for name in _WRITTEN), *(self.folder / "trackers").rglob("*")]:
+            beside = [*(self.folder / "trackers").rglob("*"), *(self.folder / "needs").glob("*")]
+            for path in [*(self.folder / name for name in _WRITTEN), *beside]:
                 check_unlinked(path)
         if not self._fresh and (self.folder / "config.yaml").exists():
             self.saved = saved_config(self.folder)

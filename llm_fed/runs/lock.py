@@ -142,8 +142,11 @@ class Lock:
             records = self._records()
             for path, holder in records:
                 self._check_ended(path, holder, trusted, note)
-            number = 1 + max((_number(path) for path, _ in records), default=0)
-            if self._make(self._folder / f"{self._name}.{number}"):
+            last = max(self._paths(), key=_number, default=None)  # a link to nothing has a name, too
+            own = self._folder / f"{self._name}.{1 + (_number(last) if last else 0)}"
+            if not _number(own):
+                raise HeldError(f"whoever made {last}, the last possible record (if nobody writes here, delete it),")
+            if self._make(own):
                 break
         others = [(path, holder) for path, holder in self._records() if path != self._record]
         for path, holder in others:

@@ -253,6 +253,21 @@ def combine(states: Sequence[State], weights: Tensor) -> State:
     return State(states[0].layout, row, extras)
 
 
+def rebased(update: State, sent: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> State:
+    """The same update, its running statistics as the change from other ones: added to `now` they give those that the
+    client had, as they did when added to `sent`. Of several changes from one model the second would otherwise move the
+    statistics past the client's own, and variances below 0.
+
+    Args:
+        sent, now: extras, by name.
+    """
+    extras = {
+        name: value + (sent[name] - now[name]) if value.is_floating_point() else value
+        for name, value in update.extras.items()
+    }
+    return State(update.layout, update.row, extras)
+
+
 def _difference(left: Layout, right: Layout) -> str:
     for name in left.names + right.names:
         ours, theirs = left.shape_of.get(name), right.shape_of.get(name)

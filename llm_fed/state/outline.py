@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llm_fed.state import State
+from llm_fed.state.trees import leaves, mapped
 
 Skeleton = Any  # names, shapes and dtypes of a message, as plain lists and dicts
 
@@ -29,17 +30,17 @@ _ROWS = {"row", "extras", "s"}
 
 def skeleton(message: Any) -> Skeleton:
     """Names, shapes and dtypes of a message without its values, as plain lists and dicts."""
-    if isinstance(message, State):
-        entries = {name: list(shape) for name, shape in message.layout.shape_of.items()}
-        found: dict[str, Any] = {"dtype": str(message.row.dtype), "entries": entries}
-        return found | ({"extras": skeleton(message.extras)} if message.extras else {})
-    if isinstance(message, Tensor):
-        return {"dtype": str(message.dtype), "shape": list(message.shape)}
-    if isinstance(message, dict):
-        return {key: skeleton(value) for key, value in message.items()}
-    if isinstance(message, list | tuple):
-        return [skeleton(item) for item in message]
-    return type(message).__name__
+    return mapped(message, _skeleton)
+
+
+def _skeleton(leaf: Any) -> Skeleton:
+    if isinstance(leaf, State):
+        entries = {name: list(shape) for name, shape in leaf.layout.shape_of.items()}
+        found: dict[str, Any] = {"dtype": str(leaf.row.dtype), "entries": entries}
+        return found | ({"extras": skeleton(leaf.extras)} if leaf.extras else {})
+    if isinstance(leaf, Tensor):
+        return {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+    return type(leaf).__name__
 
 
 def difference(got: Skeleton, wanted: Skeleton, where: str) -> str:
@@ -57,16 +58,19 @@ def difference(got: Skeleton, wanted: Skeleton, where: str) -> str:
 
 def infinite(message: Any, where: str) -> str:
     """The first place in a message with a number that is not finite; empty where there is none."""
-    if isinstance(message, State):
-        beside = [value.flatten() for value in message.extras.values() if value.is_floating_point()]
-        if _is_finite(message.row) and (not beside or _is_finite(torch.cat(beside))):  # one look at all is quicker
+    return next((found for path, leaf in leaves(message, where) if (found := _infinite(leaf, path))), "")
+
+
+def _infinite(leaf: Any, where: str) -> str:
+    if isinstance(leaf, State):
+        beside = [value.flatten() for value in leaf.extras.values() if value.is_floating_point()]
+        if _is_finite(leaf.row) and (not beside or _is_finite(torch.cat(beside))):  # one look at all is quicker
             return ""
-        held = {"": message.row, **message.extras}
+        held = {"": leaf.row, **leaf.extras}
         return next((f"{where}.{name}".rstrip(".") for name, value in held.items() if not _is_finite(value)), "")
-    if isinstance(message, Tensor | float):
-        return "" if _is_finite(torch.as_tensor(message)) else where
-    items = message.items() if isinstance(message, dict) else enumerate(message) if isinstance(message, list) else ()
-    return next((found for key, value in items if (found := infinite(value, f"{where}.{key}"))), "")
+    if isinstance(leaf, Tensor | float):
+        return "" if _is_finite(torch.as_tensor(leaf)) else where
+    return ""
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.state import State
+from llm_fed.state.trees import at, leaves, mapped
 
 _TOLERANCE = 1e-6  # of a variance: what rounding leaves of the difference and the sum of two
 _MOST = 2**53  # of a counter among the buffers of a model: a whole number that every float holds
@@ -42,7 +43,7 @@ class Given:
     @classmethod
     def of(cls, like: Any, examples: int | None) -> Given:
         """Args: like: what `Method.upload_like` makes of the message that the client is sent."""
-        return cls(_kept(like), examples)
+        return cls(mapped(like, _kept), examples)
 
     def message(self) -> Any:
         """As a checkpoint holds it."""
@@ -56,14 +57,10 @@ class Given:
         return node
 
 
-def _kept(like: Any) -> Any:
-    if isinstance(like, State):
-        return dict(like.extras)
-    if isinstance(like, dict):
-        return {key: _kept(value) for key, value in like.items()}
-    if isinstance(like, list | tuple):
-        return [_kept(value) for value in like]
-    return like if type(like) in (int, str) else None
+def _kept(leaf: Any) -> Any:
+    if isinstance(leaf, State):
+        return dict(leaf.extras)
+    return leaf if type(leaf) in (int, str) else None
 
 
 class Role:
@@ -224,26 +221,6 @@ class Flags(Role):
 
 
 Roles = Mapping[str, Role]  # by place: the keys that lead to it, with dots in between
-
-
-def leaves(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every part of a message that is no dict or list, with its place."""
-    if isinstance(message, dict):
-        items: Any = message.items()
-    elif isinstance(message, list | tuple):
-        items = enumerate(message)
-    else:
-        yield path, message
-        return
-    for key, value in items:
-        yield from leaves(value, f"{path}.{key}" if path else str(key))
-
-
-def at(message: Any, path: str) -> Any:
-    """The part of a message at a place that it has."""
-    for key in path.split(".") if path else ():
-        message = message[int(key)] if isinstance(message, list | tuple) else message[key]
-    return message
 
 
 def role_of(sends: Roles, path: str, value: Any) -> Role | None:

@@ -20,6 +20,7 @@ from llm_fed.state import Layout, State
 from llm_fed.state.compression import decode, encode
 from llm_fed.state.lowrank import LowRank
 from llm_fed.state.outline import Skeleton, difference, outline
+from llm_fed.state.trees import leaves
 
 Message = Any  # a tree as described above
 
@@ -81,10 +82,7 @@ def _said(error: Exception) -> str:
 
 def entries(message: Message) -> int:
     """The number of parameters in a message: those of its states; other tensors (logits, statistics) are none."""
-    if isinstance(message, State):
-        return message.layout.size
-    children: Any = message.values() if isinstance(message, dict) else message if isinstance(message, list) else ()
-    return sum(entries(child) for child in children)
+    return sum(leaf.layout.size for _, leaf in leaves(message) if isinstance(leaf, State))
 
 
 def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None) -> Any:

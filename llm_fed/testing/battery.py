@@ -277,10 +277,9 @@ def examine(
         UserError: no such method or setting, or the method has no rounds or trains no models that the battery has.
     """
     method = methods.build(dict(settings))
-    if method.needs:
+    if parents := " and ".join(parent.name for parent in method.parents):
         raise UserError(
-            f"{settings['name']} merges runs of {' and '.join(method.needs)} and has no rounds of its own, so the "
-            "battery cannot test it"
+            f"{settings['name']} merges runs of {parents} and has no rounds of its own, so the battery cannot test it"
         )
     results = []
     for setup in (ADAPTERS.training(local), MODELS.training(local)):

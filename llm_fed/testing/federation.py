@@ -24,7 +24,9 @@ from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Schedule, Synchronous
 from llm_fed.method import Method, Upload
-from llm_fed.method.site import Data, Site
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
+from llm_fed.method.site import Data
 from llm_fed.models.lora import Lora, draw
 from llm_fed.models.structure import Full, Structure
 from llm_fed.runs.folder import Run
@@ -118,8 +120,8 @@ class Outcome:
     settings: dict[str, Any]  # of the method
     setup: Setup
     method: Method
-    server: Site
-    clients: dict[str, Site]
+    server: Server
+    clients: dict[str, Client]
     runtime: LocalRuntime
     state: Any
     folder: Path
@@ -218,25 +220,30 @@ def go(
     """
     method, model, sizes = methods.build(dict(settings)), setup.base(dtype), sizes or SIZES
 
-    def site(id: str, train: list[Any]) -> Site:
-        structure = setup.structure_of(id)
-        fresh = partial(setup.draw, model, structure, dtype)
-        data = Data(train, num_labels=tiny.CLASSES)
-        made = Site(id, structure, setup.local, seed, fresh, data, rounds=rounds)
-        made.structure = method.wrap(structure, None if id == "server" else made)
-        made.draw = partial(setup.draw, model, made.structure, dtype)
-        return made
+    def parts(structure: Structure) -> dict[str, Any]:
+        return {"structure": structure, "draw": partial(setup.draw, model, structure, dtype)}
+
+    def data(train: list[Any]) -> Data:
+        return Data(train, num_labels=tiny.CLASSES)
+
+    def client(id: str) -> Client:
+        plain = setup.structure_of(id)
+        examples = data(setup.examples(int(id[1:]), sizes[id]))
+        made = Client(id, **parts(plain), local=setup.local, seed=seed, data=examples, rounds=rounds)
+        return replace(made, **parts(method.wrap(plain, made)))
 
     def listen(record: Mapping[str, Any]) -> None:
         if stop_after and record["kind"] == "client" and record["round"] > stop_after:
             raise Stopped
 
-    clients = {id: site(id, setup.examples(int(id[1:]), sizes[id])) for id in order}
+    clients = {id: client(id) for id in order}
     runtime = LocalRuntime(setup.engine(model), per_pass)
-    server = site("server", [example for client in range(len(SIZES)) for example in setup.examples(client, 2)])
-    server.clients, server.cohort = tuple(sorted(order)), len(order)
-    if setup.ranks:
-        server.structures = {id: clients[id].structure for id in server.clients}
+    server = Server(
+        "server", **parts(method.wrap(setup.structure_of("server"), None)), local=setup.local, seed=seed,
+        data=data([example for client in range(len(SIZES)) for example in setup.examples(client, 2)]), rounds=rounds,
+        clients=tuple(sorted(order)), cohort=len(order),
+        structures={id: clients[id].structure for id in sorted(order)} if setup.ranks else {},
+    )  # fmt: skip
     local = {"lr": setup.local.lr, "lr_end": setup.local.lr}
     config = from_dict({"seed": seed, "rounds": rounds, "eval": {"every": 0}, "local": local})
     with Run(folder, config, listen=listen) as run:

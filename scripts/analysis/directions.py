@@ -31,7 +31,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench import build
 from llm_fed.eval.plots import plot_bands
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State
@@ -40,7 +40,7 @@ CHUNK = 100  # pictures per pass
 STARTS = ("fallback", "zero")
 
 
-async def slope(server: Site, model: State, atlas: Tensor, examples: Sequence[Any], head: State | None) -> Tensor:
+async def slope(server: Server, model: State, atlas: Tensor, examples: Sequence[Any], head: State | None) -> Tensor:
     """The gradient of the examples' mean loss by the coefficients, (M,), in float64."""
     total = torch.zeros(len(atlas), dtype=torch.float64)
     for at in range(0, len(examples), CHUNK):

@@ -26,7 +26,7 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench import build
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.state import State
@@ -35,7 +35,7 @@ STEPS = (1e-2, 1e-3)  # of Adam, by halves of the search
 
 
 async def places(
-    server: Site, omega: State, atlas: Tensor, search: dict[str, Any], epochs: int
+    server: Server, omega: State, atlas: Tensor, search: dict[str, Any], epochs: int
 ) -> AsyncIterator[tuple[str, State]]:
     """The four models, by name."""
     start = torch.tensor(search["fallback"]).to(atlas)

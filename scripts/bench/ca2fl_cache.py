@@ -25,7 +25,7 @@ import psutil
 import torch
 
 from llm_fed.method import Upload
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.rows import Memory
@@ -50,7 +50,7 @@ def measure(given: argparse.Namespace, limit: float, folder: Path) -> Measured:
     torch.set_num_threads(1)
     layout = Layout(("weight",), ((given.parameters,),))
     names = tuple(f"c{i}" for i in range(given.clients))
-    server = Site("server", None, LocalConfig(), 0, lambda draws: State(layout, torch.zeros(layout.size)))  # type: ignore[arg-type]
+    server = Server("server", None, LocalConfig(), 0, lambda draws: State(layout, torch.zeros(layout.size)))  # type: ignore[arg-type]
     checkpoints = Checkpoints(folder, limit)
     server.clients, server.memory = names, Memory(checkpoints.store)
     method, process = CA2FL(buffer=given.buffer), psutil.Process()

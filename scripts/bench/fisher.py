@@ -29,7 +29,7 @@ from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.gradients import evidence
 from llm_fed.merge.moments import Moments
-from llm_fed.merge.potara import traces
+from llm_fed.mergers.potara import traces
 from llm_fed.method.requests import GradientMoments
 from llm_fed.models.lora import Lora, draw
 from llm_fed.state import State

@@ -32,7 +32,8 @@ from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images
 from llm_fed.method import Upload
 from llm_fed.method.requests import Gradient
-from llm_fed.method.site import Data, Site
+from llm_fed.method.server import Server
+from llm_fed.method.site import Data
 from llm_fed.methods import build
 from llm_fed.models.cnn import CNN, SIZE
 from llm_fed.models.images import head_of
@@ -70,11 +71,11 @@ def pictures(count: int, size: int) -> list[Picture]:
     return [Picture(image, i % CLASSES, str(i % CLASSES)) for i, image in enumerate(pixels)]
 
 
-def server_site(base: Images, structure: Structure, examples: int, clients: int, cohort: int, batch: int) -> Site:
+def server_site(base: Images, structure: Structure, examples: int, clients: int, cohort: int, batch: int) -> Server:
     """A server with examples of its own."""
     local = LocalConfig(**{**vars(LOCAL), "batch_size": batch})
     data = Data(pictures(examples, base.size), num_labels=CLASSES)
-    server = Site("server", structure, local, 0, partial(base.draw, structure), data)
+    server = Server("server", structure, local, 0, partial(base.draw, structure), data)
     server.clients, server.cohort = tuple(f"c{i}" for i in range(clients)), cohort
     return server
 

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.method import Upload
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.methods import build
 from llm_fed.models.lora import Lora
 from llm_fed.state.wire import pack
@@ -45,7 +45,7 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {  # settings, and which of the
 class Rounds:
     """The server of one method."""
 
-    def __init__(self, given: argparse.Namespace, name: str, site: Callable[[], Site], engine: Engine):
+    def __init__(self, given: argparse.Namespace, name: str, site: Callable[[], Server], engine: Engine):
         self.given, self.engine, self.server, (self.settings, self.key) = given, engine, site(), METHODS[name]
         self.settings, self.pictures = {"name": name, **self.settings}, self.server.train
         model = self.server.initial()
@@ -100,7 +100,7 @@ def main() -> None:
     structure = Lora(4, 8, 0.0, ("q_proj", "v_proj"), whole=(base.head,))
     engine = Engine(base)
 
-    def site() -> Site:
+    def site() -> Server:
         return server_site(base, structure, 2, given.clients, given.cohort, 1)
 
     megabytes = sum(parameter.numel() for parameter in base.model.parameters()) * 4 / 1e6

@@ -29,9 +29,11 @@ from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Synchronous
 from llm_fed.kinds.images import Images, load_images, placed
+from llm_fed.method.client import Client
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
-from llm_fed.method.site import Data, Site
+from llm_fed.method.server import Server
+from llm_fed.method.site import Data
 from llm_fed.methods.fedit import FedIT
 from llm_fed.models.structure import Full
 from llm_fed.runs.folder import Run
@@ -103,15 +105,18 @@ def fedavg(given: argparse.Namespace, jobs: list[Fit]) -> Callable[[], object]:
     rate = {"lr": local.lr, "lr_end": local.lr}
     config = configfile.from_dict({"rounds": given.rounds, "adapter": None, "local": rate})
 
-    def site(id: str, train: Sequence[Picture]) -> Site:
-        return Site(id, Full(), local, 0, partial(base.draw, Full()), Data(train, num_labels=len(LABELS)))
+    def site(id: str, train: Sequence[Picture]) -> Client:
+        return Client(id, Full(), local, 0, partial(base.draw, Full()), Data(train, num_labels=len(LABELS)))
+
+    def server() -> Server:
+        return Server("server", Full(), local, 0, partial(base.draw, Full()), Data((), num_labels=len(LABELS)))
 
     def run() -> None:
         clients = {job.site: site(job.site, pictures_of(job, given.images)) for job in jobs}
         with TemporaryDirectory() as folder, Run(Path(folder) / "run", config) as run:
             run.begin()
             local_clients = LocalClients(clients, Synchronous(tuple(clients), seed=0), runtime)
-            federate(Federation(FedIT(), local_clients, site("server", ()), runtime), run)
+            federate(Federation(FedIT(), local_clients, server(), runtime), run)
 
     return run
 

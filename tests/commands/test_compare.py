@@ -290,13 +290,13 @@ def test_folders_are_safe_and_unique(small, tmp_path):
     ]  # fmt: skip
 
 
-def test_needed_runs_come_first_and_keep_the_round(small, tmp_path):
+def test_parents_come_first_and_keep_the_round(small, tmp_path):
     rows = {"t=1": ["method=potara", "method.fed_round=1"], "mean": ["method=mean"], "fedit": ["method=fedit"]}
     plan = Plan(write(small, tmp_path / "c.yaml", rows, seeds=[0]), [], [], [], tmp_path / "out")
     jobs = list(plan.jobs())
-    assert [job.method.__class__.__name__ for job in jobs] == ["FedIT", "Local", "Potara", "Mean"]
+    assert [job.method.__class__.__name__ for job in jobs] == ["FedIT", "Local", "potara", "mean"]
     fedit, local, potara, mean = jobs
-    assert fedit is plan.cells["fedit", 0] and mean.needs == potara.needs == {"fedit": fedit, "local": local}
+    assert fedit is plan.cells["fedit", 0] and mean.parents == potara.parents == {"fedit": fedit, "local": local}
     assert fedit.config.checkpoint.keep_rounds == (1,) and local.config.checkpoint.keep_rounds == ()
 
 

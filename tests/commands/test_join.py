@@ -138,7 +138,7 @@ def test_a_method_with_two_parents_trains_the_local_one(small, base, tmp_path, l
     folder = train(small, tmp_path, {"name": "mean", "weight": 0.25}, rounds=1)
     words = ("join", folder, "--data", file_of(small, "ada"), "--out")
     said = llm_fed(*words, tmp_path / "fed")
-    assert said.code == 0 and "which --steps K would train; without it train gets the federated one" in said.err
+    assert said.code == 0 and "which --steps K would train; without it the client gets the federated one" in said.err
     fed = adapter(folder / "needs/fedit/adapters/ada", base)
     assert adapter(tmp_path / "fed", base).equal(fed)
 

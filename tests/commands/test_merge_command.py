@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from llm_fed.basics.errors import UserError
 from llm_fed.commands import merge
 from llm_fed.eval.merges import tabulate
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.merge.mean import mix_factors
-from llm_fed.mergers.interpolation import Mean
+from llm_fed.method.merge import Merged, Merger, kind_of
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
@@ -35,8 +35,9 @@ def runs(small, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name in (*METHODS, "potara"):
         config = small.config(folder / "c.yaml", method={"name": name}, checkpoint={"keep_rounds": [2]})
-        needed = {need: folder / need for need in METHODS}
-        experiment.train(configfile.load(config), folder / name, needed=needed)
+        experiment.train(
+            configfile.load(config), folder / name, mode=Simulation({each: folder / each for each in METHODS})
+        )
     return folder
 
 
@@ -112,16 +113,14 @@ def test_the_other_methods(runs, llm_fed, tmp_path, method):
     assert between
 
 
-@dataclass(frozen=True)
-class Halves(Mean):
-    """A method of two parents that merge.py has never heard of, with a setting of its own."""
-
-    needs = ("fedmerge", "local")
-    skew: float = 0.0
+@Merger(paper="none", data_free=True)
+def halves(client: Any, fed: State, local: State, *, skew: float = 0.0) -> Merged:
+    """A merger that merge.py has never heard of, with a setting of its own."""
+    return fed + skew * local, {}
 
 
-def test_every_method_of_two_parents_is_offered(monkeypatch):
-    monkeypatch.setitem(methods.METHODS, "halves", Halves)
+def test_every_merger_is_offered(monkeypatch):
+    monkeypatch.setitem(methods.MERGERS, "halves", kind_of(halves))
     assert merge.settings("halves", {"skew": 0.5}) == {"name": "halves", "skew": 0.5}
     assert merge.settings("fisher", {"samples": 3}) == {"name": "fisher-merging", "samples": 3}
     with pytest.raises(UserError, match="--samples is not an option of halves"):
@@ -131,7 +130,7 @@ def test_every_method_of_two_parents_is_offered(monkeypatch):
 
 
 def test_only_what_looks_at_no_example_is_data_free():
-    found = [name for name in methods.METHODS if methods.build({"name": name}).data_free]
+    found = [name for name, kind in methods.MERGERS.items() if kind.merger.data_free]
     assert found == ["mean", "task-arithmetic", "ties", "dare", "slerp"]
 
 

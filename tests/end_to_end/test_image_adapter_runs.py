@@ -26,6 +26,7 @@ from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
 from llm_fed.commands.merge import Parents, merge_adapters
 from llm_fed.experiment import announce, finish
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.export import models, peft_folders
 from llm_fed.models.lora import ANCHORS, SCALE
 from llm_fed.runs.reading import saved_config
@@ -103,7 +104,7 @@ def parents(files, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("parents")
     for name in ("fedit", "local", "potara"):
         needed = {need: folder / need for need in ("fedit", "local")}
-        experiment.train(from_dict(configured(files, name)), folder / name, needed=needed)
+        experiment.train(from_dict(configured(files, name)), folder / name, mode=Simulation(needed))
     return folder
 
 
@@ -111,7 +112,7 @@ def parents(files, tmp_path_factory) -> Path:
 def test_every_method_of_adapters_runs_on_a_vision_transformer(files, parents, tmp_path, name):
     """It learns, or merges what has learned; what is exported, read back, scores the same."""
     run, config = tmp_path / "run", from_dict(configured(files, name))
-    summary = experiment.train(config, run, needed={need: parents / need for need in ("fedit", "local")})
+    summary = experiment.train(config, run, mode=Simulation({need: parents / need for need in ("fedit", "local")}))
     assert evaluate_run(run).clients == summary["scores"]["clients"]
     merged = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "merge"]
     losses = [line["loss"] for line in read_records(run / "metrics.jsonl") if line["kind"] == "round"]
@@ -191,7 +192,7 @@ def test_the_head_in_potaras_traces(files, parents, tmp_path, monkeypatch, head)
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     tree = configured(files, "potara")
     config = from_dict({**tree, "method": {**tree["method"], "head": head, "grid": False}})
-    experiment.train(config, tmp_path, needed={need: parents / need for need in ("fedit", "local")})
+    experiment.train(config, tmp_path, mode=Simulation({need: parents / need for need in ("fedit", "local")}))
     built = build.prepare(config, Reporter())
     recipes = {line["client"]: line for line in read_records(tmp_path / "metrics.jsonl") if line["kind"] == "merge"}
     for id, site in built.clients.items():
@@ -218,7 +219,7 @@ def test_the_head_in_potaras_traces(files, parents, tmp_path, monkeypatch, head)
 def test_fisher_mergings_head_by_mean(files, parents, tmp_path, monkeypatch):
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     config = from_dict(configured(files, "fisher-merging of heads by mean"))
-    experiment.train(config, tmp_path, needed={need: parents / need for need in ("fedit", "local")})
+    experiment.train(config, tmp_path, mode=Simulation({need: parents / need for need in ("fedit", "local")}))
     for id in build.prepare(config, Reporter()).clients:
         fed, local, merged = (
             load_file(folder / "adapters" / id / "adapter_model.safetensors")

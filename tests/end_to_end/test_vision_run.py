@@ -181,7 +181,7 @@ def refused(tree: dict[str, Any], folder: Path, *parts: str) -> None:
 
 
 def test_methods_of_adapters_need_adapters(data, tmp_path):
-    alone = [name for name in methods.METHODS if methods.build({"name": name}).adapters_only]
+    alone = [name for name in methods.BUILTIN if methods.build({"name": name}).adapters_only]
     assert set(alone) == {
         "ffa", "fedsa", "feddpa", "fedalt", "rolora", "fedrot-lora", "fedsvd", "hetlora", "flexlora", "flora",
         "fedex-lora", "potara", "fisher-merging", "mean", "grid", "task-arithmetic", "ties", "dare", "slerp",

@@ -259,7 +259,6 @@ def test_load_client_answers_as_the_run_did(base, tmp_path):
         )
         bank = AdapterBank(base.model, structure, 1, torch.float64)
         bank.load(0, one)
-        runtime = LocalRuntime(Engine(base, EvalConfig()), 1)
         prompts = [encode_prompt(text, base.tokenizer, template="alpaca-short") for text in ("w3 w4 w5", "w7")]
         mix = base.mixing_weights(structure, [(one, prompt) for prompt in prompts])
         asked = [(0, prompt) for prompt in prompts]

@@ -22,7 +22,8 @@ from llm_fed.engine.engine import Engine
 from llm_fed.engine.gradients import per_example_gradients
 from llm_fed.kinds.images import Images
 from llm_fed.kinds.pictures import Pictures
-from llm_fed.mergers.parents import doubled, mixed
+from llm_fed.mergers.mixing import mixed
+from llm_fed.method.merge import doubled
 from llm_fed.method.requests import Distillation
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, targets
 from llm_fed.settings.config import LocalConfig

@@ -12,7 +12,7 @@ from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, load
 from torch import nn
 
 from llm_fed.engine.engine import Engine
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.models.lora import draw
 from llm_fed.models.structure import Full
 from llm_fed.settings.config import EvalConfig, LocalConfig
@@ -94,7 +94,7 @@ def test_the_gradient_of_text_is_autograd(monkeypatch):
     """Per target token, over several micro-batches."""
     base, structure = federation.language_base(), federation.STRUCTURE
     examples = tiny.examples(0, [9, 4, 17, 6, 12, 5])
-    site = Site("server", structure, LocalConfig(), 0, lambda g: draw(base.model, structure, g, torch.float64))
+    site = Server("server", structure, LocalConfig(), 0, lambda g: draw(base.model, structure, g, torch.float64))
     state = site.initial()
     state = state.like(state.row + 0.1)
     wrapped = tiny.stock_peft(base.model, structure, state).eval()

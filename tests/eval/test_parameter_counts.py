@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
 
 from llm_fed import methods
 from llm_fed.bench.costs import Parameters, count_parameters
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora, draw, layout
 from llm_fed.settings.config import AdapterConfig, LocalConfig
@@ -96,19 +98,20 @@ def test_what_methods_hold_and_send(llama, method, expected):
 
     def site(id: str) -> Site:
         wrapped = built.wrap(structure(QKV), None)
-        return Site(id, wrapped, LocalConfig(), 0, partial(draw, llama, wrapped))
+        return Client(id, wrapped, LocalConfig(), 0, partial(draw, llama, wrapped))
 
-    server = site("server")
-    server.clients = ("ada",)
+    wrapped = built.wrap(structure(QKV), None)
+    server = Server("server", wrapped, LocalConfig(), 0, partial(draw, llama, wrapped), clients=("ada",))
     assert count_parameters(built, server, {"ada": site("ada")}, partial(layout, llama)) == expected
     message = built.upload_like(built.broadcast(built.init(server), "ada"))
     assert 0 <= len(pack(message)) - 4 * expected.up < 50_000  # float32, and the names of the entries
 
 
-def test_needed_runs_count_as_the_methods_own(llama):
+def test_parents_count_as_the_merges_own(llama):
     """POTARA holds and sends what FedIT does; local training sends nothing (POTARA paper, Section 3.5)."""
-    needs = [Parameters(A + B, A + B, A + B, A + B), Parameters(0, 0, 0, A + B)]
+    parents = [Parameters(A + B, A + B, A + B, A + B), Parameters(0, 0, 0, A + B)]
     merged = structure(QKV)
-    site = Site("ada", merged, LocalConfig(), 0, partial(draw, llama, merged))
-    found = count_parameters(methods.build({"name": "potara"}), site, {"ada": site}, partial(layout, llama), needs)
+    site = Client("ada", merged, LocalConfig(), 0, partial(draw, llama, merged))
+    server = Server("server", merged, LocalConfig(), 0, partial(draw, llama, merged))
+    found = count_parameters(methods.build({"name": "potara"}), server, {"ada": site}, partial(layout, llama), parents)
     assert found == Parameters(A + B, A + B, A + B, A + B)

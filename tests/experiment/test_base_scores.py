@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.commands import compare
-from llm_fed.experiment import finish
+from llm_fed.experiment import finish, simulation
 from llm_fed.experiment import run as experiment
 from llm_fed.network import server
 from llm_fed.runs.folder import Run
@@ -145,7 +145,7 @@ def test_a_folder_from_before_continues_with_a_command_that_has_it(small, tmp_pa
     """As the quickstart's: its file says `eval.base` now, and a folder that was begun before does not."""
     before = from_dict(tree(small, eval={"base": False}))
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "finish_and_deliver", lambda *_: {})
+        patch.setattr(simulation, "finish_and_deliver", lambda *_: {})
         experiment.train(before, tmp_path / "run")
     saved = tmp_path / "run/config.yaml"
     old = yaml.safe_load(saved.read_text())

@@ -14,7 +14,7 @@ from rich.console import Console
 from llm_fed.bench import build
 from llm_fed.commands import compare
 from llm_fed.commands.api import open_run
-from llm_fed.experiment import finish
+from llm_fed.experiment import finish, simulation
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.records import read_records
@@ -140,7 +140,7 @@ def test_a_run_of_before_has_dashes(small, llm_fed, tmp_path, monkeypatch):
 
 def test_an_unfinished_run_of_before_continues(small, tmp_path, monkeypatch, scored_bases):
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "finish_and_deliver", lambda *_: {})
+        patch.setattr(simulation, "finish_and_deliver", lambda *_: {})
         experiment.train(from_dict(small.tree(rounds=2, eval={"base": False})), tmp_path / "run")
     experiment.train(from_dict(small.tree(rounds=2, eval={"base": False})), tmp_path / "run")
     assert scored_bases == [] and ("rule", 0, "test") in kinds(tmp_path / "run")

@@ -19,6 +19,7 @@ from llm_fed.commands import doctor
 from llm_fed.commands.comparison import Plan
 from llm_fed.commands.evaluate import evaluate_run
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment import simulation
 from llm_fed.models import speed
 from llm_fed.models.loading import settle_dtype
 from llm_fed.network.node import Node
@@ -162,7 +163,7 @@ def test_a_comparison_that_was_begun_goes_on_in_its_dtype(small, tmp_path):
     now = plan(small, tmp_path, rows, [])
     dtypes = {label: job.config.base.dtype for (label, _), job in now.cells.items()}
     assert dtypes == {"a": "bfloat16", "b": "bfloat16", "own": "float32"}
-    assert now.cells["b", 0].needs["fedit"].folder == begun.folder and now.cells["b", 0].needs["fedit"].outcome
+    assert now.cells["b", 0].parents["fedit"].folder == begun.folder and now.cells["b", 0].parents["fedit"].outcome
     assert now.notes == ["computing in bfloat16, as in the runs that are there"]
 
     explicit = plan(small, tmp_path / "other", {"x": ["method=local", "base.dtype=bfloat16"]}, [])
@@ -193,7 +194,7 @@ def test_the_ranks_of_a_launch_are_told(small, tmp_path, monkeypatch):
     def spread(ranks, config, shared, known):
         raise Told(config.base.dtype)
 
-    monkeypatch.setattr(experiment, "other_ranks", lambda: object())
+    monkeypatch.setattr(simulation, "other_ranks", lambda: object())
     monkeypatch.setattr(build, "Spread", spread)
     with pytest.raises(Told, match="float32"):
         experiment.train(from_dict(small.tree(base=AUTO)), tmp_path / "run")

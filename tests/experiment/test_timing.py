@@ -23,13 +23,13 @@ STEP, LOSS, READ, TOKEN = (
     0.01,
     0.002,
 )  # seconds of a client step, and of an example's loss; of a prompt; of a token
-FORECAST = timing.forecast  # which other tests do without, see without.py
+FORECAST = timing.with_forecast  # which other tests do without, see without.py
 
 
 @pytest.fixture(autouse=True)
 def no_reports(monkeypatch):
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    monkeypatch.setattr(timing, "forecast", FORECAST)
+    monkeypatch.setattr(timing, "with_forecast", FORECAST)
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import yaml
 from small_run import Small
 from uneven import WHOLE, rows, write
 
+from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import api
 from llm_fed.eval.report.reading import read_lines
-from llm_fed.experiment import run as experiment
 from llm_fed.scoring.scores import NOT_SCORED
 
 ONLY_TRAIN = {"train": 3, "validation": 1}
@@ -286,9 +286,11 @@ def _try(small: Small, folder: Path, draws: random.Random) -> None:
     """Whatever clients have, a run ends with a score for those that can be scored, and everybody else is named."""
     clients, method = _federation(draws), draws.choice(METHODS)
     share, select = draws.choice([1.0, 0.5]), draws.choice(["best", "last"])
+    local = {"optimizer": "sgd"} if method in ("scaffold", "feddyn") else {}
     path = config(
-        small, folder, clients, method={"name": method}, rounds=2, participation=share, eval={"select": select}
-    )
+        small, folder, clients, method={"name": method}, rounds=2, participation=share, eval={"select": select},
+        local=local,
+    )  # fmt: skip
     split = any(isinstance(sizes, dict) and sizes.get("test") for sizes in clients.values())
     trains, tested = set(), set()
     for client, sizes in clients.items():
@@ -300,7 +302,7 @@ def _try(small: Small, folder: Path, draws: random.Random) -> None:
     except UserError as error:
         assert method == "grid" and "ask for validation examples" in str(error), (clients, method)
         return
-    found, one = summary(folder / "run"), bool(experiment.methods.build({"name": method}).one_model)
+    found, one = summary(folder / "run"), bool(methods.build({"name": method}).one_model)
     assert set(result.scores) == (tested if one else tested & trains), (clients, method)
     if result.scores:
         assert set(found["scores"].get("unscored", ())) == trains - tested, (clients, method)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run, unused
-from llm_fed.methods import METHODS
+from llm_fed.methods import MERGERS
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
 from llm_fed.settings.config import ColumnsConfig
@@ -126,7 +126,7 @@ def test_a_setting_of_a_method_counts_only_beside_others(tmp_path, name, setting
 
 
 OF_HEADS = [
-    *((name, "private_head=true") for name in ("fedit", *(name for name, kind in METHODS.items() if kind.needs))),
+    *((name, "private_head=true") for name in ("fedit", *MERGERS)),
     ("potara", "head=own"),
     ("potara", "head=traced"),
     ("fisher-merging", "head=mean"),

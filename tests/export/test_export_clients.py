@@ -210,7 +210,7 @@ def test_a_shared_run_that_exported_nothing_exports_what_is_needed(small, tmp_pa
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
     plan = Plan(tmp_path / "c.yaml", [], [], [], tmp_path / "out")
     shared = plan.cells["local", 2]
-    assert shared is plan.cells["merged", 2].needs["local"] and len(list(plan.jobs())) == 3
+    assert shared is plan.cells["merged", 2].parents["local"] and len(list(plan.jobs())) == 3
     assert shared.config.export.clients == "all" and plan.cells["merged", 2].config.export.clients == "none"
     experiment.train(
         from_dict(small.tree(**SPARSE, method={"name": "local"}, export={"clients": "none"})), tmp_path / "f"

@@ -149,7 +149,7 @@ def test_export_names_a_damaged_adapter(llm_fed, finished, tmp_path):
 
 def test_the_page_names_the_methods_with_several_adapters():
     several = set()
-    for name, kind in methods.METHODS.items():
+    for name, kind in methods.BUILTIN.items():
         try:
             if not kind().wrap(PLAIN, None).plain:
                 several.add(name)

@@ -13,6 +13,7 @@ from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.federation.aggregation import averages, check, check_cohort
 from llm_fed.method import Method, Upload
+from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
@@ -53,7 +54,7 @@ def draw(generator: torch.Generator) -> State:
 def server_of(rule: str) -> Site:
     local = toy.server().local
     step = ServerStepConfig(rule, 0.2)  # type: ignore[arg-type]
-    return Site("server", "toy", local, 0, draw, Data([0, 0]), clients=NAMES, cohort=7, step=step)  # type: ignore[arg-type]
+    return Server("server", "toy", local, 0, draw, Data([0, 0]), clients=NAMES, cohort=7, step=step)  # type: ignore[arg-type]
 
 
 def answer(message: Any, generator: torch.Generator, scale: float) -> Any:
@@ -100,9 +101,9 @@ def test_a_liar_moves_the_mean_of_every_method_and_none_of_its_robust_means(name
 
 
 def test_which_methods_those_are():
-    """The others have a step of their own that is none of these, or start from finished runs."""
-    found = {name: averages(methods.build({"name": name})) for name in methods.METHODS}
-    inherited = {name for name in found if found[name] and not methods.METHODS[name].robust}
+    """The others have a step of their own that is none of these, or merge finished runs."""
+    found = {name: averages(methods.build({"name": name})) for name in methods.BUILTIN}
+    inherited = {name for name in found if found[name] and not methods.BUILTIN[name].robust}
     assert inherited == {
         "fedlora", "fedprox", "ffa", "fedsa", "feddpa", "fedbn", "fedmoe", "lg-fedavg", "fml", "fedapen", "pfedmoe",
         "fedem", "ditto", "fedrot-lora",
@@ -113,7 +114,7 @@ def test_which_methods_those_are():
         "fisher-merging", "mean", "grid", "task-arithmetic", "ties", "dare", "slerp",
     }  # fmt: skip
     of_their_own = {settings["name"] for settings in OWN_STEP.values()}
-    assert of_their_own | ADAPTIVE | OF_FACTORS == {name for name in found if methods.METHODS[name].robust}
+    assert of_their_own | ADAPTIVE | OF_FACTORS == {name for name in found if methods.BUILTIN[name].robust}
 
 
 @pytest.mark.parametrize("name", sorted(ADAPTIVE))

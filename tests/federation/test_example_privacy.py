@@ -17,8 +17,8 @@ from llm_fed.experiment import run
 from llm_fed.federation.privacy import check, check_elsewhere, epsilon, spent_by, statement
 from llm_fed.federation.progress import Best, Progress
 from llm_fed.method import Method
+from llm_fed.method.client import NOISY_STEPS, Private
 from llm_fed.method.requests import Fit, Fitted
-from llm_fed.method.site import NOISY_STEPS, Private
 from llm_fed.methods.ditto import Ditto
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter

@@ -19,7 +19,8 @@ from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.experiment import run
-from llm_fed.federation.privacy import check, check_upload, clipped, epsilon, protected, released, statement
+from llm_fed.federation.collector import collector_of
+from llm_fed.federation.privacy import check, check_upload, clipped, epsilon, protected, statement
 from llm_fed.federation.schedule import Delayed, Poisson, most_asked
 from llm_fed.method import Method, Upload
 from llm_fed.method.site import Data
@@ -98,16 +99,26 @@ def test_the_server_adds_noise_to_the_sum_and_divides_by_the_expected_cohort():
     config = toy.config(participation=0.5, privacy={"clip": 0.5, "noise": 3.0})
     short, long = vector(scale=1e-4), vector(scale=5 / math.sqrt(LARGE), seed=1)
     uploads = [Upload("a", 9, 0, short), Upload("b", 1, 0, long)]
-    found = released(uploads, short, config, 20, 0, 3)
-    mean = (short.row + clipped(long, 0.5).row) / 10
+    clients, method = [f"c{i}" for i in range(20)], methods.build({"name": "fedit"})
+
+    def sent(uploads: list[Upload], round: int = 3, seed: int = 0) -> Upload:
+        (found,) = collector_of(config, clients, seed).collect(method, short, uploads, round)
+        return found
+
+    found, mean = sent(uploads), (short.row + clipped(long, 0.5).row) / 10
     spread((found.content.row - mean).double(), 0.15)
     assert (found.num_examples, found.staleness) == (1, 0)
-    nothing = released([], short, config, 20, 0, 3)
+    nothing = sent([])
     spread(nothing.content.row.double(), 0.15)
     torch.testing.assert_close(nothing.content.row + mean, found.content.row)  # the same draw
-    assert not released([], short, config, 20, 0, 4).content.equal(nothing.content)
-    other = released([], short, config, 20, 1, 3)
-    assert not other.content.equal(nothing.content)
+    assert not sent([], round=4).content.equal(nothing.content)
+    assert not sent([], seed=1).content.equal(nothing.content)
+
+
+def test_without_noise_at_the_server_its_step_sees_each_upload():
+    uploads = [Upload("a", 9, 0, vector())]
+    collector = collector_of(toy.config(privacy={"clip": 0.5, "noise": 3.0, "where": "client"}), ["a"])
+    assert collector.collect(methods.build({"name": "fedit"}), vector(), uploads, 1) is uploads
 
 
 MEAN_ONLY = [name for name in methods.METHODS if methods.build({"name": name}).mean_only]

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 import toy
-from toy_rounds import go
+from toy_rounds import TARGETS, go
 
 from llm_fed.federation.uploads import flaws
 from llm_fed.method import Method
+from llm_fed.method.requests import Fitted
+from llm_fed.methods.ifca import IFCA
 from llm_fed.state import State
 from llm_fed.state.outline import skeleton
 from llm_fed.state.roles import Given
@@ -141,3 +143,54 @@ def test_where_most_change_nothing_those_who_do_are_compared_with_each_other():
 
     assert found(0.0, 0.0, 0.0, 1.0, 2.0, 100.0) == [False] * 5 + [True]
     assert found(0.0, 0.0, 0.0) == [False] * 3 and found(0.0, 0.0, 5.0) == [False] * 3
+
+
+VARIANCE = "running_var"
+
+
+def with_variance(state: State, value: float) -> State:
+    return State(state.layout, state.row, {VARIANCE: torch.tensor([value], dtype=torch.float64)})
+
+
+class Settled(Method):
+    """Whatever clients are sent, their running variance is 0.2 after training."""
+
+    def init(self, server: Any) -> Any:
+        return with_variance(server.initial(), 1.0)
+
+    async def client_update(self, client: Any, message: Any) -> Any:
+        return with_variance(message * 0.0, 0.2) - with_variance(message * 0.0, float(message.extras[VARIANCE]))
+
+
+def test_a_late_answer_brings_the_running_statistics_that_the_client_had(tmp_path):
+    """All three are sent a variance of 1 in round 1 and answer in rounds 1, 2 and 3. Added to what the model has by
+    then, the second change of -0.8 would make it -0.6."""
+    progress, *_, lines = go(tmp_path, Settled(), rounds=3, schedule=toy.LateSchedule(("c0", "c1", "c2")))
+    assert [line["arrived"] for line in lines if line["kind"] == "round"] == [1, 1, 1]
+    assert progress.state.extras[VARIANCE].item() == pytest.approx(0.2, abs=1e-12)
+
+
+class Halving(toy.ToyRuntime):
+    """Training halves the running variance."""
+
+    def _fit(self, job: Any) -> Any:
+        fitted = super()._fit(job)
+        return Fitted(with_variance(fitted.state, float(job.start.extras[VARIANCE]) / 2), fitted.losses)
+
+
+class Unlike(IFCA):
+    """The first model has a small variance already."""
+
+    def init(self, server: Any) -> Any:
+        state = super().init(server)
+        models = [with_variance(model, value) for model, value in zip(state["models"], (0.1, 1.0), strict=True)]
+        return {**state, "models": models}
+
+
+def test_an_honest_client_of_ifca_may_choose_any_model(tmp_path):
+    """The server's checks know the statistics of the first model alone: 0.1 and a change from 1 to 0.5 would be a
+    variance of -0.4."""
+    method = Unlike(num_models=2, warmup_rounds=1)
+    progress, *_, lines = go(tmp_path, method, rounds=1, runtime=Halving(TARGETS))
+    assert [line["arrived"] for line in lines if line["kind"] == "round"] == [3]
+    assert [model.extras[VARIANCE].item() for model in progress.state["models"]] == [0.05, 0.5]

@@ -12,11 +12,10 @@ from tiny import product
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.merge.fisher import fisher_merge
-from llm_fed.merge.grid import WEIGHTS, best
-from llm_fed.merge.mean import mix_factors, mix_products
+from llm_fed.merge.mean import WEIGHTS, best, mix_factors, mix_products
 from llm_fed.merge.moments import Moments
-from llm_fed.merge.potara import Traces, correlations, cross_variances, sweep, traces, variances
+from llm_fed.mergers.fisher_merging import fisher_merge
+from llm_fed.mergers.potara import Traces, correlations, cross_variances, sweep, traces, variances
 from llm_fed.state import State
 
 

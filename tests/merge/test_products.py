@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +12,10 @@ from hypothesis import strategies as st
 from peft.utils.merge_utils import ties as peft_ties
 
 from llm_fed.merge.products import combined, factored, layers
-from llm_fed.mergers.dare import Dare
+from llm_fed.mergers.dare import dare
 from llm_fed.mergers.slerp import arc
-from llm_fed.mergers.task_arithmetic import TaskArithmetic
-from llm_fed.mergers.ties import ties
+from llm_fed.mergers.task_arithmetic import task_arithmetic
+from llm_fed.mergers.ties import elected
 from llm_fed.state import State
 
 SHAPES = {"layers.0.q": (5, 7), "layers.1.v": (6, 3)}  # (out, in); rank 2, of which the second is no wider than 3
@@ -72,14 +70,14 @@ def test_ties_by_hand():
     """Kept: 3 of 5 entries of each. Signs by the larger sum: +, -, +, 0, +; the mean of those that agree."""
     differences = torch.tensor([[4.0, -3, 2, 1, 0], [2, 5, 0.5, 1, 3]])
     # trimmed: 4 -3 2 0 0 and 2 5 0 0 3: sums 6, 2, 2, 0, 3
-    assert ties(differences, 0.6).tolist() == [3, 5, 2, 0, 3]
-    assert ties(differences, 1.0).tolist() == [3, 5, 1.25, 1, 3]
+    assert elected(differences, 0.6).tolist() == [3, 5, 2, 0, 3]
+    assert elected(differences, 1.0).tolist() == [3, 5, 1.25, 1, 3]
 
 
 @given(seed=st.integers(0, 2**31), density=st.sampled_from([0.1, 0.25, 0.5, 0.75]))
 def test_ties_is_pefts(seed, density):
     differences = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    torch.testing.assert_close(ties(differences, density), peft_ties(list(differences), torch.ones(2), density))
+    torch.testing.assert_close(elected(differences, density), peft_ties(list(differences), torch.ones(2), density))
 
 
 @given(seed=st.integers(0, 2**31), weight=st.floats(0, 1))
@@ -102,13 +100,11 @@ def test_an_arc_without_an_angle_is_a_line():
 def test_dare_keeps_its_share_and_the_mean():
     """Each entry is dropped or divided by what is kept; client and layer draw for themselves."""
     one, other = (State.of({"l.lora_A": torch.eye(60).double(), "l.lora_B": torch.ones(60, 60).double()}) for _ in "ab")
-    method = Dare(drop=0.75, scaling=0.5)
 
     def merged(id: str) -> torch.Tensor:
-        client = SimpleNamespace(id=id, seed=0, given={"fedit": one, "local": other}, memory={})
-        asyncio.run(method.finish(client, None))  # type: ignore[arg-type]
-        assert client.memory["recipe"]["lost"] < 1e-6  # twice the rank is the whole layer
-        return products(client.memory["merged"])["l"]
+        state, recipe = dare(SimpleNamespace(id=id, seed=0), one, other, drop=0.75, scaling=0.5)
+        assert recipe["lost"] < 1e-6  # twice the rank is the whole layer
+        return products(state)["l"]
 
     found = merged("a")
     values = (found / 2).round(decimals=6)  # each of the two counts one half, over a quarter that is kept
@@ -119,7 +115,6 @@ def test_dare_keeps_its_share_and_the_mean():
 
 def test_task_arithmetic_with_a_half_is_the_mean():
     one, other = adapter(0), adapter(1)
-    client = SimpleNamespace(given={"fedit": one, "local": other}, memory={})
-    asyncio.run(replace(TaskArithmetic(), scaling=0.5).finish(client, None))  # type: ignore[arg-type]
-    for layer, product in products(client.memory["merged"]).items():
+    merged, _ = task_arithmetic(None, one, other, scaling=0.5)
+    for layer, product in products(merged).items():
         torch.testing.assert_close(product, (products(one)[layer] + products(other)[layer]) / 2, rtol=0, atol=1e-12)

@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 import torch
 import toy
-from battery import FEDERATED, SETTINGS, go
+from battery import FEDERATED, SETTINGS, WHOLE_MODELS, go
 
 from llm_fed.basics.errors import UserError
 from llm_fed.federation.schedule import Delayed
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.fedasync import FedAsync
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs.records import read_records
+from llm_fed.settings.config import ServerStepConfig
 from llm_fed.state import State
+from llm_fed.state.roles import is_variance
 from llm_fed.testing.compare import equal_runs
 from llm_fed.testing.federation import SIZES
 
@@ -45,7 +48,7 @@ def start(method: Method, *names: str) -> tuple[Site, Any]:
     return server, method.init(server)
 
 
-def serve(method: Method, server: Site, state: Any, *uploads: Upload, round: int = 1) -> Any:
+def serve(method: Method, server: Server, state: Any, *uploads: Upload, round: int = 1) -> Any:
     server.begin(round, 0.1)
     return asyncio.run(method.server_update(server, state, list(uploads)))
 
@@ -172,6 +175,36 @@ def test_the_first_step_of_ca2fl_is_fedbuffs():
     assert models[0] == models[1] != 10
 
 
+@pytest.mark.parametrize("method", [FedBuff(buffer=1), FedBuff(buffer=1, server_lr=0.1), CA2FL(buffer=1)])
+def test_running_statistics_go_towards_what_clients_have(method):
+    """Both of a cohort of two have a variance of 0.2, and each counts half: 1, 0.6, 0.4, in the next round 0.3, 0.25.
+    Added as changes from the model that they were sent, it would be 1 - 0.8 - 0.8."""
+    server, state = start(method, "a", "b")
+    server.cohort, model = 2, with_variance(number(10.0), 1.0)
+    state = {key: with_variance(value, 0.0) if isinstance(value, State) else value for key, value in state.items()}
+    state["model"] = model
+    for round, expected in enumerate((0.4, 0.25), 1):
+        change = 0.2 - state["model"].extras["running_var"].item()
+        uploads = [Upload(name, 1, 0, with_variance(number(0.0), change)) for name in "ab"]
+        state = serve(method, server, state, *uploads, round=round)
+        assert state["model"].extras["running_var"].item() == pytest.approx(expected, abs=1e-12)
+
+
+def with_variance(state: State, value: float) -> State:
+    return State(state.layout, state.row, {"running_var": torch.tensor([value], dtype=torch.float64)})
+
+
+def test_under_a_robust_rule_running_statistics_go_towards_what_clients_have():
+    """Two full buffers of three in a round of six: each counts half, so 1, 0.6, 0.4."""
+    method = FedBuff(buffer=3)
+    server, _ = start(method, *"abcdef")
+    server.cohort, server.step = 6, ServerStepConfig(aggregation="median", liars=0.4)
+    state = {"model": with_variance(number(10.0), 1.0), "updates": [], "buffered": 0}
+    uploads = [Upload(name, 1, 0, with_variance(number(0.0), -0.8)) for name in "abcdef"]
+    model = serve(method, server, state, *uploads)["model"]
+    assert model.extras["running_var"].item() == pytest.approx(0.4, abs=1e-12)
+
+
 @pytest.mark.parametrize("settings", [{}, {"wait": "first_n"}, {"wait": "deadline"}])
 def test_fedbuff_of_the_whole_cohort_is_fedavg(tmp_path, monkeypatch, settings):
     """Without delay and with equal numbers of examples; three rounds of real training."""
@@ -274,3 +307,14 @@ def test_every_method_runs_under_delay_and_continues_bit_identically(tmp_path: P
 def test_impossible_settings_are_refused(make, word):
     with pytest.raises(UserError, match=word):
         make()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [None, LATE], ids=["at once", "late"])
+@pytest.mark.parametrize("name", WHOLE_MODELS)
+def test_no_variance_falls_below_zero_and_nobody_honest_is_refused(name, schedule, tmp_path):
+    run = go(name, tmp_path, schedule=schedule, rounds=8)
+    models = run.ask("personalize", run.messages()).values()
+    variances = [value for model in models for key, value in model.extras.items() if is_variance(key)]
+    assert variances and all(bool((value > 0).all()) for value in variances)
+    assert not [line for line in run.records("event") if line["event"] == "refused upload"]

@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 import tiny_images
 import torch
+import toy
+from server_steps import serve
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.method import Method, Upload
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.methods.ditto import Ditto
 from llm_fed.methods.feddyn import FedDyn
@@ -44,7 +48,7 @@ class Federation:
     """Three clients, a server and the engine that trains them."""
 
     clients: dict[str, Site]
-    server: Site
+    server: Server
     engine: Any
 
     def run(self, method: Method, rounds: int, asked: Callable[[int], list[str]] = lambda round: list(SIZES)) -> Any:
@@ -87,8 +91,10 @@ class Federation:
 def of_text() -> Federation:
     base, structure = battery.language_base(), battery.STRUCTURE
 
-    def site(id: str, train: Any, local: LocalConfig = LOCAL) -> Site:
-        return Site(id, structure, local, 0, lambda g: draw(base.model, structure, g, dtype=torch.float64), Data(train))
+    def site(id: str, train: Any, local: LocalConfig = LOCAL) -> Any:
+        fresh = partial(draw, base.model, structure, dtype=torch.float64)
+        kind = Server if id == "server" else Client
+        return kind(id, structure, local, 0, fresh, Data(train))
 
     clients = {id: site(id, tiny.answers(k, size)) for k, (id, size) in enumerate(SIZES.items())}
     return Federation(clients, site("server", ()), Engine(base, EvalConfig()))
@@ -147,6 +153,24 @@ def test_scaffold_by_hand(federation):
     assert_close(state["model"], x, federation.server.initial())
     torch.testing.assert_close(state["control"].row, c.row, rtol=0, atol=1e-10)
     assert c.norm() > 1e-3 and federation.clients["a"].memory["control"].norm() > 1e-3
+
+
+def test_running_statistics_under_scaffold_go_to_the_clients_mean():
+    """From 1 to the mean of 0.1 and 0.3, and not by server_lr = 3 times the change."""
+
+    def sent(row: float, variance: float) -> State:
+        return State.of({"x": torch.tensor([row])}, {"running_var": torch.tensor([variance])})
+
+    server, state = toy.server(), {"model": sent(0.0, 1.0), "control": number(0.0)}
+    server.clients = ("a", "b")
+    contents = [{"model": sent(1.0, change), "control": number(4.0)} for change in (-0.9, -0.7)]
+    after = serve(Scaffold(server_lr=3.0), server, state, *contents)
+    assert after["model"].extras["running_var"].item() == pytest.approx(0.2)
+    assert after["model"].row.item() == 3.0 and after["control"].row.item() == 4.0
+
+
+def number(value: float) -> State:
+    return State.of({"x": torch.tensor([value])})
 
 
 def test_with_one_client_scaffold_is_fedavg(federation):

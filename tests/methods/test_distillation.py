@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import toy
+from server_steps import serve
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
 from unlike import LR, PICTURES, C, Federation, H, assert_entries, of_classes, seen
@@ -16,6 +18,7 @@ from llm_fed.methods.fedapen import FedAPEN, learned_weight
 from llm_fed.methods.fedkd import FedKD
 from llm_fed.methods.fml import FML
 from llm_fed.models.joined import Answer
+from llm_fed.state import State
 from llm_fed.state.wire import pack
 
 
@@ -185,6 +188,20 @@ def test_the_mean_is_weighed_by_numbers_of_examples(name):
         for entry, value in run.clients[client].memory["own"].tensors().items():
             assert entry == "weights" or torch.equal(personal[entry], value)
         assert len(run.clients[client].memory["own"]) + len(after) == len(personal)
+
+
+def test_fedkd_moves_running_statistics_to_the_clients_mean():
+    """From 0.4 to 0.2, whatever the clients were sent; the step, which travels, is the change."""
+
+    def sent(variance: float) -> State:
+        return State.of({"x": torch.tensor([1.0])}, {"running_var": torch.tensor([variance])})
+
+    state = {"model": sent(0.4), "version": 3, "step": None, "holds": {}}
+    updates = [{"version": version, "update": sent(variance)} for version, variance in ((3, 0.1), (1, 0.3))]
+    after = serve(FedKD(), toy.server(), state, *updates)
+    assert after["model"].extras["running_var"].item() == pytest.approx(0.2)
+    assert after["step"].extras["running_var"].item() == pytest.approx(-0.2)
+    assert after["model"].row.item() == 2.0
 
 
 # Mistakes

@@ -171,12 +171,17 @@ def test_late_and_missing_answers_leave_all_clients_with_the_servers_delta(name,
                 torch.testing.assert_close(value, run.state["delta"][f"{layer}.{part}"], rtol=0, atol=1e-12)
 
 
+def _joined(state: State, structure: Lora) -> tuple[State, Lora]:
+    one = delta.joined(state, structure.scaling)
+    return one, replace(structure, delta=False, rank=rank_of(one), alpha=structure.scaling * rank_of(one))
+
+
 def test_joined_and_apart_again_compute_the_same(whole):
     """The adapter that is exported, on stock layers, is what the engine computes with the delta beneath."""
     base, structure = language_base(), whole.clients["c1"].structure
     state = whole.ask("personalize", whole.messages())["c1"]
-    one, of_one = delta.joined(state, structure)
-    again = delta.apart(one, of_one, state.layout)
+    one, of_one = _joined(state, structure)
+    again = delta.apart(one, of_one.scaling, state.layout)
     tokens = torch.tensor([tiny.answers(1, 1)[0].input_ids])
     logits = []
     for its_structure, its in ((structure, state), (of_one, one), (structure, again), (structure, _bare(state))):
@@ -209,7 +214,7 @@ def test_rows_with_different_deltas_or_none_do_not_feel_each_other():
     with torch.no_grad(), bank.attached(index):
         together = base.model(tokens).logits
     for row, k in enumerate(index.tolist()):
-        one, of_one = delta.joined(states[k], STRUCTURE)
+        one, of_one = _joined(states[k], STRUCTURE)
         alone = AdapterBank(base.model, of_one, 1, torch.float64)
         alone.load(0, one)
         with torch.no_grad(), alone.attached(torch.zeros(1, dtype=torch.int64)):
@@ -224,8 +229,8 @@ def test_a_dense_delta_is_exported_at_its_own_rank():
     draws = torch.Generator().manual_seed(0)
     low = torch.randn(9, 3, generator=draws) @ torch.randn(3, 7, generator=draws)
     zero = adapter(2, 0) * 0.0
-    one, structure = delta.joined(delta.beneath(zero, State.of({"q.weight": low})), replace(LORA, delta=True))
-    assert structure.rank == rank_of(one) == 3
+    one, structure = _joined(delta.beneath(zero, State.of({"q.weight": low})), replace(LORA, delta=True))
+    assert structure.rank == 3
     torch.testing.assert_close(product(one, structure.scaling).float(), low, rtol=0, atol=1e-5)
 
 

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.methods.feddle import Feddle
 from llm_fed.models.lora import draw
 from llm_fed.settings.config import EvalConfig, LocalConfig
@@ -29,13 +29,13 @@ from llm_fed.testing.tiny import answers
 class Searched:
     """One search over an atlas of three anchors of different lengths, two of them this round's."""
 
-    server: Site
+    server: Server
     before: Any
     after: Any
     updates: list[State]
 
 
-def searched(method: Feddle, server: Site, engine: Any, scale: float = 0.05) -> Searched:
+def searched(method: Feddle, server: Server, engine: Any, scale: float = 0.05) -> Searched:
     draws = torch.Generator().manual_seed(3)
 
     def update(size: float) -> State:
@@ -151,7 +151,7 @@ def test_the_search_over_text_is_autograd_through_all_anchors(foreign):
     """A language model keeps its head out of domain; only lambda differs."""
     base, structure = federation.language_base(), federation.STRUCTURE
     local = LocalConfig(batch_size=3)
-    server = Site("server", structure, local, 0, lambda g: draw(base.model, structure, g, torch.float64))
+    server = Server("server", structure, local, 0, lambda g: draw(base.model, structure, g, torch.float64))
     server.data = replace(server.data, train=answers(0, 7), foreign=foreign)
     method = Feddle(search_epochs=2, search_lr=0.01)
     run = searched(method, server, Engine(base, EvalConfig()), scale=0.3)

@@ -16,6 +16,7 @@ from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Delayed
 from llm_fed.merge.atlas import normalized
 from llm_fed.method import Upload
+from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
@@ -31,7 +32,9 @@ def vector(*values: float) -> State:
 
 def start(method: Feddle, *targets: State, at: State | None = None, cohort: int = 2) -> tuple[Site, Any]:
     """A server with these examples, and the method's state around `at`, by default the origin of the plane."""
-    server = Site("server", "plane", LocalConfig(batch_size=2), 0, lambda generator: at or vector(0, 0), Data(targets))  # type: ignore[arg-type]
+    server = Server(
+        "server", "plane", LocalConfig(batch_size=2), 0, lambda generator: at or vector(0, 0), Data(targets)
+    )  # type: ignore[arg-type]
     server.cohort = cohort
     server.begin(0, 0.1)
     return server, method.init(server)
@@ -48,7 +51,7 @@ def rows(state: Any) -> list[list[float]]:
 class BufferOfTheRound(FedBuff):
     """FedBuff whose buffer is as large as what arrives in the round."""
 
-    async def server_update(self, server: Site, state: Any, uploads: list[Upload]) -> Any:
+    async def server_update(self, server: Server, state: Any, uploads: list[Upload]) -> Any:
         return await FedBuff.server_update(replace(self, buffer=max(1, len(uploads))), server, state, uploads)
 
 

@@ -16,7 +16,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from llm_fed.basics.errors import UserError
 from llm_fed.method import Upload
-from llm_fed.method.site import Private
+from llm_fed.method.client import Private
 from llm_fed.methods.fedpool import FedPool, _candidates, _groups, _length, cosines, likely
 from llm_fed.state import State
 

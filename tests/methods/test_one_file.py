@@ -1,4 +1,5 @@
-"""One paper, one file: a method derives from Method alone, and what two of them share is a module of functions."""
+"""One paper, one file: a method derives from Method alone, a merger is a function, and what two of them share is a
+module of functions."""
 
 from __future__ import annotations
 
@@ -8,11 +9,16 @@ import pkgutil
 import re
 from pathlib import Path
 
-from llm_fed import method, methods
+from llm_fed import mergers, method, methods
 from llm_fed.method import Method
+from llm_fed.method.merge import Merge
 
-MODULES = [importlib.import_module(f"llm_fed.methods.{found.name}") for found in pkgutil.iter_modules(methods.__path__)]
-OF_METHODS = {kind.__module__ for kind in methods.METHODS.values()}
+MODULES = [
+    importlib.import_module(f"{room.__name__}.{found.name}")
+    for room in (mergers, methods)
+    for found in pkgutil.iter_modules(room.__path__)
+]
+OF_METHODS = {kind.__module__ for kind in methods.BUILTIN.values()}
 
 
 def test_what_a_method_has_is_said_at_its_beginning():
@@ -24,6 +30,7 @@ def test_what_a_method_has_is_said_at_its_beginning():
 
 def test_a_method_has_no_base_but_method():
     assert {kind.__bases__ for kind in methods.METHODS.values()} == {(Method,)}
+    assert {kind.__bases__ for kind in methods.MERGERS.values()} == {(Merge,)}
 
 
 def test_no_method_imports_another():
@@ -40,7 +47,7 @@ def test_no_method_imports_another():
 
 def test_what_they_share_is_functions():
     shared = [module for module in MODULES if module.__name__ not in OF_METHODS]
-    assert {module.__name__.rpartition(".")[2] for module in shared} >= {"heads", "parents", "waiting"}
+    assert {module.__name__.rpartition(".")[2] for module in shared} >= {"mixing", "waiting"}
     for module in shared:
         own = [thing for thing in vars(module).values() if getattr(thing, "__module__", None) == module.__name__]
         assert not [thing for thing in own if isinstance(thing, type) and issubclass(thing, Method)]

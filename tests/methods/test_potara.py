@@ -13,21 +13,19 @@ from tiny import product
 
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
-from llm_fed.experiment import finish, run
+from llm_fed.experiment import finish, merging, run
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.export import peft_folders
 from llm_fed.kinds.language import load_base
-from llm_fed.merge.grid import WEIGHTS
-from llm_fed.merge.mean import mix_factors
+from llm_fed.merge.mean import WEIGHTS, mix_factors
 from llm_fed.mergers import potara
-from llm_fed.methods import METHODS
+from llm_fed.methods import MERGERS, METHODS
 from llm_fed.models.lora import Lora
 from llm_fed.runs import tracking
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
 from llm_fed.state import State
-
-MERGING = [name for name, kind in METHODS.items() if kind.needs]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +43,8 @@ def config_of(small, path: Path, name: str, **settings: Any) -> Any:
     return configfile.load(small.config(path, method={"name": name, **settings}, **changes))
 
 
-def merged(small, tmp_path: Path, needed: dict[str, Path], name: str, out: str = "out", **settings: Any) -> Path:
-    run.train(config_of(small, tmp_path / "c.yaml", name, **settings), tmp_path / out, needed=needed)
+def merged(small, tmp_path: Path, parents: dict[str, Path], name: str, out: str = "out", **settings: Any) -> Path:
+    run.train(config_of(small, tmp_path / "c.yaml", name, **settings), tmp_path / out, mode=Simulation(parents))
     return tmp_path / out
 
 
@@ -162,7 +160,7 @@ def test_a_given_run_that_kept_no_such_round(small, tmp_path):
     changes = {"rounds": 4, "eval": {"every": 4}, "checkpoint": {"keep_rounds": [1]}}
     config = configfile.load(small.config(tmp_path / "b.yaml", method={"name": "mean", "fed_round": 1}, **changes))
     with pytest.raises(UserError, match=r"no checkpoint of round 1, only of"):
-        run.train(config, tmp_path / "out", needed={"fedit": tmp_path / "fedit"})
+        run.train(config, tmp_path / "out", mode=Simulation({"fedit": tmp_path / "fedit"}))
 
 
 def test_an_overfitted_local_adapter_is_noted(small, parents, tmp_path, monkeypatch, capsys):
@@ -175,10 +173,10 @@ def test_an_overfitted_local_adapter_is_noted(small, parents, tmp_path, monkeypa
         assert "note" not in recipes(merged(small, tmp_path, parents, "potara", str(number), **settings))["ada"]
 
 
-# The battery of methods with `needs` (that of the others is test_battery.py).
+# The battery of mergers (that of methods with rounds is test_battery.py).
 
 
-@pytest.fixture(scope="module", params=MERGING)
+@pytest.fixture(scope="module", params=MERGERS)
 def whole(request, small, parents, tmp_path_factory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     return request.param, merged(small, folder, parents, request.param)
@@ -195,7 +193,7 @@ def test_another_seed_gives_another_merge(small, parents, tmp_path):
     found = []
     for seed in (0, 1):
         prepared = build.prepare(replace(config, seed=seed), tracking.Reporter())
-        run.merge(prepared, {need: states(small, folder) for need, folder in parents.items()}, 4, 0.1)
+        merging.merge(prepared, {name: states(small, folder) for name, folder in parents.items()})
         found.append(prepared.method.recipe(prepared.clients["ada"])["lambda_fed"])
     assert found[0] != found[1]
 
@@ -206,8 +204,7 @@ def test_fused_is_one_by_one(whole, small, parents, tmp_path, per_pass):
     config = config_of(small, tmp_path / "c.yaml", name)
     prepared = build.prepare(config, tracking.Reporter())
     prepared.runtime.clients_per_pass = per_pass
-    given = {need: states(small, folder) for need, folder in parents.items()}
-    run.merge(prepared, given, 4, 0.1)
+    merging.merge(prepared, {name: states(small, folder) for name, folder in parents.items()})
     for client, site in prepared.clients.items():
         expected = states(small, out, site.structure)[client]
         torch.testing.assert_close(site.memory["merged"].row, expected.row, rtol=0, atol=1e-5)
@@ -217,7 +214,7 @@ def test_fused_is_one_by_one(whole, small, parents, tmp_path, per_pass):
 def test_personalize_only_computes(whole, small, parents, tmp_path):
     name, _ = whole
     prepared = build.prepare(config_of(small, tmp_path / "c.yaml", name), tracking.Reporter())
-    run.merge(prepared, {need: states(small, folder) for need, folder in parents.items()}, 4, 0.1)
+    merging.merge(prepared, {name: states(small, folder) for name, folder in parents.items()})
     before = {client: dict(site.memory) for client, site in prepared.clients.items()}
     for _ in range(2):
         found = prepared.runtime.run(
@@ -231,11 +228,11 @@ class Killed(BaseException):
     """Nothing in the project catches this."""
 
 
-@pytest.mark.parametrize("stage", ["fedit", "local", "deliver"])
+@pytest.mark.parametrize("stage", ["fedit", "local", "merge", "deliver"])
 def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage):
-    """Killed within the first needed run, within the second, and while the merged adapters are written."""
+    """Killed within the first parent, within the second, before the merge, and while its adapters are written."""
     config = config_of(small, tmp_path / "c.yaml", "potara")
-    real = {"card": finish.model_card, "federate": run.federate}
+    real = {"card": finish.model_card, "federate": run.federate, "merge": merging.merge}
     calls: list[str] = []
 
     def federate(federation, *rest: Any, **options: Any) -> Any:
@@ -250,8 +247,14 @@ def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage
             raise Killed
         return real["card"](model, client=client, method=method, **rest)
 
+    def merge(experiment: Any, given: Any) -> None:
+        if stage == "merge":
+            raise Killed
+        real["merge"](experiment, given)
+
     with monkeypatch.context() as patched:
         patched.setattr(run, "federate", federate)
+        patched.setattr(merging, "merge", merge)
         patched.setattr(finish, "model_card", card)
         with pytest.raises(Killed):
             run.train(config, tmp_path / "out")

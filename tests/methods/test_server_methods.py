@@ -17,7 +17,9 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.method import Method, Upload, by_arrival
+from llm_fed.method.client import Client
 from llm_fed.method.requests import Distillation, Fit, Fitted
+from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.methods.feddf import FedDF
 from llm_fed.methods.fedft import Center, FedFT
@@ -62,12 +64,12 @@ class Toy:
 def start(method: Method, examples: int = 4) -> tuple[Site, Any, Toy]:
     """A server with so many examples, in batches of two, around the number 10."""
     local = LocalConfig(steps=3, batch_size=2)
-    server = Site("server", "toy", local, 0, lambda generator: number(10.0), Data(list(range(examples))))  # type: ignore[arg-type]
+    server = Server("server", "toy", local, 0, lambda generator: number(10.0), Data(list(range(examples))))  # type: ignore[arg-type]
     server.begin(1, 0.25)
     return server, method.init(server), Toy()
 
 
-def serve(method: Method, server: Site, state: Any, engine: Any, *uploads: Upload) -> Any:
+def serve(method: Method, server: Server, state: Any, engine: Any, *uploads: Upload) -> Any:
     (outcome,) = drive({"server": method.server_update(server, state, list(uploads))}, engine.execute).values()
     if isinstance(outcome, Exception):
         raise outcome
@@ -161,7 +163,7 @@ def test_feddfs_clients_send_their_models():
 # Distillation
 
 
-def distilled(engine: Any, server: Site, student: State, teachers: list[State]) -> State:
+def distilled(engine: Any, server: Server, student: State, teachers: list[State]) -> State:
     server.begin(1, 0.02)
     return tiny_images.answer(engine, server.fit(student, epochs=2, loss=Distillation(teachers)))
 
@@ -202,7 +204,7 @@ def test_distillation_of_text_is_a_plain_loop():
     base, structure = federation.language_base(), federation.STRUCTURE
     local = LocalConfig(batch_size=2, optimizer="sgd")
     engine = Engine(base, EvalConfig())
-    server = Site("server", structure, local, 0, lambda g: draw(base.model, structure, g, torch.float64))
+    server = Server("server", structure, local, 0, lambda g: draw(base.model, structure, g, torch.float64))
     server.data = replace(server.data, train=tiny.examples(5, [9, 6, 7, 5]))
     student, *teachers = (server.initial(label) for label in range(4))
     student, *teachers = (
@@ -233,7 +235,7 @@ def test_labels_of_text_play_no_part_in_distillation():
     """Another last target, which no later prediction reads."""
     base, structure = federation.language_base(), federation.STRUCTURE
     engine = Engine(base, EvalConfig())
-    server = Site("server", structure, LocalConfig(batch_size=2), 0,
+    server = Server("server", structure, LocalConfig(batch_size=2), 0,
                   lambda g: draw(base.model, structure, g, torch.float64))  # fmt: skip
     examples = tiny.examples(5, [9, 6, 7, 5])
     server.data = replace(server.data, train=examples)
@@ -255,7 +257,7 @@ def test_each_fit_has_its_own_teachers():
     engine = Engine(base, EvalConfig())
     sites = {}
     for i, id in enumerate("abc"):
-        sites[id] = Site(id, structure, LocalConfig(steps=2, batch_size=2), 0,
+        sites[id] = Client(id, structure, LocalConfig(steps=2, batch_size=2), 0,
                          lambda g: draw(base.model, structure, g, torch.float64),
                          Data(tiny.examples(i, [9, 6, 7])))  # fmt: skip
     student, *teachers = (sites["a"].initial(label) for label in range(3))

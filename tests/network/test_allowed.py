@@ -34,15 +34,13 @@ def ask(place: Place, small: Any, order: dict[str, Any], message: bytes = b"", *
 
 
 def test_a_name_from_outside_is_refused_before_anything_is_imported(small, evil, capsys):
-    """Wherever the server may write it: as the method, as a task, as a run that is needed, as one that is merged."""
+    """Wherever the server may write it: as the method, as a task, as a run that is merged."""
     place = Place(evil.parent / "home", str(small.data))
     merged = {"kind": "finish", "run": "r", "client": "ada", "after": 0, "name": "n", "given": {EVIL: {}}}
     given = pack({"message": None, "given": {EVIL: None}})
     tried: list[tuple[dict[str, Any], bytes, dict[str, Any]]] = [
         (HELLO, b"", {"method": {"name": EVIL}}),
         (work({**merged, "kind": "train", "round": 1, "lr": 0.1, "kept": []}), b"", {"method": {"name": EVIL}}),
-        ({**HELLO, "need": EVIL}, b"", {"method": {"name": "fedit"}}),
-        (work(merged, content=given), given, {"method": {"name": "fedit"}}),
         (HELLO, b"", {"task": {"name": EVIL}}),
     ]
     for order, message, changes in tried:
@@ -50,6 +48,10 @@ def test_a_name_from_outside_is_refused_before_anything_is_imported(small, evil,
         assert f"name={EVIL!r} is not built into llm_fed" in reply["error"], reply
         assert "this machine's operator has not allowed (allowed: nothing)" in reply["error"]
         assert f'add allow="{EVIL}" to --node-config' in reply["error"]
+    for order, message in (({**HELLO, "need": EVIL}, b""), (work(merged, content=given), given)):
+        for name in ("fedit", "potara"):
+            reply = ask(place, small, order, message, method={"name": name})
+            assert f"{name} merges no run of {EVIL!r}" in reply["error"], reply
     assert not evil.exists() and "evil" not in sys.modules
     assert capsys.readouterr().out.count(f"={EVIL!r} is not built into llm_fed") == len(tried)  # the worker's log
 

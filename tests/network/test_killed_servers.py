@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_images
-from network import NETWORK, NetworkInProcess, federate, tree
+from network import NETWORK, NetworkInProcess, federate, lines, tree
 from PIL import Image
 from safetensors.torch import load_file
 from small_run import CLIENTS, SIZES, Small, write_data
 
 from llm_fed.network import server
+from llm_fed.network.link import Reply
+from llm_fed.runs import digests
 from llm_fed.runs.tracking import Reporter
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -78,23 +80,35 @@ def models(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(folder)): load_file(path) for path in files}
 
 
-def chain(folder: Path, small: Any, settings: dict[str, Any], by: str) -> tuple[Any, int]:
-    """The summary of a run that dies until it is through, and how often it did; each time it dies one line, or one
-    order, later than the time before."""
+def chain(
+    folder: Path, small: Any, settings: dict[str, Any], by: str, late: str = ""
+) -> tuple[Any, int, NetworkInProcess]:
+    """The summary of a run that dies until it is through, how often it did, and its last network; each time it dies one
+    line, or one order, later than the time before.
+
+    Args:
+        late: a client whose answers to training come a round late.
+    """
     for number in count():
         link = NetworkInProcess(folder, small, settings)
-        try:
-            if by == "lines":
-                return server.train(link.config, folder / "run", link, reporter=Dying(number)), number
-            left = iter(range(number))
+        left, kept = iter(range(number)), dict[str, tuple[int, Reply]]()
 
-            def die(order: Any, reply: Any, left: Any = left) -> Any:
-                if order["kind"] != "hello" and next(left, None) is None:
-                    raise Killed
+        def spoil(order: Any, reply: Any, link: Any = link, left: Any = left, kept: Any = kept) -> Any:
+            if by == "orders" and order["kind"] != "hello" and next(left, None) is None:
+                raise Killed
+            if order["kind"] != "train":
                 return reply
+            if order["client"] == late:
+                kept[order["id"]] = order["round"], reply
+                return None
+            for id in [id for id, (asked, _) in kept.items() if asked < order["round"]]:
+                link.deliver(id, kept.pop(id)[1])
+            return reply
 
-            link._spoil = die
-            return server.train(link.config, folder / "run", link), number
+        link._spoil = spoil
+        reporter = Dying(number) if by == "lines" else None
+        try:
+            return server.train(link.config, folder / "run", link, reporter=reporter), number, link
         except Killed:
             continue
     raise AssertionError
@@ -102,10 +116,10 @@ def chain(folder: Path, small: Any, settings: dict[str, Any], by: str) -> tuple[
 
 def same_in_the_end(tmp_path: Path, small: Any, settings: dict[str, Any], by: str) -> None:
     _, whole = federate(tmp_path / "whole", small, settings)
-    found, deaths = chain(tmp_path / "killed", small, settings, by)
+    found, deaths, _ = chain(tmp_path / "killed", small, settings, by)
     assert deaths > 3 and found == whole
-    lines = [(tmp_path / name / "run/metrics.jsonl").read_bytes() for name in ("whole", "killed")]
-    assert lines[0] == lines[1]
+    metrics = [(tmp_path / name / "run/metrics.jsonl").read_bytes() for name in ("whole", "killed")]
+    assert metrics[0] == metrics[1]
     one, other = models(tmp_path / "whole"), models(tmp_path / "killed")
     assert one.keys() == other.keys() and one
     assert all(one[file][name].equal(other[file][name]) for file in one for name in one[file])
@@ -140,3 +154,34 @@ def test_however_it_is_scored(request, tmp_path, of, every, validation, by):
         data = request.getfixturevalue("small" if validation else "untested")
         small, settings = of_text(data, every, validation, of)
     same_in_the_end(tmp_path, small, settings, by)
+
+
+def ends_well_with_late_answers(tmp_path: Path, small: Any, method: str, by: str) -> None:
+    """What was under way when the server died is lost with it, so the result is another one than without kills; but
+    each answer counts once, and no client goes on from a state that the run does not know."""
+    network = {**NETWORK, "patience": 600.0}
+    settings = tree(small, method={"name": method}, network=network, rounds=8, eval={"every": 0})
+    found, deaths, link = chain(tmp_path, small, settings, by, late="bob")
+    assert deaths > 3 and found["scores"]["clients"].keys() == {*CLIENTS}
+    answers = {name: [line for line in lines(tmp_path, "client") if line["client"] == name] for name in CLIENTS}
+    assert all(line["staleness"] for line in answers["bob"]) and answers["bob"]
+    for name, own in answers.items():
+        asked = [line["round"] for line in own]
+        assert asked == sorted({*asked}), (name, asked)
+        counted = {0, *asked}
+        assert {order["after"] for order in link.orders if order.get("client") == name} <= counted
+    assert not [line for line in lines(tmp_path, "event") if line["event"] in ("client failed", "refused upload")]
+    assert [line["round"] for line in lines(tmp_path, "round")] == [*range(1, 9)]
+    assert digests.read(tmp_path / "run", finished=True).flaws == []
+    assert {file.split("/")[3] for file in models(tmp_path)} == {*CLIENTS}
+
+
+def test_with_late_answers(small, tmp_path):
+    ends_well_with_late_answers(tmp_path, small, "fedbuff", "lines")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["lines", "orders"])
+@pytest.mark.parametrize("method", ["fedit", "fedalt", "fedasync", "ca2fl", "fedbuff"])
+def test_with_late_answers_of_any_method(small, tmp_path, method, by):
+    ends_well_with_late_answers(tmp_path, small, method, by)

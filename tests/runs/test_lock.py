@@ -148,6 +148,22 @@ def test_a_damaged_record_holds_nobody_up_for_long(tmp_path, monkeypatch, conten
     assert len(said) == 1 and str(tmp_path / ".lock.1") in said[0] and "delete the file" in said[0]
 
 
+def test_a_link_to_nothing_in_the_place_of_a_record_is_passed_over(tmp_path):
+    """It was tried again without end: the name was taken, and there was nothing to read."""
+    (tmp_path / ".lock.1").symlink_to(tmp_path / "nothing")
+    held = Lock(tmp_path)
+    held.acquire(print)
+    assert (tmp_path / ".lock.2").is_file() and not (tmp_path / "nothing").exists()
+    held.release()
+    assert not (tmp_path / ".lock.2").exists()
+
+
+def test_after_the_last_possible_record_there_is_none(tmp_path):
+    (tmp_path / ".lock.999999999").write_text("{}")
+    with pytest.raises(HeldError, match="lock.999999999, the last possible record"):
+        Lock(tmp_path).acquire(print)
+
+
 def test_a_process_of_another_machine_is_watched(tmp_path, monkeypatch):
     """Where the record is renewed it is alive; where it is not, it is superseded, and notices it when it writes."""
     monkeypatch.setattr(lock, "_PATIENCE", 1.0)

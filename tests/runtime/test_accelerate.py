@@ -29,7 +29,7 @@ from llm_fed.basics.errors import ClientError, RunError, UserError
 from llm_fed.bench.build import prepare
 from llm_fed.commands import compare
 from llm_fed.engine import fit
-from llm_fed.experiment import finish, run, splits
+from llm_fed.experiment import finish, run, simulation, splits
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import (
     Distillation,
@@ -61,7 +61,7 @@ LATE = {"delay": {"sigma": 0.8}, "rounds": 2, "local": {"steps": 2, "lr": 0.02, 
 SERVED = {"task": {"server": {"examples": 1, "each": True}}}
 SETTINGS = {**battery.SETTINGS, "potara": {"samples": 2}, "fisher-merging": {"samples": 2}}
 # `center` has no clients at work; those of whole models are among RUNS.
-LORA_METHODS = [name for name, kind in methods.METHODS.items() if name != "center" and not kind.whole_models]
+LORA_METHODS = [name for name, kind in methods.BUILTIN.items() if name != "center" and not kind.whole_models]
 
 
 class Loopback:
@@ -99,7 +99,7 @@ def spread(monkeypatch) -> Callable[..., Loopback]:
 
     def ranks(channel: Loopback | None) -> Loopback | None:
         found = Ranks(channel) if channel else None
-        monkeypatch.setattr(run, "other_ranks", lambda: found)
+        monkeypatch.setattr(simulation, "other_ranks", lambda: found)
         return channel
 
     return ranks
@@ -122,9 +122,9 @@ def in_one_and_in(size: int, config: Any, folder: Path, spread: Callable[..., An
 
 @pytest.mark.parametrize("name", some(LORA_METHODS, ["feddpa", "ifca", "feddf", "feddle", "potara"]))
 def test_every_method_as_in_one_process(small, tmp_path, spread, name):
-    """Each kind of request, with late answers; POTARA's needed runs have settings of their own at the other ranks."""
+    """Each kind of request, with late answers; POTARA's parents have settings of their own at the other ranks."""
     method = {"name": name, **SETTINGS.get(name, {})}
-    served = {} if methods.build(method).needs else SERVED
+    served = {} if name in methods.MERGERS else SERVED
     local = {**LATE["local"], "optimizer": "sgd" if name == "scaffold" else "adamw"}
     config = from_dict(small.tree(method=method, **{**LATE, "local": local}, **served))
     channel = in_one_and_in(3, config, tmp_path, spread)

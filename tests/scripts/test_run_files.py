@@ -10,7 +10,7 @@ import pytest
 
 from llm_fed import methods
 from llm_fed.basics.errors import lookup
-from llm_fed.bench.needed import check_rounds
+from llm_fed.bench import parents
 from llm_fed.commands import compare, comparison
 from llm_fed.scoring.scores import METRICS
 from llm_fed.settings import configfile
@@ -44,7 +44,7 @@ def checked(name: str, words: list[str]) -> Config:
     """The configuration, after what `prepare` checks before it reads any data or model."""
     config = configfile.load(FOLDER / name, [*words, *OPEN.get(name, [])])
     method, partition = methods.build(config.method), config.task.partition
-    check_rounds(method, config)
+    parents.check(config, method)
     assert method.any_model or not config.base.clients
     assert all((getattr(partition, name) is not None) == (partition.kind == kind) for name, kind in OWN.items())
     task = lookup("task.name", config.task.name, TASKS)
@@ -111,9 +111,9 @@ def test_rows_share_their_runs(name, runs, tmp_path):
 
 def test_potara_merges_the_local_run_of_the_table(tmp_path):
     planned = comparison.Plan(FOLDER / "commonsense.yaml", [], [], [0], tmp_path)
-    needs = planned.cells["potara", 0].needs
-    assert needs["local"] is planned.cells["local", 0]
-    assert needs["fedit"].config.rounds == 300 and 50 in needs["fedit"].config.checkpoint.keep_rounds
+    merged = planned.cells["potara", 0].parents
+    assert merged["local"] is planned.cells["local", 0]
+    assert merged["fedit"].config.rounds == 300 and 50 in merged["fedit"].config.checkpoint.keep_rounds
 
 
 PERSONAL = [f"task.partition.{word}" for word in ("kind=dirichlet", "sizes=null", "clients=50", "alpha=0.1")]

@@ -103,5 +103,5 @@ def test_blocks_that_are_not_run_say_so(site):
 def test_the_python_interface_has_its_functions(site):
     html = (site / "api/index.html").read_text()
     for name in ("run", "compare", "open_run", "load_client", "load_image_model"):
-        assert f'href="#llm_fed.{"export.load" if "load" in name else "api"}.{name}"' in html, name
+        assert f'href="#llm_fed.{"export.load" if "load" in name else "commands.api"}.{name}"' in html, name
     assert "llm_fed.method.Method.client_update" in (site / "api/method.html").read_text()

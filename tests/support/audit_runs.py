@@ -33,7 +33,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
 OF_IMAGES = ", image models"
 FAMILIES: dict[str, dict[str, Any]] = {
     name: {"method": {"name": name, **SETTINGS.get(name, {})}, **_CHANGES.get(name, {})}
-    for name, method in methods.METHODS.items()
+    for name, method in methods.BUILTIN.items()
     if not method.whole_models
 } | {
     "feddle, late answers": {"method": {"name": "feddle"}, "delay": {"sigma": 1.0}, **_AT_SERVER},

@@ -110,9 +110,7 @@ GOLDEN: dict[str, list[float]] = {
 }
 # Those that start from other runs have no rounds, and a battery of their own in test_potara.py. The clients of `center`
 # do nothing: see test_server_methods.py.
-FEDERATED = [
-    name for name, kind in methods.METHODS.items() if not kind.needs and not kind.whole_models and name != "center"
-]
+FEDERATED = [name for name, kind in methods.METHODS.items() if not kind.whole_models and name != "center"]
 WHOLE_MODELS = [
     name + OF_PICTURES
     for name in methods.METHODS

@@ -43,8 +43,8 @@ from safetensors.torch import save_file
 
 from llm_fed import methods, tasks
 from llm_fed.basics.errors import RunError, UserError
+from llm_fed.bench import parents
 from llm_fed.bench.build import prepare
-from llm_fed.bench.needed import check_rounds
 from llm_fed.commands.compare import load_rows
 from llm_fed.engine.inference import features, similarity_weights
 from llm_fed.export import peft_folders
@@ -119,7 +119,7 @@ class Configurations:
         config = configfile.load(self._file, words)
         load_rows(self._file)
         method = methods.build(config.method)
-        check_rounds(method, config)
+        parents.check(config, method)
         check_trackers(config.track)
         privacy.check(config, method)
         tasks.find(config.task.name)

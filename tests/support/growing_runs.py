@@ -51,14 +51,14 @@ def built() -> Iterator[list[Built]]:
     real, found = build.build, []
 
     def taken_down(*given: Any, **named: Any) -> Any:
-        clients, server = real(*given, **named)
+        clients, server, schedule = real(*given, **named)
         one = Built()
         for site in (*clients.values(), server):
             one.trained |= keys(getattr(site.data.train, "examples", site.data.train))
             for queries in site.data.queries.values():
                 one.held |= keys(getattr(queries, "examples", queries))
         found.append(one)
-        return clients, server
+        return clients, server, schedule
 
     build.build = taken_down
     try:

@@ -5,7 +5,8 @@
 trains small federations of every method, of adapters and of whole ResNets, and lets one of CLIENTS clients answer
 falsely for three rounds: each part of its real answer (a row of weights, running statistics, counts, a chosen model)
 becomes each of some twenty values. A finding is a server's step that fails, a state that is not finite or cannot be
-sent, and, where the part is no row of weights, honest clients that lose more than where these answers are refused.
+sent, and, where the part is no row of weights, honest clients that lose more than where these answers are refused, and
+more than where they are real.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from llm_fed.federation.uploads import flaws
 from llm_fed.method import Upload
 from llm_fed.state import State
 from llm_fed.state.outline import infinite, skeleton
-from llm_fed.state.roles import Given, at, leaves
+from llm_fed.state.roles import Given
+from llm_fed.state.trees import at, leaves
 from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import Picture
 from llm_fed.testing import federation, tiny
@@ -41,7 +43,7 @@ from llm_fed.testing.federation import Outcome
 CLIENTS, ROUNDS, BOUND = 6, 3, 10.0
 SIZES = {f"c{k}": 4 + k % 3 for k in range(CLIENTS)}
 SPOILT = "c1"
-SLACK = 0.25  # of the honest clients' loss: how much it may be above that under refusal
+SLACK = 0.25  # of the honest clients' loss: how much it may be above that under refusal, or beside an honest answer
 ROW, STATISTICS, COUNTERS = "row", "statistics", "counters"
 
 Change = Callable[[Tensor, Tensor, Tensor], Tensor]  # (real, of another client, of an earlier round) -> false
@@ -127,11 +129,11 @@ class Attacked:
         if setup.labels:
             setup = replace(setup, examples=_pictures)
         whole = federation.go(settings, setup, folder, rounds=1, order=tuple(SIZES), sizes=SIZES, per_pass=CLIENTS)
-        found, honest = cls(name, whole), whole.state
+        found, honest, memory = cls(name, whole), whole.state, copy(whole.server.memory)
         for number in range(ROUNDS):
             whole.state = honest if not number else found.step(whole.state, found.rounds[-1], {}, number)[0]
             found.rounds.append(found._ask(number + 1))
-        whole.state = honest
+        whole.state, whole.server.memory = honest, memory
         return found
 
     def _ask(self, number: int) -> Round:
@@ -199,12 +201,12 @@ class Attacked:
             raise AssertionError(f"{where} is not finite")
         return unpack(pack(outcome)), refused
 
-    def after(self, case: Case | None) -> tuple[Any, dict[str, str]]:
-        """The state after all rounds in which one answers so (None: is refused), and why it was refused."""
+    def after(self, case: Case | None, honest: bool = False) -> tuple[Any, dict[str, str]]:
+        """The state after all rounds in which one answers so (None: is refused, or honest), and why it was refused."""
         state, memory, refused = self.whole.state, copy(self.whole.server.memory), {}
         try:
             for number, round in enumerate(self.rounds):
-                false = {SPOILT: None if case is None else self.spoilt(case, number)}
+                false = {} if honest else {SPOILT: None if case is None else self.spoilt(case, number)}
                 state, flawed = self.step(state, round, false, number)
                 assert not flawed.keys() - {SPOILT}, f"an honest client was refused: {flawed}"
                 refused |= flawed
@@ -277,7 +279,9 @@ def names() -> list[str]:
 def attack(name: str, folder: Path, chosen: Callable[[list[Case]], list[Case]]) -> tuple[Counter[str], list[str]]:
     """What became of the chosen cases of a method, and the findings."""
     attacked, outcomes, findings = Attacked.of(name, folder), Counter[str](), []
-    refused_loss = attacked.loss(attacked.after(None)[0])
+    usual = {"under refusal": attacked.loss(attacked.after(None)[0])}
+    usual["with an honest answer"] = attacked.loss(attacked.after(None, honest=True)[0])
+    what, worst = max(usual.items(), key=lambda item: item[1])
     for case in chosen([*attacked.cases()]):
         try:
             state, refused = attacked.after(case)
@@ -287,9 +291,9 @@ def attack(name: str, folder: Path, chosen: Callable[[list[Case]], list[Case]]) 
             loss = attacked.loss(state)
             if not math.isfinite(loss):
                 findings.append(f"{name}: {case}: the honest clients' loss is {loss}")
-            elif not case.of_weights and loss > refused_loss * (1 + SLACK):
+            elif not case.of_weights and loss > worst * (1 + SLACK):
                 why = f" ({refused[SPOILT]})" if refused else ""
-                findings.append(f"{name}: {case}: loss {loss:.4f}, {refused_loss:.4f} under refusal{why}")
+                findings.append(f"{name}: {case}: loss {loss:.4f}, {worst:.4f} {what}{why}")
         except Exception as error:  # of any kind: none should be
             findings.append(f"{name}: {case}: {type(error).__name__}: {str(error)[:200]}")
     return outcomes, findings

@@ -6,7 +6,7 @@ from typing import Any
 
 from llm_fed.engine.drive import drive
 from llm_fed.method import Method, Upload, by_arrival
-from llm_fed.method.site import Site
+from llm_fed.method.server import Server
 from llm_fed.state import State, stack
 from llm_fed.state.wire import pack, unpack
 
@@ -21,7 +21,7 @@ def execute(requests: Any) -> list[Any]:
     return found
 
 
-def serve(method: Method, server: Site, state: Any, *updates: State, run: Any = execute) -> Any:
+def serve(method: Method, server: Server, state: Any, *updates: State, run: Any = execute) -> Any:
     """The next round's step; uploads are named so that they arrive in the order given."""
     server.begin(server.round + 1, 0.1)
     order = [upload.client for upload in by_arrival(server, [Upload(name, 1, 0, None) for name in "abcdefgh"])]

@@ -21,7 +21,7 @@ import without
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        "llm_fed.cli", "llm_fed.experiment.run", "peft", "evaluate", "rouge_score.rouge_scorer", "matplotlib.figure",
+        "llm_fed.cli", "llm_fed.experiment.run", "peft", "rouge_score.rouge_scorer", "matplotlib.figure",
         "pytest",
     ]
 )  # fmt: skip

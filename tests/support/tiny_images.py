@@ -18,7 +18,9 @@ from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, 
 from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images
-from llm_fed.method.site import Data, Site
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
+from llm_fed.method.site import Data
 from llm_fed.models.cnn import CNN
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
@@ -84,10 +86,11 @@ def party(
     structure: Structure | None = None,
     local: LocalConfig = LOCAL,
     lr: float = 1e-3,
-) -> Site:
-    """A site in round 1."""
+) -> Any:
+    """A client, or the site \"server\", in round 1."""
     structure = structure or Full()
-    site = Site(id, structure, local, 0, partial(base.draw, structure), Data(train, num_labels=CLASSES))
+    kind = Server if id == "server" else Client
+    site = kind(id, structure, local, 0, partial(base.draw, structure), Data(train, num_labels=CLASSES))
     site.begin(1, lr)
     return site
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images
 from llm_fed.method import Method, Upload
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 from llm_fed.models.structure import Full
 from llm_fed.settings.config import LocalConfig
@@ -57,12 +58,12 @@ def federate(base: Images, method: Method, clients: dict[str, Site], rounds: int
     return state
 
 
-def personal(base: Images, method: Method, client: Site, state: Any) -> State:
+def personal(base: Images, method: Method, client: Client, state: Any) -> State:
     message = method.broadcast(state, client.id)
     return answer(Engine(base), method.personalize(client, message))
 
 
-def batches(base: Images, client: Site) -> list[tuple[Tensor, Tensor, list[int]]]:
+def batches(base: Images, client: Client) -> list[tuple[Tensor, Tensor, list[int]]]:
     """What each step of this round sees: inputs, labels, and places among the client's pictures."""
     places = {id(picture): place for place, picture in enumerate(client.train)}
     return [

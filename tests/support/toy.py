@@ -10,7 +10,9 @@ import torch
 from llm_fed.basics.errors import ClientError
 from llm_fed.engine.drive import drive
 from llm_fed.federation.schedule import Ask, Synchronous
+from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Work
+from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.settings.config import LocalConfig
 from llm_fed.settings.configfile import from_dict
@@ -32,11 +34,11 @@ def clients(number: int, seed: int = 0, sizes: list[int] | None = None) -> dict[
     """Sites c0, c1, ... with `sizes` examples (default 1, 2, ...)."""
     sizes = sizes or list(range(1, number + 1))
     local = LocalConfig(steps=2, batch_size=1)
-    return {f"c{i}": Site(f"c{i}", "toy", local, seed, draw, Data([i] * sizes[i])) for i in range(number)}  # type: ignore[arg-type, list-item]
+    return {f"c{i}": Client(f"c{i}", "toy", local, seed, draw, Data([i] * sizes[i])) for i in range(number)}  # type: ignore[arg-type, list-item]
 
 
 def server(seed: int = 0) -> Site:
-    return Site("server", "toy", LocalConfig(), seed, draw)  # type: ignore[arg-type]
+    return Server("server", "toy", LocalConfig(), seed, draw)  # type: ignore[arg-type]
 
 
 @dataclass

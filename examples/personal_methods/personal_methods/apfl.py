@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.settings import AtLeast, AtMost
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -29,12 +26,12 @@ class APFL(Method):
     alpha: Annotated[float, AtLeast(0), AtMost(1)] = 0.5  # of the first round; 0: FedAvg, 1: local training
     adaptive: bool = True  # whether alpha is learned
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         if server.local.optimizer != "sgd" or server.local.momentum:
             raise UserError("apfl takes plain steps of SGD one at a time; set local.optimizer=sgd and local.momentum=0")
         return server.initial()
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         w, v, alpha = message, *_own(client, self.alpha, message)
         for places in client.places(client.num_examples):
             batch = [client.train[place] for place in places]
@@ -47,7 +44,7 @@ class APFL(Method):
         client.memory["v"], client.memory["alpha"] = v, alpha
         return w - message
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return state + server.average([upload.content for upload in uploads]) if uploads else state
 
     async def personalize(self, client: Site, message: Message) -> Message:
@@ -55,7 +52,7 @@ class APFL(Method):
         return _mixed(alpha, v, message)
 
 
-def _own(client: Site, alpha: float, message: State) -> tuple[State, float]:
+def _own(client: Client, alpha: float, message: State) -> tuple[State, float]:
     """v and alpha; at first the common start and the setting."""
     return client.memory.get("v", client.initial()), client.memory.get("alpha", alpha)
 

@@ -10,11 +10,8 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Site, State
 from llm_fed.settings import Above, AtMost, PositiveFloat, PositiveInt
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 from personal_methods.layers import last_layers
 
 _LOSSES = 10  # the first weights are learned until the losses of so many passes differ little
@@ -40,7 +37,7 @@ class FedALA(Method):
     tolerance: PositiveFloat = 0.1
     first_epochs: PositiveInt = 50
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         own = client.memory.get("model")
         start = message if own is None else await self._start(client, own, message)
         client.memory["model"] = theta = await client.fit(start)
@@ -49,7 +46,7 @@ class FedALA(Method):
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory.get("model", message)
 
-    async def _start(self, client: Site, own: State, message: State) -> State:
+    async def _start(self, client: Client, own: State, message: State) -> State:
         """The client's start; its weights are learned before."""
         places = message.layout.segments(last_layers(message, self.adaptive_layers))
         gap = _at(message, places) - _at(own, places)

@@ -8,11 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
 from llm_fed.settings import NonNegativeFloat, PositiveFloat
-from llm_fed.state import State
-from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class FedAMP(Method):
     sigma: PositiveFloat = 1.0  # of A: at this squared distance a model counts 1 / e as much as at none
     strength: NonNegativeFloat = 0.01  # lambda of lambda / (2 alpha) ||w - u||^2
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         if server.local.proximal:
             raise UserError("fedamp has a proximal term of its own, of method.strength; leave local.proximal out")
         if self.alpha * (len(server.clients) - 1) > self.sigma:
@@ -62,13 +59,13 @@ class FedAMP(Method):
             if name != client
         }
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         pulled = replace(client.optimizer, proximal=self.strength / (2 * self.alpha), anchor=message)
         own = client.memory.get("model") or message
         client.memory["model"] = theta = await client.fit(own, optimizer=pulled)
         return theta
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         came = {upload.client: upload.content for upload in uploads}
         return {**state, "models": dict(sorted({**state["models"], **came}.items()))}
 

@@ -6,10 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server
 from llm_fed.settings import PositiveInt
-from llm_fed.state.wire import Message
 from personal_methods.layers import last_layers, others
 
 
@@ -24,11 +22,11 @@ class FedPer(Method):
 
     personal_layers: PositiveInt = 1  # K_P; the paper tries 1 to 4 blocks
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         return model.select(others(last_layers(model, self.personal_layers)))
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = await client.fit(client.assemble(message))
         client.keep(theta, self.trained, message)
         return theta.select(others(last_layers(theta, self.personal_layers))) - message

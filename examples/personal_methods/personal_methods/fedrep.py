@@ -6,10 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Method, Upload
-from llm_fed.method.site import Site
+from llm_fed.method import Client, Message, Method, Server, Upload
 from llm_fed.settings import PositiveInt
-from llm_fed.state.wire import Message
 from personal_methods.layers import last_layers, others
 
 
@@ -25,11 +23,11 @@ class FedRep(Method):
     personal_layers: PositiveInt = 1  # the head
     head_steps: PositiveInt = 10  # tau: optimizer steps of the head in each round
 
-    def init(self, server: Site) -> Message:
+    def init(self, server: Server) -> Message:
         model = server.initial()
         return model.select(others(last_layers(model, self.personal_layers)))
 
-    async def client_update(self, client: Site, message: Message) -> Message:
+    async def client_update(self, client: Client, message: Message) -> Message:
         theta = client.assemble(message)
         head = last_layers(theta, self.personal_layers)
         theta = await client.fit(theta, train=head, steps=self.head_steps)
@@ -37,5 +35,5 @@ class FedRep(Method):
         client.keep(theta, self.trained, message)
         return theta.select(others(head)) - message
 
-    async def server_update(self, server: Site, state: Message, uploads: list[Upload]) -> Message:
+    async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return state + server.average([upload.content for upload in uploads]) if uploads else state

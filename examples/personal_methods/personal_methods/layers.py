@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from llm_fed.basics.errors import UserError
-from llm_fed.state import State
+from llm_fed.method import State
 
 
 def last_layers(state: State, count: int) -> str:

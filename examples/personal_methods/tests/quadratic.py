@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from llm_fed.method import Upload
+from llm_fed.method import Client, Server, State, Upload
 from llm_fed.method.requests import Fit, Fitted, Gradient
-from llm_fed.method.site import Data, Site
+from llm_fed.method.site import Data
 from llm_fed.settings.config import LocalConfig
-from llm_fed.state import State
 
 
 def state(**entries: float) -> State:
@@ -25,10 +24,11 @@ def numbers(found: State) -> dict[str, float]:
     return {name.removesuffix(".weight"): float(found[name]) for name in found}
 
 
-def site(id: str, examples: int = 1, **local: Any) -> Site:
+def site(id: str, examples: int = 1, **local: Any) -> Any:
     """A client, or the server, that starts at zero; one step of SGD with rate 1/2, unless `local` says otherwise."""
     settings = LocalConfig(**{"steps": 1, "batch_size": 1, "optimizer": "sgd", **local})
-    made = Site(id, None, settings, 0, lambda draws: state(body=0.0, head=0.0), Data(list(range(examples))))  # type: ignore[arg-type]
+    kind = Server if id == "server" else Client
+    made = kind(id, None, settings, 0, lambda draws: state(body=0.0, head=0.0), Data(list(range(examples))))  # type: ignore[arg-type]
     made.begin(1, 0.5)
     return made
 
@@ -68,7 +68,7 @@ class Loss:
         return Fitted(theta, (0.0,) * len(job.batches))
 
 
-def serve(method: Any, server: Site, held: Any, **uploads: tuple[State, int]) -> Any:
+def serve(method: Any, server: Server, held: Any, **uploads: tuple[State, int]) -> Any:
     """The server's state after these uploads, each with its client's number of examples."""
     came = [Upload(client, count, 0, content) for client, (content, count) in uploads.items()]
     return Loss(lambda: {}).run(method.server_update(server, held, came))

@@ -1,6 +1,6 @@
 """Measures the import structure of llm_fed: rooms, levels, arrows, upward arrows, cycles between rooms.
 
-    python scripts/analysis/imports.py [ROOT] [--arrows] [--rooms] [--modules] [--deferred]
+    python scripts/structure/imports.py [ROOT] [--arrows] [--rooms] [--modules] [--deferred]
 
 Only imports count that run when a module is imported: at module level, not under TYPE_CHECKING and not inside
 functions (--deferred adds those inside functions and under TYPE_CHECKING). ROOT is a checkout (default: here).

@@ -1,7 +1,7 @@
 """Counts the files of llm_fed that a training example passes on its way to a gradient, and an upload on its way to the
 server's step.
 
-    python scripts/analysis/journey.py
+    python scripts/structure/journey.py
 
 A file counts where one of its functions is called with the thing, alone or in a list, tuple or dict. What is followed
 is a run of two clients and two rounds on random models: its encoded examples, and the uploads of `ifca`, which no other

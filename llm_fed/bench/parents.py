@@ -1,4 +1,4 @@
-"""Runs that a merging method starts from: their configurations, and each client's model in them."""
+"""The runs whose models a merge starts from: their configurations, and each client's model in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
-from llm_fed.method.site import Site
+from llm_fed.method.client import Client
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runtime.local import LocalRuntime
@@ -24,14 +24,19 @@ from llm_fed.state import State
 from llm_fed.state.wire import WireError
 
 
-def check_rounds(method: Method, config: Config) -> None:
-    """Refuse a round of which a needed run, made with this configuration, would keep no checkpoint.
+def check(config: Config, method: Method) -> None:
+    """Refuse a configuration with which a parent would not be what is asked for.
 
     Raises:
-        UserError: the round, and what to set.
+        UserError: privacy, which merging does not keep, or a round of which no checkpoint is kept; what to set.
     """
-    for name in method.needs:
-        round = method.needed(name).round
+    for parent in method.parents:
+        if config.privacy.clip is not None:
+            raise UserError(
+                f"privacy.clip is for methods with rounds, but {config.method['name']} merges finished runs; set it to "
+                "null"
+            )
+        name, round = parent.name, parent.round
         if round is None or round == config.rounds or round in config.checkpoint.keep_rounds:
             if round is None or 1 <= round <= config.rounds:
                 continue
@@ -43,14 +48,19 @@ def check_rounds(method: Method, config: Config) -> None:
         )
 
 
-def needed_config(config: Config, name: str) -> Config:
-    """The configuration of the needed run: the same, with the other method, as the one that needs it says.
+def config_of(name: str, config: Config) -> Config:
+    """The configuration of the parent of this name: that of the merge, with the parent's own method.
 
     It exports every client's model where that is what is merged, rather than a checkpoint's.
+
+    Raises:
+        UserError: the run has no such parent.
     """
-    needed = methods.build(config.method).needed(name)
-    exported = ExportConfig() if needed.round is None else config.export
-    return replace(config, method={"name": name, **needed.settings}, export=exported)
+    for parent in methods.build(config.method).parents:
+        if parent.name == name:
+            exported = ExportConfig() if parent.round is None else config.export
+            return replace(config, method={"name": name, **parent.settings}, export=exported)
+    raise UserError(f"{config.method['name']} merges no run of {name!r}")
 
 
 def states_of_run(
@@ -58,7 +68,7 @@ def states_of_run(
     round: int | None,
     config: Config,
     base: Kind,
-    clients: Mapping[str, Site],
+    clients: Mapping[str, Client],
     runtime: LocalRuntime,
 ) -> dict[str, State]:
     """The personal model of each of `clients` in a run.

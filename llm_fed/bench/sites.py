@@ -1,0 +1,128 @@
+"""Makes the sites of a run, the clients and the server, with their data as training and evaluation see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from llm_fed.bench import taking_part
+from llm_fed.federation import privacy
+from llm_fed.federation.schedule import Delayed, Poisson, Schedule
+from llm_fed.kinds import Kind
+from llm_fed.method import Method
+from llm_fed.method.client import Client
+from llm_fed.method.server import Server
+from llm_fed.method.site import Data, Site
+from llm_fed.models import ranks
+from llm_fed.models.structure import Structure, structure_of
+from llm_fed.runs.tracking import Reporter
+from llm_fed.scoring.evaluation import check_options
+from llm_fed.scoring.notes import notes_on_length, notes_on_scores
+from llm_fed.scoring.scores import METRICS
+from llm_fed.settings.config import Config
+from llm_fed.state import State
+from llm_fed.tasks.common import ClientData, TaskData
+
+
+def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
+    """Who is asked in which round, and how late the answers are."""
+    if privacy.central(config.privacy):
+        return Poisson(clients, config.participation, config.training_seed)
+    late = config.delay
+    return Delayed(
+        clients, config.participation, config.training_seed, sigma=late.sigma, per=late.per, drop_out=late.drop_out
+    )
+
+
+def build(
+    config: Config,
+    task: TaskData,
+    base: Kind,
+    method: Method,
+    metric: str,
+    reporter: Reporter,
+    *,
+    every: bool,
+) -> tuple[dict[str, Client], Server, Schedule]:
+    """The clients and the server with their data, and who is asked when.
+
+    Args:
+        every: whether clients are kept that neither train nor are scored.
+
+    Raises:
+        UserError: data that a metric cannot score, or none of which anything fits.
+    """
+    structure = structure_of(config.adapter, base.head)
+    encoding = base.encoding(config, task, METRICS[metric].scores, reporter.note)
+
+    def data_of(id: str, given: ClientData | None, labels: int, foreign: bool = False) -> Data:
+        data = Data(metric=metric, num_labels=labels, foreign=foreign)
+        if given is None:
+            return data
+        data = encoding.data(id, given, data)
+        if METRICS[metric].scores == "options":
+            check_options(id, data)
+        return data
+
+    @cache
+    def own_structure(architecture: str, rank: int | None) -> Structure:
+        return structure_of(config.adapter, base.head, architecture, rank)
+
+    private = privacy.of_examples(config.privacy, config.training_seed)
+    shared = config.local, config.training_seed
+    at_server: Structure = method.wrap(structure, None)
+    drawn: dict[Structure, State] = {}
+    clients: dict[str, Client] = {}
+    listed = () if isinstance(config.network.clients, int) else config.network.clients
+    places = {name: place for place, name in enumerate(task.everybody or task.clients)}
+    places |= {name.partition("@")[0]: place for place, name in enumerate(listed)}  # of which a machine has some alone
+    for id, given in task.clients.items():
+        own = config.base.clients[places[id] % len(config.base.clients)] if config.base.clients else ""
+        plain = own_structure(own, ranks.of(config.adapter, id, places[id]))
+        data = data_of(id, given, len(task.labels))
+        client = Client(id, plain, *shared, partial(base.draw, plain), data, rounds=config.rounds, private=private)
+        wrapped = method.wrap(plain, client)
+        clients[id] = client = replace(client, structure=wrapped, draw=partial(base.draw, wrapped))
+        if wrapped.fused:
+            if wrapped not in drawn:
+                drawn[wrapped] = client.initial()
+            client.expect(drawn[wrapped])
+    labels, foreign = len(task.server_labels or task.labels), config.task.server.name is not None
+    data = data_of("server", task.server, labels, foreign)
+    server = Server(
+        "server", at_server, *shared, partial(base.draw, at_server), data, rounds=config.rounds, step=config.server,
+        structures={id: client.structure for id, client in clients.items()} if ranks.differ(config.adapter) else {},
+    )  # fmt: skip
+    if not any(site.train for site in clients.values()):
+        taking_part.check_lengths(clients.values())
+    if note := encoding.note():
+        reporter.note(note)
+    sites = [*clients.values(), server]
+    for note in [*notes_on_scores(sites, metric), *notes_on_length(sites, config.eval.max_new_tokens).values()]:
+        reporter.note_once(f"warning: {note}")
+    taking_part.check_lengths([*clients.values(), server] if every else [server])
+    clients = clients if every else taking_part.choose(clients, method)
+    asked = tuple(taking_part.trainers(clients) or clients)
+    schedule = schedule_of(config, asked)
+    return clients, replace(server, clients=asked, cohort=schedule.cohort_size), schedule
+
+
+def structures(config: Config, method: Method, base: Kind, clients: Sequence[str]) -> dict[str, Structure]:
+    """What the server of a network knows of its clients' structures, where they differ in rank.
+
+    Raises:
+        UserError: `adapter.rank` gives other clients a rank.
+    """
+    ranks.check(config.adapter, clients)
+    if not ranks.differ(config.adapter):
+        return {}
+    each = {id: ranks.of(config.adapter, id, place) for place, id in enumerate(clients)}
+    return {id: method.wrap(structure_of(config.adapter, base.head, rank=rank), None) for id, rank in each.items()}
+
+
+def scored(clients: Mapping[str, Client], server: Server) -> Mapping[str, Site]:
+    """Who is scored: every client, or the server alone where it holds the test examples."""
+    tested: Sequence[Any] = server.data.queries.get("test", ())
+    return {server.id: server} if tested else clients

@@ -1,0 +1,115 @@
+"""Runs merges: trains or finds the two parents, and gives each client its two models to merge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_fed.basics import signs
+from llm_fed.basics.errors import ClientError, RunError
+from llm_fed.bench.build import Experiment
+from llm_fed.bench.parents import config_of, states_of_run
+from llm_fed.experiment.baselines import Baselines
+from llm_fed.experiment.finish import deliver
+from llm_fed.experiment.pool import Personal, Pool, Way
+from llm_fed.experiment.splits import log_reading
+from llm_fed.export import models
+from llm_fed.method import Parent
+from llm_fed.method.client import Client
+from llm_fed.method.merge import Merge
+from llm_fed.runs.folder import Run, log_event
+from llm_fed.runs.records import read_records, time_of_day
+from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import Config
+from llm_fed.state import State
+
+Train = Callable[[Config, Path], dict[str, Any]]  # the run in a folder, to its end; its summary
+
+
+def trained(
+    experiment: Experiment, run: Run, train: Train, reporter: Reporter, places: Mapping[str, Path]
+) -> Iterator[tuple[Parent, Config, Path, int]]:
+    """Each parent of a merge after its end: with its configuration, its folder and the round whose models are merged.
+
+    Args:
+        places: by the name of a parent its folder, where that is not `needs/<name>` in the run's own.
+    """
+    config = experiment.config
+    for parent in experiment.method.parents:
+        folder, its_config = places.get(parent.name, run.folder / "needs" / parent.name), config_of(parent.name, config)
+        reporter.note(f"{config.method['name']} starts from {parent.name}: {folder}")
+        summary = train(its_config, folder)
+        yield parent, its_config, folder, summary["round"] if parent.round is None else parent.round
+
+
+def merge_runs(
+    experiment: Experiment, run: Run, train: Train, reporter: Reporter, baselines: Baselines, places: Mapping[str, Path]
+) -> dict[str, Any]:
+    """The whole run of a merge; the content of its summary. See `trained`."""
+    config, method = experiment.config, experiment.method
+    rounds, given, seen = {}, {}, set()
+    for parent, its_config, folder, chosen in trained(experiment, run, train, reporter, places):
+        rounds[parent.name] = chosen
+        given[parent.name] = states_of_run(
+            folder, parent.round, its_config, experiment.base, experiment.clients, experiment.runtime
+        )
+        seen |= models.seen(read_records(folder / "metrics.jsonl"), chosen)
+    run.rewind()
+    run.lap()  # the parents have folders of their own
+    log_reading(run, experiment)
+    for words in run.changes:
+        log_event(run, config.rounds, "", "data changed", words)
+    began = time.perf_counter()
+    with signs.part("merging at the clients"):
+        merge(experiment, given)
+    seconds = round(time.perf_counter() - began, 4)
+    run.log_timing({"round": config.rounds, "seconds": seconds, "parts": {"merge": seconds}, "ended": time_of_day()})
+    run.lap()
+    for id, site in experiment.clients.items():
+        recipe = method.recipe(site)
+        run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
+        if "note" in recipe:
+            reporter.note(f"{id}: {recipe['note']}")
+    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, needs=rounds)
+
+
+def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]]) -> None:
+    """Merge at every client what it is `given` (by parent and client).
+
+    Raises:
+        UserError, RunError: a client cannot be merged.
+    """
+    work = {}
+    for id, site in experiment.clients.items():
+        site.begin(experiment.config.rounds + 1, experiment.config.local.lr)
+        work[id] = experiment.method.finish(site, {parent: states[id] for parent, states in given.items()})
+    for outcome in experiment.runtime.run(work).values():
+        if isinstance(outcome, ClientError):
+            raise RunError(str(outcome)) from outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+def join(config: Config, method: Merge, pool: Pool, steps: int | None) -> Way:
+    """How a client joins a merge whose federated adapter is the pool: it merges that with one that it trains in so many
+    steps (None: it gets the federated adapter)."""
+    ((name, federated),) = pool.members.items()
+
+    async def personal(site: Client) -> Personal:
+        if steps is None:
+            return federated, pool.structure, {"weights": {name: 1.0}}
+        local = await site.fit(site.initial(), steps=steps)
+        structure = method.wrap(site.structure, site)
+        own, parents = replace(site, structure=structure), (parent.name for parent in method.parents)
+        await method.finish(own, dict(zip(parents, (federated, local), strict=True)))
+        return await method.personalize(own, None), structure, {"steps": steps, **method.recipe(own)}
+
+    note = (
+        f"{config.method['name']} merges the federated adapter with a local one, which --steps K would train; without "
+        "it the client gets the federated one"
+    )
+    start = config.adapter.start if config.adapter else None
+    return Way(personal, config.task.validation, start, note if steps is None else "")

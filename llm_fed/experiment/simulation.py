@@ -1,0 +1,157 @@
+"""Simulation: a run whose clients are all in this process, or in those of one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from llm_fed.basics import launchers, signs, turns
+from llm_fed.basics.errors import UserError
+from llm_fed.bench import start, taking_part
+from llm_fed.bench.build import Experiment
+from llm_fed.experiment import announce, merging, timing
+from llm_fed.experiment.baselines import Baselines
+from llm_fed.experiment.finish import finish_and_deliver
+from llm_fed.experiment.mode import Train
+from llm_fed.export import models
+from llm_fed.federation.aggregation import check_cohort
+from llm_fed.federation.clients import LocalClients
+from llm_fed.federation.loop import Federation, Scoring
+from llm_fed.federation.progress import Progress
+from llm_fed.runs.folder import Run
+from llm_fed.runs.pace import Ahead
+from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.launch import other_ranks
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict
+from llm_fed.tasks.record import Record
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """See `Mode`.
+
+    Args:
+        parents: of a merge, by the name of a parent its folder; that run is begun or continued as necessary (default:
+            `needs/<name>` in the run's own).
+        known: rows that keep the split which they have in a run for which this one is trained.
+        baselines: what other runs have scored that this one need not score again.
+    """
+
+    parents: Mapping[str, Path] = field(default_factory=dict)
+    known: Record | None = None
+    baselines: Baselines = field(default_factory=Baselines)
+    fresh: ClassVar[str] = "--fresh"
+
+    def check(self, config: Config, folder: Path) -> None:
+        ranks = other_ranks()
+        if ranks and config.base.device_map:
+            raise UserError(
+                f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
+                "leave it out"
+            )
+
+    def turn(self, reporter: Reporter) -> AbstractContextManager[None]:
+        return turns.taken(reporter.note)
+
+    def reopens(self, run: Run, done: Mapping[str, Any]) -> bool:
+        return lacks_exports(run)
+
+    def opened(self, run: Run, reporter: Reporter) -> None:
+        _check_place(run.config, run.folder)
+        if run.moved:
+            reporter.note(f"{' and '.join(run.moved)}: the same files as when this run began, under another path")
+        run.contents.ahead(run.config)
+
+    def given(self, config: Config, known: Record | None) -> dict[str, Any]:
+        return {"known": known}
+
+    def ready(self, experiment: Experiment, run: Run, reporter: Reporter) -> Experiment:
+        check_cohort(experiment.config, experiment.schedule.cohort_size)
+        models.check_names(experiment.config.export.clients, experiment.scored)
+        with signs.part("reading the files of data and base"):
+            run.check_base()
+        for line in taking_part.notes(experiment):
+            reporter.note_once(line)
+        if ranks := other_ranks():
+            experiment = experiment.spread(ranks)
+        if (origin := start.place(experiment.config)) and run.continues:
+            start.check(run, _sites(experiment), origin)
+        reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
+        for line in launchers.notes():
+            reporter.note_once(line)
+        return experiment
+
+    def begun(self, experiment: Experiment, run: Run, reporter: Reporter) -> None:
+        with signs.part("reading the files of data and base"):
+            run.remember_inputs()
+        if origin := start.place(experiment.config):
+            start.remember(run, _sites(experiment), origin)
+        if run.summary() is not None:
+            reporter.note(f"{run.folder} is complete; export.clients has changed, so its end is done again")
+            run.forget("summary.json")
+
+    def merge(self, experiment: Experiment, run: Run, reporter: Reporter, train: Train) -> dict[str, Any]:
+        mode = Simulation({}, experiment.record, self.baselines)
+        first = partial(train, reporter=reporter, base=experiment.base, contents=run.contents, mode=mode)
+        return merging.merge_runs(experiment, run, first, reporter, self.baselines, self.parents)
+
+    def plan(self, experiment: Experiment, run: Run, reporter: Reporter) -> Ahead:
+        plan = timing.ahead(experiment, self.baselines)
+        if reporter.heard:
+            plan = timing.with_forecast(experiment, plan, run.reached)
+            reporter.expect(plan.in_words(run.reached))
+        return plan
+
+    def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
+        clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
+        base_scores = experiment.score_base if experiment.config.eval.base is True else None
+        return (
+            Federation(experiment.method, clients, experiment.server, experiment.runtime),
+            Scoring(experiment.scored, experiment.evaluate, base_scores),
+        )
+
+    def finish(self, experiment: Experiment, run: Run, progress: Progress) -> dict[str, Any]:
+        return finish_and_deliver(experiment, run, progress, self.baselines)
+
+
+def _sites(experiment: Experiment) -> list[Any]:
+    return [*experiment.clients.values(), experiment.server]
+
+
+def _check_place(config: Config, folder: Path) -> None:
+    """Refuse a run that would start from its own folder, which --fresh deletes.
+
+    Raises:
+        UserError: it would.
+    """
+    origin = start.place(config)
+    if origin and folder.resolve() in (Path(origin).resolve(), *Path(origin).resolve().parents):
+        raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
+
+
+def lacks_exports(run: Run) -> bool:
+    """Whether `export.clients` has changed since a run was finished, and asks for more than the folder holds.
+
+    Raises:
+        UserError: it does, but the checkpoints are gone, from which the end could be done again.
+    """
+    asked = run.config.export.clients
+    before, now = (run.saved or {}).get("export"), as_dict(run.config)["export"]
+    if before in (None, now):
+        return False
+    if isinstance(asked, str):
+        lacks = asked == "all" or (asked == "seen" and before != {"clients": "all"})
+    else:
+        lacks = not all((run.folder / "adapters" / id).is_dir() for id in asked)
+    done = run.summary() or {}  # of a merge it names the parents, which keep the checkpoints
+    if lacks and "needs" not in done and not any((run.folder / "checkpoints").glob("round-*")):
+        raise UserError(
+            f"{run.folder} has no checkpoints any more, so the other personal models that export.clients asks for "
+            "cannot be exported; leave it out, or give --fresh to train again"
+        )
+    return lacks

@@ -1,0 +1,70 @@
+"""Client: a site whose data never leave it, and whose examples may be hidden by noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import derive, generator
+from llm_fed.method.requests import PerExample
+from llm_fed.method.site import Site
+from llm_fed.state import State
+
+NOISY_STEPS = "noisy steps"  # key of `memory`: how many a private client took
+
+
+@dataclass(frozen=True)
+class Private:
+    """The noise that is added in every optimizer step (`privacy.unit=example`)."""
+
+    clip: float
+    noise: float
+    seed: int  # of the batches and the noise; who must not know the examples must not know it
+
+
+@dataclass
+class Client(Site):
+    """One client, as a method's client code sees it."""
+
+    private: Private | None = None  # how its examples are hidden, see `federation/privacy.py`
+
+    def expect(self, drawn: State) -> None:
+        """Take the layout of another site's new state as this site's. `assemble` then need not draw a state to see
+        that a message is complete."""
+        if not drawn.extras:
+            self._layout = drawn.layout
+
+    def places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
+        """As `Site.places`. With `private` each example is drawn independently with the probability that gives the
+        batch size on average (Poisson sampling), so batches differ in size and may be empty."""
+        if self.private is None:
+            return super().places(count, steps, nth, epochs)
+        size, total = self._steps(count, steps, epochs)
+        draws = generator(self.private.seed, "batches", self.round, self.id, nth)
+        each = (torch.rand(count, generator=draws, dtype=torch.float64) < size / count for _ in range(total))
+        return [taken.nonzero().flatten().tolist() for taken in each]
+
+    def _noise(self, count: int, steps: int, nth: int) -> PerExample | None:
+        """The noise for a fit on `count` examples. Its steps are counted in `memory`, from which `privacy.spent_by`
+        computes epsilon."""
+        if self.private is None:
+            return None
+        size, before = min(self.local.batch_size, count), self.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
+        self.memory[NOISY_STEPS] = {"rate": max(before["rate"], size / count), "steps": before["steps"] + steps}
+        stage = "finish" if self._finishes else "round"  # of a longer run, this number may be a round's
+        seed = derive(self.private.seed, "noise of examples", stage, self.round, self.id, nth)
+        return PerExample(self.private.clip, self.private.noise, size, seed)
+
+    def _look(self, verb: str) -> None:
+        """Call this before training examples are used for anything but noisy steps.
+
+        Raises:
+            UserError: their privacy would not be kept.
+        """
+        if self.private is not None:
+            raise UserError(
+                f"privacy.unit=example only protects examples in training steps, but this method also uses them in "
+                f"client.{verb}; choose another method, or privacy.unit=client"
+            )
