@@ -85,9 +85,10 @@ def build(
         client = Client(id, plain, *shared, partial(base.draw, plain), data, rounds=config.rounds, private=private)
         wrapped = method.wrap(plain, client)
         clients[id] = client = replace(client, structure=wrapped, draw=partial(base.draw, wrapped))
-        if wrapped not in drawn:
-            drawn[wrapped] = client.initial()
-        client.expect(drawn[wrapped])
+        if wrapped.fused:
+            if wrapped not in drawn:
+                drawn[wrapped] = client.initial()
+            client.expect(drawn[wrapped])
     labels, foreign = len(task.server_labels or task.labels), config.task.server.name is not None
     data = data_of("server", task.server, labels, foreign)
     server = Server(

@@ -132,11 +132,8 @@ class Result:
         quiet()
         device = choose_device(self._config.device)
         with plugins.allowing(self.allow):
-            config = self._config
-            kind, data = kinds.chosen(config), None
-            if not kind.before_data:
-                data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
-        return kind.load(config, data, device)
+            config, seeds = self._config, (self._config.federation_seed, self._config.evaluation_seed)
+            return kinds.load_alone(config, lambda: tasks.load(config.task, *seeds), device)
 
 
 def run(config: Given, *words: str, out: str | Path, fresh: bool = False, start: str | Path | None = None) -> Result:

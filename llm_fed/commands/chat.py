@@ -133,8 +133,9 @@ def of_run(
         UserError: it has none, or they are of image models, or the client is not among them.
     """
     config = read_config(folder)
-    if "texts" not in (kind := kinds.chosen(config)).reads:
-        raise UserError(f"{folder} trained {kind.noun}s, which cannot chat; load_client or load_image_model loads them")
+    kinds.check_writes(
+        config, f"{folder} trained {{noun}}s, which cannot chat; load_client or load_image_model loads them"
+    )
     adapters = exported(folder)
     first = next(iter(adapters)) if client is None else require("--client", client, adapters)
     return Chat(load_base(config.base, choose_device(config.device)), adapters, None, most, first, sampling, system)

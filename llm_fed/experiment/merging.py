@@ -21,7 +21,6 @@ from llm_fed.export import models
 from llm_fed.method import Parent
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
-from llm_fed.models.lora import Lora
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.records import read_records, time_of_day
 from llm_fed.runs.tracking import Reporter
@@ -116,7 +115,6 @@ def join(config: Config, method: Merge, pool: Pool, steps: int | None) -> Way:
             return federated, pool.structure, {"weights": {name: 1.0}}
         local = await site.fit(site.initial(), steps=steps)
         structure = method.wrap(site.structure, site)
-        assert isinstance(structure, Lora)  # only adapters are offered
         own, parents = replace(site, structure=structure), (parent.name for parent in method.parents)
         await method.finish(own, dict(zip(parents, (federated, local), strict=True)))
         return await method.personalize(own, None), structure, {"steps": steps, **method.recipe(own)}

@@ -52,9 +52,7 @@ def check(folder: Path, config: Config) -> None:
         UserError: why, and what to do.
     """
     finished(folder)
-    kind = kinds.chosen(config)
-    if config.adapter is None or not kind.knows:
-        raise UserError(f"{folder} trained {kind.noun}s; only adapters of language models can be joined")
+    kinds.check_writes(config, f"{folder} trained {{noun}}s; only adapters of language models can be joined")
     folder, config, _ = _federation(folder, config)
     if not _at_server(methods.build(config.method)):
         exported(folder)

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed import kinds, tasks
-from llm_fed.basics.errors import UserError, printable
+from llm_fed.basics.errors import printable
 from llm_fed.experiment.announce import SPLITS
 from llm_fed.experiment.costs import Counts
 from llm_fed.kinds.encoding import Encoder
@@ -94,8 +94,7 @@ def shown(config: Config, most: int) -> ShownData:
     Raises:
         UserError: the task is one of pictures, or the data or the tokenizer cannot be read.
     """
-    if "texts" not in (kind := kinds.chosen(config)).reads:
-        raise UserError(f"--show shows what language models read, but this task trains {kind.noun}s; leave it out")
+    kinds.check_writes(config, "--show shows what language models read, but this task trains {noun}s; leave it out")
     data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
     tokenizer, stops, rows = read_tokenizer(config.base)
     template = template_of(config.task.template, tokenizer)

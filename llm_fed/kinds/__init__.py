@@ -4,6 +4,7 @@ have, answers and exports. A kind of your own is a class in any module, named as
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
@@ -35,6 +36,26 @@ def of(config: BaseConfig, labelled: bool) -> type[Kind]:
 def chosen(config: Config) -> type[Kind]:
     """The kind of a configuration, as far as it is known before the data are read."""
     return of(config.base, tasks.find(config.task.name).images)
+
+
+def check_writes(config: Config, why: str) -> None:
+    """Refuse a kind whose models write no texts.
+
+    Args:
+        why: the message, with {noun} for what the models are.
+
+    Raises:
+        UserError: it writes none.
+    """
+    kind = chosen(config)
+    if "texts" not in kind.reads:
+        raise UserError(why.replace("{noun}", kind.noun))
+
+
+def load_alone(config: Config, read: Callable[[], TaskData], device: str) -> Kind:
+    """The base of a configuration whose data are only read if the base depends on them."""
+    kind = chosen(config)
+    return kind.load(config, None if kind.before_data else read(), device)
 
 
 def load(config: Config, task: TaskData, device: str) -> Kind:

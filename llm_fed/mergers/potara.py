@@ -67,7 +67,7 @@ async def potara(
     """
     examples, said = examples_of(client, samples, fisher_data)
     plain: Any = client.structure
-    if space == "delta":
+    if space == "delta":  # then it was doubled
         plain = replace(plain, rank=plain.rank // 2, alpha=plain.alpha / 2)
     found = await client.gradient_moments(fed, local, examples, sampled=fisher == "sampled", structure=plain)
     counted = [name for name in fed if head == "traced" or factor_of(name) != HEAD]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, make_dataclass, replace
+from dataclasses import MISSING, dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
 from llm_fed.basics.errors import UserError
@@ -24,7 +24,6 @@ from llm_fed.method.client import Client
 from llm_fed.method.heads import refuse_without_head
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
-from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.settings import PositiveInt
 from llm_fed.state import State
@@ -131,11 +130,11 @@ def kind_of(found: Any) -> Any:
     return getattr(found, "merge", found) if inspect.isfunction(found) else found
 
 
-def doubled(structure: Structure) -> Lora:
+def doubled(structure: Structure) -> Structure:
     """Twice the rank with the same scaling."""
-    if not isinstance(structure, Lora):
+    if not structure.fused:
         raise UserError("method.space=delta is for adapters; use method.space=factors for whole models")
-    return replace(structure, rank=2 * structure.rank, alpha=2 * structure.alpha)
+    return structure.doubled()
 
 
 def _given(value: Any, otherwise: Any) -> Any:

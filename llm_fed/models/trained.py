@@ -73,7 +73,7 @@ class Structure(ABC):
 
     def with_experts(self, *names: str, gate: str) -> Structure:
         """Several such adapters on each layer, combined by `gate`; UserError where there are none."""
-        self._needs_adapters("cannot stand several times in each layer")
+        raise UserError("this method gives clients several experts, which are LoRA adapters; set adapter.rank")
 
     def only(self, expert: str) -> Structure:
         """One of the experts alone, under its name and without a gate; UserError where there are none."""

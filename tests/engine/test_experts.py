@@ -213,7 +213,7 @@ def test_answers_and_options_under_a_mix_follow_each_prompts_own_weights(base):
     runtime = LocalRuntime(Engine(base, EvalConfig(max_new_tokens=6)), 2)
     bank = runtime.engine.bank(MIXED, [one, opposite])
     asked = [(0, prompts[0]), (1, prompts[0])]
-    weights = runtime.engine.mixing_weights(MIXED, [(one, prompts[0]), (opposite, prompts[0])])
+    weights = base.mixing_weights(MIXED, [(one, prompts[0]), (opposite, prompts[0])])
     assert weights.tolist() == [pytest.approx([0.25, 0.75]), pytest.approx([1, 0])]
     texts = generation.generate(base, bank, asked, max_new_tokens=6, batch_size=2, mix=weights)
     scores = generation.option_log_likelihoods(
@@ -259,9 +259,8 @@ def test_load_client_answers_as_the_run_did(base, tmp_path):
         )
         bank = AdapterBank(base.model, structure, 1, torch.float64)
         bank.load(0, one)
-        runtime = LocalRuntime(Engine(base, EvalConfig()), 1)
         prompts = [encode_prompt(text, base.tokenizer, template="alpaca-short") for text in ("w3 w4 w5", "w7")]
-        mix = runtime.engine.mixing_weights(structure, [(one, prompt) for prompt in prompts])
+        mix = base.mixing_weights(structure, [(one, prompt) for prompt in prompts])
         asked = [(0, prompt) for prompt in prompts]
         assert answers == generation.generate(base, bank, asked, max_new_tokens=5, batch_size=2, mix=mix)
 

@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from llm_fed import tasks
 from llm_fed.basics import files
-from llm_fed.bench import build, encoding
+from llm_fed.bench import build
 from llm_fed.experiment import announce, run, timing
+from llm_fed.kinds import encoding
 from llm_fed.method.requests import Query
 from llm_fed.models.base import Base
 from llm_fed.rows import Row

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from llm_fed import kinds, methods, tasks
 from llm_fed.basics.rng import generator
-from llm_fed.bench import build
+from llm_fed.bench import sites
 from llm_fed.experiment import run
 from llm_fed.kinds import images
 from llm_fed.method.site import Data
@@ -96,7 +96,8 @@ def test_a_run_places_them_where_its_base_is(tmp_path, reporter):
     config = configfile.from_dict(tiny_images.tree(tiny_images.npz(tmp_path / "data.npz"), base={"name": "cnn"}))
     task = tasks.load(config.task, config.seed)
     base = kinds.load(config, task, "meta")
-    clients, _ = build.build(config, task, base, methods.build(config.method), "accuracy", reporter)
+    method = methods.build(config.method)
+    clients, _, _ = sites.build(config, task, base, method, "accuracy", reporter, every=True)
     found = [p for site in clients.values() for p in (*site.train, *site.data.held_out, *site.data.queries["test"])]
     assert {picture.pixels.device for picture in found} == {META}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,7 +75,7 @@ def test_a_prompt_stands_apart_from_its_template(template, prompt, rendered, par
     base = load_base(BaseConfig(str(ASSETS / "tiny-base"), dtype="float32"), "cpu")
     base.tokenizer.chat_template = CHAT
     config = from_dict({"task": {"template": template}})
-    found = samples._Around(SimpleNamespace(base=base, config=config)).parts(Example(prompt, ("",)), rendered)
+    found = base.shown(config)._parts(Example(prompt, ("",)), rendered)
     assert found == parts
 
 

@@ -25,7 +25,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.kinds.wording import Model
-from llm_fed.models.loading import _quantization
+from llm_fed.models.loading import quantization as quantised_as
 from llm_fed.models.origin import weights_digest
 from llm_fed.models.prompt import FILE, Prompt, read_prompt
 from llm_fed.runs.reading import read_config
@@ -118,7 +118,7 @@ def test_a_quantised_base_is_quantised_in_the_snippet_as_in_the_run(quantization
     compile(code, "card", "exec")
     assert code.count("revision='v2'") == 2 and "dtype='bfloat16'" in code
     (call,) = re.findall(r"quantization_config=(BitsAndBytesConfig\(.*\))\)\n", code)
-    expected = _quantization(quantization, torch.bfloat16)
+    expected = quantised_as(quantization, torch.bfloat16)
     assert expected and eval(call, {"BitsAndBytesConfig": BitsAndBytesConfig}).to_dict() == expected.to_dict()
 
 

@@ -191,7 +191,7 @@ def test_feddpa_mixes_by_similarity(tmp_path):
     state = run.ask("personalize", run.messages())["c1"]
     assert state.extras["mix.anchors"].shape == (1, 24) and float(state.extras["mix.scale"]) == 1
     weights = [
-        run.runtime.engine.mixing_weights(run.clients["c1"].structure, [(state, example.prompt)])[0, 1].item()
+        run.runtime.engine.base.mixing_weights(run.clients["c1"].structure, [(state, example.prompt)])[0, 1].item()
         for example in run.clients["c1"].train
     ]
     assert max(weights) == pytest.approx(1, abs=1e-6) and min(weights) < 0.999

@@ -16,6 +16,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.commands import compare
 from llm_fed.experiment import run
 from llm_fed.export import peft_folders, peft_settings
+from llm_fed.models.base import Base
 from llm_fed.models.lora import Lora, check_names, layout, targets
 from llm_fed.runs.records import read_records
 from llm_fed.settings.config import AdapterConfig
@@ -111,7 +112,7 @@ def test_a_run_from_before_the_check_goes_on(small, tmp_path, monkeypatch):
     """One was begun with such a name when nobody looked: the same command continues it."""
     tree = small.tree(rounds=2, adapter={"target_modules": ["q_proj", "vproj"]})
     with monkeypatch.context() as before:
-        before.setattr(run, "check_names", lambda model, adapter: None)
+        before.setattr(Base, "check_names", lambda base, adapter: None)
         run.train(from_dict(tree), tmp_path / "run")
     (tmp_path / "run/summary.json").unlink()  # as if it had been killed at the end
     assert run.train(from_dict(tree), tmp_path / "run")["rounds"] == 2
