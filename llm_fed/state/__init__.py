@@ -259,7 +259,8 @@ def rebased(update: State, sent: Mapping[str, Tensor], now: Mapping[str, Tensor]
     statistics past the client's own, and variances below 0.
 
     Args:
-        sent, now: extras, by name.
+        sent: extras, by name.
+        now: the same.
     """
     extras = {
         name: value + (sent[name] - now[name]) if value.is_floating_point() else value

@@ -59,7 +59,7 @@ def test_stock_peft_computes_the_same(run, small, client):
     bare = model(tokens).logits
     theirs = peft.PeftModel.from_pretrained(model, folder / "adapters" / client)(tokens).logits
     ours = load_client(folder / "adapters" / client, str(small.base))
-    bank = ours._bank()
+    bank = ours.base.bank(ours.structure, ours.state)
     with torch.no_grad(), bank.attached(torch.zeros(1, dtype=torch.int64)):
         found = ours.base.model(tokens).logits
     torch.testing.assert_close(found, theirs, rtol=0, atol=1e-5)

@@ -16,7 +16,8 @@ from torch import nn
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.footprint import activations, cache
 from llm_fed.engine.memory import activation_checkpointing
-from llm_fed.method.site import Data, Private, Site
+from llm_fed.method.client import Client, Private
+from llm_fed.method.site import Data
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
 from llm_fed.settings.config import LocalConfig
@@ -57,8 +58,8 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def site_of(structure: Any, train: Any, **more: Any) -> Site:
-    return Site("a", structure, LocalConfig(), 0, lambda generator: None, Data(train), **more)  # type: ignore[arg-type]
+def site_of(structure: Any, train: Any, **more: Any) -> Client:
+    return Client("a", structure, LocalConfig(), 0, lambda generator: None, Data(train), **more)  # type: ignore[arg-type]
 
 
 def alive(base: Any, structure: Any, train: Any, private: bool = False) -> int:

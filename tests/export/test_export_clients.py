@@ -125,7 +125,7 @@ def test_only_rounds_up_to_the_exported_one_count(small, tmp_path, monkeypatch):
     def first(built, run, *_):
         return restore(run.checkpoints.load(1), built.clients, built.server)
 
-    monkeypatch.setattr(finish, "selected_round", first)
+    monkeypatch.setattr(experiment, "selected_round", first)
     done = experiment.train(settings(small, "seen", checkpoint={"keep_rounds": [1]}), tmp_path / "run")
     assert done["round"] == 1 and len(exported(tmp_path / "run")) == 1 < len(asked(tmp_path / "run"))
 

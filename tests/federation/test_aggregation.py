@@ -54,7 +54,7 @@ def draw(generator: torch.Generator) -> State:
 def server_of(rule: str) -> Site:
     local = toy.server().local
     step = ServerStepConfig(rule, 0.2)  # type: ignore[arg-type]
-    return Server("server", "toy", local, 0, draw, Data([0, 0]), clients=NAMES, cohort=7, step=step)  # type: ignore[arg-type]
+    return Server("server", toy.STRUCTURE, local, 0, draw, Data([0, 0]), clients=NAMES, cohort=7, step=step)  # type: ignore[arg-type]
 
 
 def answer(message: Any, generator: torch.Generator, scale: float) -> Any:

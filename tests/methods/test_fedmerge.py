@@ -106,7 +106,7 @@ def test_the_soup_moves_by_robust_means():
     shares 0.2, 0.4, 0.4, and of model 1 (1/10, 1/10, 1/10) and of model 2 (0, 1/5, 1/5).
     Normalised, model 1 moves by the median of all three updates, model 2 by that of the last two, which is their mean.
     As Eq. 8 is written by 0.3 and 0.4 times these."""
-    server = Server("server", "toy", LocalConfig(), 0, lambda draws: None, step=ServerStepConfig("median", 0.4))  # type: ignore[arg-type, return-value]
+    server = Server("server", toy.STRUCTURE, LocalConfig(), 0, lambda draws: None, step=ServerStepConfig("median", 0.4))  # type: ignore[arg-type, return-value]
     soup = [State.of({"a": torch.tensor([0.0, 0.0])}), State.of({"a": torch.tensor([1.0, 1.0])})]
     deltas = [[1.0, 9.0], [2.0, 8.0], [6.0, 1.0]]
     uploads = [Upload(f"c{i}", n, 0, State.of({"a": torch.tensor(deltas[i])})) for i, n in enumerate([1, 2, 2])]
@@ -121,7 +121,7 @@ def test_the_soup_moves_by_robust_means():
 
 def test_running_statistics_under_a_robust_rule():
     """The model's own mean is 20; three clients that weigh it alike found 14, 28 and a lie: their median is 28."""
-    server = Server("server", "toy", LocalConfig(), 0, lambda draws: None, step=ServerStepConfig("median", 0.4))  # type: ignore[arg-type, return-value]
+    server = Server("server", toy.STRUCTURE, LocalConfig(), 0, lambda draws: None, step=ServerStepConfig("median", 0.4))  # type: ignore[arg-type, return-value]
 
     def state(mean: float) -> State:
         return State.of({"a": torch.zeros(2)}, {"mean": torch.tensor([float(mean)]), "count": torch.tensor(3)})

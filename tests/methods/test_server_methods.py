@@ -64,7 +64,7 @@ class Toy:
 def start(method: Method, examples: int = 4) -> tuple[Site, Any, Toy]:
     """A server with so many examples, in batches of two, around the number 10."""
     local = LocalConfig(steps=3, batch_size=2)
-    server = Server("server", "toy", local, 0, lambda generator: number(10.0), Data(list(range(examples))))  # type: ignore[arg-type]
+    server = Server("server", toy.STRUCTURE, local, 0, lambda generator: number(10.0), Data(list(range(examples))))  # type: ignore[arg-type]
     server.begin(1, 0.25)
     return server, method.init(server), Toy()
 

@@ -21,6 +21,15 @@ from llm_fed.state import State
 STEP = 0.5  # share of the way to the target that one local step goes
 
 
+class Structure(str):
+    """Of numbers that clients of one pass share."""
+
+    fused = True
+
+
+STRUCTURE = Structure("toy")
+
+
 def draw(generator: torch.Generator) -> State:
     """Two layers with a matrix A and a zero matrix B each, named as a LLaMA's adapter entries are."""
     entries: dict[str, torch.Tensor] = {}
@@ -34,11 +43,11 @@ def clients(number: int, seed: int = 0, sizes: list[int] | None = None) -> dict[
     """Sites c0, c1, ... with `sizes` examples (default 1, 2, ...)."""
     sizes = sizes or list(range(1, number + 1))
     local = LocalConfig(steps=2, batch_size=1)
-    return {f"c{i}": Client(f"c{i}", "toy", local, seed, draw, Data([i] * sizes[i])) for i in range(number)}  # type: ignore[arg-type, list-item]
+    return {f"c{i}": Client(f"c{i}", STRUCTURE, local, seed, draw, Data([i] * sizes[i])) for i in range(number)}  # type: ignore[arg-type, list-item]
 
 
 def server(seed: int = 0) -> Site:
-    return Server("server", "toy", LocalConfig(), seed, draw)  # type: ignore[arg-type]
+    return Server("server", STRUCTURE, LocalConfig(), seed, draw)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -66,7 +66,7 @@ def test_a_whole_model_trains_on_them(how):
     base = tiny_images.resnet()
     start = tiny_images.party(base, BATCHES[0]).initial()
     job = Fit.on("c0", Full(), start, BATCHES, ADAM, seed=5, augment=how)
-    found, expected = (Engine(base).fit(one) for one in (job, by_hand(job)))
+    found, expected = (Engine(base).execute([one])[0] for one in (job, by_hand(job)))
     assert found.state.equal(expected.state) and found.losses == expected.losses
 
 
