@@ -14,6 +14,7 @@ from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Work
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
+from llm_fed.models.lora import Lora
 from llm_fed.settings.config import LocalConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
@@ -38,7 +39,7 @@ def clients(number: int, seed: int = 0, sizes: list[int] | None = None) -> dict[
 
 
 def server(seed: int = 0) -> Site:
-    return Server("server", "toy", LocalConfig(), seed, draw)  # type: ignore[arg-type]
+    return Server("server", Lora(1, 1, 0.0, ()), LocalConfig(), seed, draw)
 
 
 @dataclass
