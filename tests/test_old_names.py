@@ -1,0 +1,34 @@
+"""Modules by the names that they had up to version 0.3: plugins of before work on."""
+
+import importlib
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import llm_fed
+
+
+@pytest.mark.parametrize("old", sorted(llm_fed._MOVED))
+def test_an_old_name_holds_what_the_new_one_does(old):
+    new = vars(importlib.import_module(llm_fed._MOVED[old]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        held = vars(importlib.import_module(old))
+    assert all(held[key] is value for key, value in new.items() if key[:2] != "__")
+
+
+def test_a_file_of_before_and_its_warning(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from llm_fed.errors import UserError\nfrom llm_fed.messages.wire import Message\n"
+        "from llm_fed.method import Method\n"
+        "from llm_fed.site import Data, Site\nfrom llm_fed import signs\nimport llm_fed.shipped\n"
+        "class Mine(Method):\n    def init(self, server: Site) -> Message:\n        return server.initial()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "always::DeprecationWarning", "-c", "import mine"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "llm_fed.errors is llm_fed.basics.errors now" in done.stderr
