@@ -77,9 +77,10 @@ def merge_runs(
     return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, needs=rounds)
 
 
-def log_recipe(run: Run, round: int, client: str, recipe: Any, rounds: Mapping[str, int]) -> None:
+def log_recipe(run: Run, round: int, client: str, read: Callable[[], Any], rounds: Mapping[str, int]) -> None:
     """The line of a recipe that came from another machine, unless reports and tables could not show it."""
     try:
+        recipe = read()
         merges.tabulate({client: recipe})
         merges.curves({client: recipe})
     except Exception as error:  # of any kind: whatever one client answers ends that answer alone

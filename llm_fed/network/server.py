@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ class Deployment:
             elif reply.failed:
                 log_event(run, round, client, "client failed", reply.failed)
             elif merged:
-                merging.log_recipe(run, round, client, reply.recipe, merged)
+                merging.log_recipe(run, round, client, partial(getattr, reply, "recipe"), merged)
         if len(unfinished) == len(replies):
             raise RunError("no client finished; give the same command again to retry")
         if summary:

@@ -22,7 +22,7 @@ if [ "$processes" = 1 ] && [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ]; then
 fi
 # One launcher per node. They meet at the first one, on a port that two jobs of one node do not share.
 export MASTER_ADDR MASTER_PORT="$((20000 + SLURM_JOB_ID % 20000))" PROCESSES="$processes"
-MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
 exec srun bash -c 'exec torchrun --nnodes "$SLURM_JOB_NUM_NODES" --node_rank "$SLURM_NODEID" \
   --nproc_per_node "$PROCESSES" --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
   -m llm_fed.cli run "$@"' slurm.sh "$@"
