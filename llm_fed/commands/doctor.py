@@ -16,7 +16,7 @@ from llm_fed.models import speed
 from llm_fed.models.loading import settle_dtype
 from llm_fed.settings.config import BaseConfig
 
-LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "evaluate")
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "bitsandbytes")
 TINY_BASE = Path(__file__).parents[1] / "assets" / "tiny-base"
 
 
