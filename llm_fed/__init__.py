@@ -27,7 +27,9 @@ _MOVED = {
         "commands": "api",
         "mergers": "methods.potara methods.fisher_merging methods.interpolation methods.ties methods.dare "
         "methods.slerp methods.task_arithmetic",
-        "method": "site requests optimizer losses",
+        "kinds": "experiment.encoding",
+        "method": "site requests optimizer losses methods.heads",
+        "models": "export.prompt",
         "rows": "tasks.cells tasks.columns tasks.dialects tasks.encodings tasks.formats tasks.jsonrows tasks.layout "
         "tasks.pictures tasks.reading tasks.tables",
         "scoring": "eval.scores eval.rules eval.choices eval.notes",
@@ -54,7 +56,7 @@ class _Moved(MetaPathFinder, Loader):
         module.__dict__.update({key: value for key, value in vars(import_module(now)).items() if key[:2] != "__"})
 
 
-sys.meta_path.append(_Moved())
+sys.meta_path.insert(0, _Moved())  # before a folder of this name that an older checkout left
 
 
 def __getattr__(name: str) -> Any:

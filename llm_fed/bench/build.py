@@ -85,7 +85,7 @@ class Experiment:
 
     def evaluate(self, messages: Mapping[str, Message], split: str, **options: Any) -> Summary | None:
         """The score of everybody who is scored, under the model that the method makes of what this one is sent;
-        `options` are those of `eval.clients.evaluate`."""
+        `options` are those of `scoring.evaluation.evaluate`."""
         return self.score(lambda site: self.method.personalize(site, messages[site.id]), split, **options)
 
     def score_states(self, states: Mapping[str, State], split: str, **options: Any) -> Summary | None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import Example, MicroBatch, collate, num_targets
 from llm_fed.method.losses import divergence
@@ -71,12 +72,26 @@ class Examples(ABC):
         return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
 
     def answer(self, model: Any, batch: Any) -> Answer:
-        """Of a classifier: the logits and what its head reads."""
-        raise NotImplementedError(f"{type(self).__name__} are not classified")
+        """Of a classifier: the logits and what its head reads.
+
+        Raises:
+            UserError: the examples are not classified.
+        """
+        raise self._not_classified()
 
     def under_head(self, head: State) -> Examples:
-        """The same, where the model's own head is replaced by a linear one (weight, bias)."""
-        raise NotImplementedError(f"{type(self).__name__} are not classified")
+        """The same, where the model's own head is replaced by a linear one (weight, bias).
+
+        Raises:
+            UserError: the examples are not classified.
+        """
+        raise self._not_classified()
+
+    def _not_classified(self) -> UserError:
+        return UserError(
+            f"the method asks for what a classifier answers, but {type(self).__name__.lower()} has no classes; choose "
+            "another base or method"
+        )
 
     def probe(self, length: int, targets: int) -> Any:
         """An example of so many tokens and targets, with which time and memory are measured; None where all examples

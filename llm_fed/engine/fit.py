@@ -78,7 +78,7 @@ class FusedFit:
     def __init__(self, model: AdaptedModel, jobs: Sequence[Fit], budget: int):
         self.model, self.jobs, self.examples, self.device = model, jobs, model.examples, model.device
         self.work = Work(budget=budget)
-        self.private = jobs[0].private is not None  # then all are: see `FusedEngine.fit`
+        self.private = jobs[0].private is not None  # then all are: see `Engine.fit`
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
         self.bank = model.bank(len(jobs), jobs[0].start.row.dtype, trained)
         for k, job in enumerate(jobs):

@@ -48,7 +48,7 @@ class Data:
     train: Sequence[Any] = ()  # Encoded or Picture
     held_out: Sequence[Any] = ()  # the validation examples, as training would see them
     queries: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # Query or Picture, by split: validation, test
-    metric: str = ""  # by which queries are scored, see `eval.clients.score_split`
+    metric: str = ""  # by which queries are scored, see `scoring.evaluation.score_split`
     num_labels: int = 0  # of pictures
     foreign: bool = False  # at the server: of another domain than the clients'
     left_out: Mapping[str, int] = field(default_factory=dict)  # by split, examples that were too long

@@ -11,6 +11,7 @@ import torch
 from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, loaded, stock
 from torch import nn
 
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.engine import Engine
 from llm_fed.method.server import Server
 from llm_fed.models.lora import draw
@@ -113,3 +114,15 @@ def test_the_gradient_of_text_is_autograd(monkeypatch):
         assert loss == pytest.approx((total / count).item(), abs=1e-6)  # logits are float32
         assert_state(gradient, expected, 1e-7)
         assert gradient.row.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("asked", ["logits", "gradient"])
+def test_texts_have_no_classes(asked):
+    """A method that asks a language model for what a classifier answers is told so."""
+    base, structure = federation.language_base(), federation.STRUCTURE
+    site = Server("server", structure, LocalConfig(), 0, lambda g: draw(base.model, structure, g, torch.float64))
+    head = State.of({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)})
+    state, examples = site.initial(), tiny.examples(0, [5])
+    work = site.logits(state, examples) if asked == "logits" else site.gradient(state, examples, head=head)
+    with pytest.raises(UserError, match="choose another base or method"):
+        tiny_images.answer(Engine(base, EvalConfig()), work)
