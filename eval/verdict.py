@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_fed.eval.above_rule import AboveRule, above_rule
-from llm_fed.eval.pairs import LEAST, LEVEL, Cell, Column, compare_methods
+from llm_fed.eval.pairs import LEAST, LEVEL, Cell, MethodPairs, compare_methods
 from llm_fed.runs.reading import scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import without
@@ -70,7 +70,7 @@ class Verdict:
         )
 
     @cached_property
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> dict[str, MethodPairs]:
         """`average` and `worst_half` of the tested round, then `last_average` and `last_worst_half` where known; a
         quantity that says the same as one before it is left out."""
         quantities: dict[str, Any] = {}
@@ -80,7 +80,7 @@ class Verdict:
         return {name: compare_methods(scores) for name, scores in quantities.items()}
 
     @cached_property
-    def over_clients(self) -> Column | None:
+    def over_clients(self) -> MethodPairs | None:
         """With the clients as the sample, each one's mean difference over its draws: whether a difference would be seen
         at further clients of the kind. None where clients are drawn, or too few to say."""
         if self.drawn != "splits":
@@ -130,12 +130,12 @@ class Verdict:
         }
 
     @property
-    def judged(self) -> list[tuple[str, Column]]:
+    def judged(self) -> list[tuple[str, MethodPairs]]:
         """(title, column) of the quantities of which some pair has an interval."""
         return [(self.title(name), column) for name, column in self.columns.items() if column.known]
 
     @property
-    def said(self) -> list[tuple[str, Column]]:
+    def said(self) -> list[tuple[str, MethodPairs]]:
         """(title, column) of all quantities, the test over clients last."""
         said = [(self.title(name), column) for name, column in self.columns.items()]
         return [*said, *([(OVER_CLIENTS, self.over_clients)] if self.over_clients else [])]
@@ -222,7 +222,7 @@ def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) ->
     return {"split": line["split"], "average": line["mean"], "worst_half": line["worst_half"]}
 
 
-def _column_json(title: str, column: Column) -> dict[str, Any]:
+def _column_json(title: str, column: MethodPairs) -> dict[str, Any]:
     return {
         "title": title,
         "headline": column.headline,
