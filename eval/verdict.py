@@ -25,7 +25,8 @@ _UNITS = {  # by what is drawn: over what the paired differences are, and what t
     "splits": (
         "draws of the split, the start and the batches",
         "The clients are the same in each draw, so these intervals hold for these clients. Whether a difference would "
-        "be seen at others of the kind is asked with the clients as the sample: of each client's mean over the draws. Only what both lists claim is a claim about the kind.",
+        "be seen at others of the kind is asked with the clients as the sample, of their mean differences over the "
+        "draws. Only what both lists claim is a claim about the kind.",
     ),
     "trainings": (
         "training seeds on one federation", "It holds for this federation alone, as all runs share it."
