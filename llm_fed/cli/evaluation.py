@@ -76,11 +76,11 @@ def evaluate(
                 run_dir, cross_scores(run_dir, split=split, metric=metric, limit=limit, settings=words), as_json
             )
             return
-        found = evaluate_beside(run_dir, split=split, metric=metric, limit=limit, settings=words)
+        result = evaluate_beside(run_dir, split=split, metric=metric, limit=limit, settings=words)
         if as_json:
-            print(json.dumps(found["scores"] | {kind: found.get(kind) for kind in ("base", "rule")}))
+            print(json.dumps(result["scores"] | {kind: result.get(kind) for kind in ("base", "rule")}))
         else:
-            print_scores(beside_baselines({found["method"]: found}))
+            print_scores(beside_baselines({result["method"]: result}))
         return
     summary = evaluate_adapter(
         str(base),
