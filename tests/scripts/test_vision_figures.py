@@ -1,4 +1,4 @@
-"""The analysis scripts of vision runs - clients, weights, targets, representations, BatchNorm statistics - and cluster
+"""The scripts for pictures of vision runs - clients, weights, targets, representations, BatchNorm statistics - and cluster
 lines in a report: on tiny runs, with their numbers by hand."""
 
 from __future__ import annotations
