@@ -64,12 +64,7 @@ def config_of(name: str, config: Config) -> Config:
 
 
 def states_of_run(
-    folder: Path,
-    round: int | None,
-    config: Config,
-    base: Kind,
-    clients: Mapping[str, Client],
-    runtime: LocalRuntime,
+    folder: Path, round: int | None, config: Config, base: Kind, clients: Mapping[str, Client], runtime: LocalRuntime
 ) -> dict[str, State]:
     """The personal model of each of `clients` in a run.
 
