@@ -70,18 +70,18 @@ class Language(Kind):
 
     @classmethod
     def notes(cls, config: Config, task: TaskData) -> list[str]:
-        template, sentences = config.task.template, []
+        template, found = config.task.template, []
         if task.metric == LIKELIHOOD and template != "{prompt}":
-            sentences.append(
+            found.append(
                 f"texts are learned without task.template={template}, which only chats and exports would use; set "
                 "task.template='{prompt}'"
             )
         if r"\n" in template:
-            sentences.append(
+            found.append(
                 r"task.template holds a backslash and an n, which models will read as these two letters; for a line "
                 "break, write the text in double quotes in YAML"
             )
-        return sentences
+        return found
 
     @classmethod
     def hint(cls, device: str) -> str:
