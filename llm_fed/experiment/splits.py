@@ -76,7 +76,7 @@ def known(
         RunError: a record is damaged.
     """
     own = None if begins else recall(folder)
-    origin = start.place(config)
+    origin = start.folder_of(config)
     others = [given, recall(Path(origin)) if origin else None]
     for parent in methods.build(config.method).parents:
         inside = folder / "needs" / parent.name
