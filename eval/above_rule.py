@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from llm_fed.eval.pairs import LEAST, Pair, Scores, compare_with
+from llm_fed.eval.pairs import LEAST, MethodPair, Scores, compare_with
 
 
 @dataclass(frozen=True)
 class AboveRule:
     """How the methods stand to `rule` in one quantity (the average over the clients, say)."""
 
-    pairs: Mapping[str, Pair]  # by method the comparison with its rule
+    pairs: Mapping[str, MethodPair]  # by method the comparison with its rule
     means: Mapping[str, tuple[float, float]]  # its mean and that of its rule, over the draws that have both
 
     @property

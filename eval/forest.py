@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from llm_fed.eval.pairs import MARGIN, MethodPairs, Pair
+from llm_fed.eval.pairs import MARGIN, MethodPair, MethodPairs
 from llm_fed.eval.style import AMBER, BLUE, GREEN, GREY, INK, PAGE, plain_axes, save
 
 # claim -> (colour, marker, in words)
@@ -52,7 +52,7 @@ def plot_verdict(path: Path, columns: Sequence[tuple[str, MethodPairs]], *, dark
     return save(figure, path)
 
 
-def _draw(axes: Axes, pair: Pair, sign: int, place: int, colour: str, marker: str) -> Line2D:
+def _draw(axes: Axes, pair: MethodPair, sign: int, place: int, colour: str, marker: str) -> Line2D:
     assert pair.difference is not None
     centre = sign * pair.difference
     if pair.low is not None and pair.high is not None:

@@ -41,7 +41,7 @@ Claim = Literal["greater", "equal", "unresolved", "unknown"]
 
 
 @dataclass(frozen=True)
-class Pair:
+class MethodPair:
     """Two methods, the one with the higher mean first."""
 
     first: str
@@ -108,7 +108,7 @@ class Pair:
 class MethodPairs:
     """One quantity (the average over the clients, say) of all methods."""
 
-    pairs: list[Pair]
+    pairs: list[MethodPair]
     methods: list[str]  # with a score, the highest mean first
     unit: str = "draw"  # of replication
 
@@ -150,7 +150,7 @@ def compare_methods(scores: Scores, unit: str = "draw") -> MethodPairs:
     return MethodPairs(pairs, methods, unit)
 
 
-def compare_with(scores: Scores, controls: Scores, control: str) -> dict[str, Pair]:
+def compare_with(scores: Scores, controls: Scores, control: str) -> dict[str, MethodPair]:
     """By method its comparison with its control (of this name), of those that have a common cell; the intervals hold
     together, as wide as in a column of all methods and one control."""
     methods = [name for name, values in scores.items() if values.keys() & controls.get(name, {}).keys()]
@@ -159,23 +159,23 @@ def compare_with(scores: Scores, controls: Scores, control: str) -> dict[str, Pa
 
 def _pair(
     a: str, b: str, of_a: Mapping[Cell, float], of_b: Mapping[Cell, float], methods: int, unit: str = "draw"
-) -> Pair:
+) -> MethodPair:
     by_draw: dict[Hashable, list[float]] = {}
     for cell in of_a.keys() & of_b.keys():
         by_draw.setdefault(cell[0], []).append(of_a[cell] - of_b[cell])
     differences = [fmean(of_draw) for of_draw in by_draw.values()]
     n = len(differences)
     if not n:
-        return Pair(a, b, 0, None, None, None, None, None, methods, unit)
+        return MethodPair(a, b, 0, None, None, None, None, None, methods, unit)
     mean, sd = fmean(differences), stdev(differences) if n > 1 else None
     if mean < 0:
         a, b, mean = b, a, -mean
     if n < LEAST or not sd or sd <= 1e-9:  # equal to the last bits in every draw: nothing to measure their noise by
-        return Pair(a, b, n, mean, None, None, sd, None, methods, unit)
+        return MethodPair(a, b, n, mean, None, None, sd, None, methods, unit)
     error = sd / math.sqrt(n)
     half = error * critical(methods, n)
     p = (1 + SIZE - int(np.searchsorted(reference(methods, n), abs(mean) / error))) / (1 + SIZE)
-    return Pair(a, b, n, mean, mean - half, mean + half, sd, p, methods, unit)
+    return MethodPair(a, b, n, mean, mean - half, mean + half, sd, p, methods, unit)
 
 
 @cache

@@ -124,13 +124,7 @@ def plot_spread(
 
 
 def plot_bands(
-    path: Path,
-    curves: Mapping[str, Band],
-    *,
-    xlabel: str,
-    ylabel: str,
-    places: Sequence[str] = (),
-    dark: bool = False,
+    path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: str, places: Sequence[str] = (), dark: bool = False
 ) -> Path:
     """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2). Where x
     are names, `places` are all of them as the axis has them; a curve may lack some."""

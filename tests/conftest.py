@@ -108,8 +108,9 @@ def here(tmp_path, monkeypatch) -> Iterator[Path]:
 
 @pytest.fixture
 def analysis(monkeypatch) -> Callable[..., ModuleType]:
-    """A script of scripts/analysis as a module, run with words if there are any."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts" / "analysis"))
+    """A script of scripts/figures or scripts/results as a module, run with words if there are any."""
+    for folder in ("figures", "results"):
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts" / folder))
 
     def call(name: str, *words: object) -> ModuleType:
         module = importlib.import_module(name)

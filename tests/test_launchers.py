@@ -42,7 +42,7 @@ BY_ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND"
     ],
 )
 def test_the_place_of_a_process(environment, expected):
-    assert launchers.place(environment) == expected
+    assert launchers.process_rank(environment) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_place_of_a_process(environment, expected):
 )
 def test_a_place_that_cannot_be(changed, says):
     with pytest.raises(UserError) as error:
-        launchers.place({**torchrun(0, 2), **changed})
+        launchers.process_rank({**torchrun(0, 2), **changed})
     assert str(error.value).startswith(says)
 
 
@@ -69,7 +69,7 @@ def test_a_place_that_cannot_be(changed, says):
 @settings(max_examples=500, deadline=None, derandomize=True, database=None)
 def test_any_environment_has_a_place_or_a_reason(environment):
     """Nothing but a UserError is raised, and whoever is alone says which copy it is at most."""
-    for look in (launchers.place, launchers.check, launchers.notes):
+    for look in (launchers.process_rank, launchers.check, launchers.notes):
         try:
             look(environment)
         except UserError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed.eval.pairs import MethodPairs, Pair
+from llm_fed.eval.pairs import MethodPair, MethodPairs
 from llm_fed.eval.report.clients import Column, SortableTable
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import ReportFigure
@@ -51,7 +51,7 @@ class Forest:
 
     title: str  # the quantity
     headline: str
-    pairs: Sequence[Pair]  # the largest difference first
+    pairs: Sequence[MethodPair]  # the largest difference first
     low: float  # ends of the axis, in points
     high: float
 

@@ -32,10 +32,7 @@ class ReportFigure:
 
 
 def pictures_of(
-    by_kind: Mapping[str, Sequence[Line]],
-    curve: Sequence[Line],
-    final: Line | None,
-    references: Mapping[str, float],
+    by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final: Line | None, references: Mapping[str, float]
 ) -> list[dict[str, str]]:
     """Each picture for which there is data, as `ReportFigure.embedded`: of the score lines of the split that is scored
     during training (`curve`), the `final` test score, and scores on that split by label (`references`), drawn as lines.

@@ -103,20 +103,12 @@ def _lr(replay: Replay, folder: Path, round: int, report: Audit) -> float:
 def _clients(again: Round, known: Mapping[str, Any], report: Audit) -> set[str]:
     """The clients whose round differs; of each only the first thing that does, as the others follow from it."""
     wrong: set[str] = set()
+    sent = "was not sent what follows from the server's state"
+    computed = "is not what it computes from the message that it was sent"
     for kind, now, then, what in (
-        ("message", again.sent, known["sent"], "was not sent what follows from the server's state"),
-        (
-            "client pass",
-            again.uploads,
-            known["uploads"],
-            "its upload is not what it computes from the message that it was sent",
-        ),
-        (
-            "memory",
-            again.memory,
-            known["memory"],
-            "its memory is not what it computes from the message that it was sent",
-        ),
+        ("message", again.sent, known["sent"], sent),
+        ("client pass", again.uploads, known["uploads"], f"its upload {computed}"),
+        ("memory", again.memory, known["memory"], f"its memory {computed}"),
     ):
         for client in sorted({*now, *then} - wrong - {"server"}):
             if now.get(client) != then.get(client):

@@ -130,10 +130,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
     """Compute as the run did, as far as this machine can: (its configuration on a device that is here, what
     environment.json says, what is different here in words)."""
     try:
-        before = {
-            "processes": 1,
-            **read_object(folder / "environment.json"),
-        }
+        before = {"processes": 1, **read_object(folder / "environment.json")}
         threads, per_pass = before["threads"], before["clients_per_pass"]
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UserError(
@@ -155,11 +152,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
 
 @contextmanager
 def _replay(
-    config: Config,
-    recorded: Mapping[str, Any],
-    reporter: Reporter,
-    base: Kind | None,
-    known: Record | None,
+    config: Config, recorded: Mapping[str, Any], reporter: Reporter, base: Kind | None, known: Record | None
 ) -> Iterator[Replay]:
     """Args:
     recorded: what environment.json says.

@@ -59,7 +59,7 @@ class ProcessRank:
     size: int
 
 
-def place(environment: Mapping[str, str] = os.environ) -> ProcessRank | None:
+def process_rank(environment: Mapping[str, str] = os.environ) -> ProcessRank | None:
     """The place of this process in a launch; None: it is alone. UserError for a variable that is missing or no
     number."""
     if "LOCAL_RANK" in environment:
@@ -129,7 +129,7 @@ def wants_cpu(environment: Mapping[str, str] = os.environ) -> bool:
 
 def notes(environment: Mapping[str, str] = os.environ) -> list[str]:
     """What a user should know who seems to have meant several processes, where this one is alone."""
-    if place(environment) is not None:
+    if process_rank(environment) is not None:
         return []
     if _BY_ACCELERATE in environment and "MASTER_ADDR" in environment:
         return [

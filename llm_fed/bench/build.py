@@ -197,7 +197,7 @@ def prepare(
     if everybody:
         taking_part.check_held_out(clients, method)
     left_out = tuple(id for id in task.everybody if id not in clients)
-    if start.place(config):
+    if start.folder_of(config):
         reporter.note(start.give(config, method, [*clients.values(), server], base))
         method.init(server)  # a method that cannot start there says so now
     cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
@@ -239,7 +239,7 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
                 f"adapter.rank gives clients different ranks, but {config.method['name']} needs the same rank at all "
                 f"of them; give one number, or choose {able}"
             )
-        if start.place(config):
+        if start.folder_of(config):
             raise UserError(
                 "adapter.start gives all clients the same adapter; set adapter.rank to its rank, one number"
             )

@@ -64,12 +64,7 @@ def config_of(name: str, config: Config) -> Config:
 
 
 def states_of_run(
-    folder: Path,
-    round: int | None,
-    config: Config,
-    base: Kind,
-    clients: Mapping[str, Client],
-    runtime: LocalRuntime,
+    folder: Path, round: int | None, config: Config, base: Kind, clients: Mapping[str, Client], runtime: LocalRuntime
 ) -> dict[str, State]:
     """The personal model of each of `clients` in a run.
 
@@ -102,7 +97,7 @@ def states_of_run(
         if not wrapped.plain or wrapped.delta:
             raise UserError(f"the run {folder} gives client {id} more than one adapter; only plain ones can be merged")
         sites[id] = replace(site, structure=wrapped, draw=partial(base.draw, wrapped), memory={})
-    if start.place(config):
+    if start.folder_of(config):
         start.give(config, method, sites.values(), base)
     try:
         progress = restore(checkpoints.load(round), sites)

@@ -37,14 +37,7 @@ def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
 
 
 def build(
-    config: Config,
-    task: TaskData,
-    base: Kind,
-    method: Method,
-    metric: str,
-    reporter: Reporter,
-    *,
-    every: bool,
+    config: Config, task: TaskData, base: Kind, method: Method, metric: str, reporter: Reporter, *, every: bool
 ) -> tuple[dict[str, Client], Server, Schedule]:
     """The clients and the server with their data, and who is asked when.
 

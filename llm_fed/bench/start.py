@@ -24,7 +24,7 @@ from llm_fed.state.wire import pack
 _RECORD = "start.json"
 
 
-def place(config: Config) -> str | None:
+def folder_of(config: Config) -> str | None:
     """What the configuration says that its run starts from."""
     return config.adapter.start if config.adapter else None
 
@@ -43,7 +43,7 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
     Raises:
         UserError: there are no adapters, they do not fit, or privacy would be promised that the start does not keep.
     """
-    start = place(config)
+    start = folder_of(config)
     assert start is not None  # callers ask `place`
     if config.privacy.clip is not None:
         raise UserError(

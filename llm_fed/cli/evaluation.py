@@ -14,6 +14,18 @@ from llm_fed.basics.errors import UserError
 from llm_fed.cli.printing import TEMPLATE, Allow, Json, beside_baselines, print_cross, print_scores
 from llm_fed.cli.program import app
 
+BaseName = Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")]
+AdapterFolder = Annotated[
+    Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
+]
+Template = Annotated[
+    str | None, typer.Option(help=f"With --base: {TEMPLATE} (default: the one saved with the adapter).")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="With --base: its float32, bfloat16, float16 or auto (default: as in training, or float32)."),
+]
+
 
 @app.command("eval", rich_help_panel="Use a finished run")
 def evaluate(
@@ -23,10 +35,8 @@ def evaluate(
         typer.Argument(help="key=value settings that override the run's, e.g. eval.max_new_tokens=64."),
     ] = None,
     split: Annotated[str, typer.Option(help="The split to score on: test or validation.")] = "test",
-    base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
-    adapter: Annotated[
-        Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
-    ] = None,
+    base: BaseName = None,
+    adapter: AdapterFolder = None,
     task: Annotated[
         str | None, typer.Option(help="With --base: the task to score on (`llm-fed tasks` lists them).")
     ] = None,
@@ -34,13 +44,8 @@ def evaluate(
         Path | None, typer.Option(help="With --base: a file of examples, or the local data of --task.")
     ] = None,
     metric: Annotated[str | None, typer.Option(help="The metric (default: that of the run or the task).")] = None,
-    template: Annotated[
-        str | None, typer.Option(help=f"With --base: {TEMPLATE} (default: the one saved with the adapter).")
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="With --base: its float32, bfloat16, float16 or auto (default: as in training, or float32)."),
-    ] = None,
+    template: Template = None,
+    dtype: Dtype = None,
     limit: Annotated[int | None, typer.Option(help="Score at most this many examples per client.")] = None,
     cross: Annotated[
         bool, typer.Option("--cross", help="Score each client's adapter on every client's examples, for the report.")
@@ -120,17 +125,10 @@ def audit(
 def chat(
     run_dir: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
     client: Annotated[str | None, typer.Option(help="Start with this client's adapter (default: the first).")] = None,
-    base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
-    adapter: Annotated[
-        Path | None, typer.Option(help="With --base: a PEFT adapter folder (default: the base alone).")
-    ] = None,
-    template: Annotated[
-        str | None, typer.Option(help=f"With --base: {TEMPLATE} (default: the one saved with the adapter).")
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="With --base: its float32, bfloat16, float16 or auto (default: as in training, or float32)."),
-    ] = None,
+    base: BaseName = None,
+    adapter: AdapterFolder = None,
+    template: Template = None,
+    dtype: Dtype = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer, in tokens (default: the value saved with the adapter).")
     ] = None,

@@ -114,8 +114,7 @@ def join(
         int, typer.Option(min=1, help="How many examples, drawn at random, the merging weights are fitted to, at most.")
     ] = 16,
     steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Then fine-tune for N steps on all examples (default: no fine-tuning)."),
+        int | None, typer.Option(min=1, help="Then fine-tune for N steps on all examples (default: no fine-tuning).")
     ] = None,
     allow: Allow = None,
     as_json: Json = False,

@@ -106,7 +106,7 @@ def _other_ranks() -> Iterator[None]:
 def _in_launch() -> bool:
     """Whether this is one of several processes; what they need takes seconds to import."""
     try:
-        if launchers.place() is None:
+        if launchers.process_rank() is None:
             return False
         launchers.check()
         return True

@@ -24,16 +24,16 @@ def show(folder: Path, rounds: str | None, sample: int | None, every: bool, as_j
     except ValueError as error:
         raise UserError(f"--rounds {rounds} is not a list of rounds; give numbers, e.g. --rounds 1,5") from error
     quiet()
-    found = audit(folder, rounds=chosen, sample=sample, every=every)
+    report = audit(folder, rounds=chosen, sample=sample, every=every)
     if as_json:
-        print(json.dumps(asdict(found)))
-        return not found.findings
-    for line in found.checked:
+        print(json.dumps(asdict(report)))
+        return not report.findings
+    for line in report.checked:
         print(printable(f"checked      {line}"))
-    for line in found.unchecked:
+    for line in report.unchecked:
         print(printable(f"not checked  {line}"))
-    for item in found.findings:
+    for item in report.findings:
         where = f"round {item.round}" + (f", {item.client}" if item.client else "")
         print(printable(f"DIFFERS      {where}: {item.kind}: {item.what}"))
-    print(f"{len(found.findings)} findings" if found.findings else "nothing differs")
-    return not found.findings
+    print(f"{len(report.findings)} findings" if report.findings else "nothing differs")
+    return not report.findings

@@ -94,10 +94,10 @@ def _context(model: PreTrainedModel) -> str:
 
 def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
     structure = Lora.from_config(adapter)
-    found = targets(model, structure)
-    kinds = sorted({name.rpartition(".")[2] for name in found})
+    layers = targets(model, structure)
+    kinds = sorted({name.rpartition(".")[2] for name in layers})
     size = layout(model, structure).size
-    return f"{len(found)} layers ({', '.join(kinds)}), {size:,} parameters at rank {structure.rank}"
+    return f"{len(layers)} layers ({', '.join(kinds)}), {size:,} parameters at rank {structure.rank}"
 
 
 def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -81,21 +81,21 @@ def choice(ask: Ask, question: str, usual: str, names: Collection[str], *, numbe
 
 def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, str], ask: Ask | None) -> dict[str, str]:
     """Those of the two that have no usual name."""
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for role in (role for role in REQUIRED if role not in chosen):
-        taken = {*chosen.values(), *found.values()}
+        taken = {*chosen.values(), *columns.values()}
         if usual_columns.usual(role, names, taken):
             continue
         likely = survey.likely(role, [name for name in names if name not in taken])
         guess = likely or next((name for name in names if name not in taken), "")
         if ask:
-            found[role] = choice(ask, f"Which column is the {role}? ({', '.join(names)})", guess, names)
+            columns[role] = choice(ask, f"Which column is the {role}? ({', '.join(names)})", guess, names)
         elif likely:
-            found[role] = likely
+            columns[role] = likely
         else:
             options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
             raise UserError(f"{file}: none of the columns {', '.join(names)} looks like the {role}; give {options}")
-    return found
+    return columns
 
 
 def _has_to_be_found(

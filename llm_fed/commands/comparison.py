@@ -253,7 +253,7 @@ def _begun(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]], value:
     for saved in begun:
         alike = [as_before(config, saved) for config in planned]
         same = [_digest(configfile.as_dict(config)) == _digest(saved) for config in alike]
-        if any(value(config) != "auto" for config, its in zip(planned, same, strict=True) if its):
+        if any(value(config) != "auto" for config, is_same in zip(planned, same, strict=True) if is_same):
             continue
         for config, resolved in zip(planned, alike, strict=True):
             tree = configfile.as_dict(resolved)

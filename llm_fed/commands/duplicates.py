@@ -154,32 +154,32 @@ class _PromptIndex:
         whole = total + self._sums[candidates]
         likeness = shared / (whole - shared)
         best = np.argsort(-likeness, kind="stable")[:CANDIDATES]
-        found = []
+        places_alike = []
         for place in best[likeness[best] >= RELATED].tolist():
             same = shared[place] + self._misspelt(words, self._prompts.of(candidates[place]))
             if same / (whole[place] - same) >= ALIKE:
-                found.append(int(candidates[place]))
-        return found
+                places_alike.append(int(candidates[place]))
+        return places_alike
 
     def _sharing(self, words: np.ndarray, enough: float) -> np.ndarray:
         """The prompts that have one of the heaviest words, which together weigh more than enough; not those of words
         that too many have."""
-        found, weight, looked_up = [], 0.0, 0
+        prompts, weight, looked_up = [], 0.0, 0
         for word in words[np.argsort(-self._weights[words])].tolist():
             owners = self._owners[self._from[word] : self._from[word + 1]]
             looked_up += len(owners)
             if weight > enough or looked_up > MOST:
                 break
             if len(owners):
-                found.append(owners)
+                prompts.append(owners)
                 weight += float(self._weights[word])
-        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+        return np.unique(np.concatenate(prompts)) if prompts else np.empty(0, np.int64)
 
     def _misspelt(self, words: np.ndarray, others: np.ndarray) -> float:
         """The weight of the words that only one prompt has and that are almost one that only the other has, each
         counted as the lighter of the two. Numbers and names with digits are never almost the same."""
-        mine, its = np.setdiff1d(words, others).tolist(), np.setdiff1d(others, words).tolist()
-        known = {self._spelling[word]: self._weights[word] for word in its if self._spelling[word].isalpha()}
+        mine, theirs = np.setdiff1d(words, others).tolist(), np.setdiff1d(others, words).tolist()
+        known = {self._spelling[word]: self._weights[word] for word in theirs if self._spelling[word].isalpha()}
         weight = 0.0
         for word in mine:
             spelt = self._spelling[word]
@@ -204,7 +204,7 @@ def _same_answer(one: Example, other: Example) -> bool:
     """Whether an answer of one is almost an answer of the other."""
     for answer in one.answers:
         for trained in other.answers:
-            mine, its = set(_words(answer)), set(_words(trained))
-            if mine == its or len(mine & its) >= ANSWERS * len(mine | its):
+            mine, theirs = set(_words(answer)), set(_words(trained))
+            if mine == theirs or len(mine & theirs) >= ANSWERS * len(mine | theirs):
                 return True
     return False

@@ -57,7 +57,7 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
         raise UserError(
             f"these {len(runs)} runs differ only in their seeds; give runs of at least two methods or settings"
         )
-    scored = {label: [_tested(run) for run in found.values()] for label, found in groups.items()}
+    scored = {label: [_tested(run) for run in of_label.values()] for label, of_label in groups.items()}
     return Verdict(scored, natural=all(natural(run.config.task) for run in runs))
 
 
@@ -87,11 +87,12 @@ def _among(key: str, names: Sequence[str]) -> bool:
 
 
 def _check(runs: Sequence[_FinishedRun], values: Sequence[dict[str, Any]]) -> None:
-    first, its = runs[0], values[0]
+    first, settings = runs[0], values[0]
     for run, own in zip(runs[1:], values[1:], strict=True):
-        for what in ("metric", *(key for key in {**its, **own} if _among(key, _ALIKE))):
+        for what in ("metric", *(key for key in {**settings, **own} if _among(key, _ALIKE))):
             pair = [
-                _metric(each) if what == "metric" else found.get(what) for each, found in ((first, its), (run, own))
+                _metric(each) if what == "metric" else values_of_run.get(what)
+                for each, values_of_run in ((first, settings), (run, own))
             ]
             if pair[0] != pair[1]:
                 raise UserError(
@@ -118,8 +119,8 @@ def _level(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
     uncounted: dict[int, set[str]] = {}
     for run in runs:
         same = [_clients(other) for other in runs if other.config.federation_seed == run.config.federation_seed]
-        found = {id for id in run.summary.get("only_tested", ()) if any(id not in clients for clients in same)}
-        uncounted.setdefault(run.config.federation_seed, set()).update(found)
+        only_tested = {id for id in run.summary.get("only_tested", ()) if any(id not in clients for clients in same)}
+        uncounted.setdefault(run.config.federation_seed, set()).update(only_tested)
     levelled = []
     for run in runs:
         out, scores = uncounted[run.config.federation_seed], run.summary["scores"]

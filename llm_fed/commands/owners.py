@@ -111,12 +111,12 @@ def candidates(sources: Iterable[Source], taken: Iterable[str], answer: str | No
                 if value is None or not known.setdefault(name, _ColumnValues()).add(value, said):
                     lost.add(name)
                     known.pop(name, None)
-    found = [
+    likely = [
         Candidate(name, column.counts, _rank(name, column))
         for name, column in known.items()
         if _may_name_clients(name, column, rows)
     ]
-    return sorted(found, key=lambda each: (each.rank, _place(each.name)))
+    return sorted(likely, key=lambda each: (each.rank, _place(each.name)))
 
 
 def _cells(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -128,19 +128,19 @@ def _cells(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, cell
 
 
-def clear(found: Sequence[Candidate]) -> Candidate | None:
+def clear(options: Sequence[Candidate]) -> Candidate | None:
     """The one column that plainly names the clients: the only one by which holders of data are named, or where there
     is none of these, the only one by which groups are."""
     for rank in (HOLDER, GROUP):
-        if best := [each for each in found if each.rank == rank]:
+        if best := [each for each in options if each.rank == rank]:
             return best[0] if len(best) == 1 else None
     return None
 
 
-def listed(found: Sequence[Candidate]) -> str:
+def listed(options: Sequence[Candidate]) -> str:
     """Some candidates, in words."""
-    more = f" and {len(found) - SHOWN} more columns" if found[SHOWN:] else ""
-    return ", ".join(each.words() for each in found[:SHOWN]) + more
+    more = f" and {len(options) - SHOWN} more columns" if options[SHOWN:] else ""
+    return ", ".join(each.words() for each in options[:SHOWN]) + more
 
 
 def _may_name_clients(name: str, column: _ColumnValues, rows: int) -> bool:

@@ -124,14 +124,14 @@ def _sizes(path: Path) -> list[tuple[int, int]]:
         return [(height, width)]
     names = sorted(name for name in files.listing(path) if Path(name).suffix.lower() in SUFFIXES)
     names = [name for name in names if not layout.is_silent(name)]
-    found = []
+    sizes = []
     for name in names[:: math.ceil(len(names) / MOST_OPENED)]:
         try:
             with Image.open(path / name) as picture:
-                found.append((picture.height, picture.width))
+                sizes.append((picture.height, picture.width))
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
             raise UserError(f"{path / name}: this picture cannot be opened: {str(error)[:200]}; remove it") from error
-    return found
+    return sizes
 
 
 def _kind_of(base: str) -> tuple[bool, dict[str, Any] | None]:

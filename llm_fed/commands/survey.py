@@ -52,13 +52,13 @@ def likely(role: str, names: Sequence[str]) -> str | None:
 def samples(data: TaskData) -> dict[str, list[Example]]:
     """Examples of every client, evenly spread, at most SAMPLE in all."""
     step = max(1, math.ceil(number(data) / SAMPLE))
-    ahead, found = 0, {}
+    ahead, by_client = 0, {}
     for name, client in data.clients.items():
-        found[name] = its = list[Example]()
+        by_client[name] = examples = list[Example]()
         for part in _parts(client):
-            its += [part[place] for place in range(ahead, len(part), step)]
+            examples += [part[place] for place in range(ahead, len(part), step)]
             ahead = (ahead - len(part)) % step
-    return found
+    return by_client
 
 
 def number(data: TaskData) -> int:
@@ -72,7 +72,7 @@ def _parts(client: ClientData) -> tuple[Sequence[Any], ...]:
 
 def scripts(texts: Iterable[str]) -> list[tuple[str, float]]:
     """(script, share of the letters), the largest first, those above 5 %."""
-    counts = Counter(found.lastgroup for text in texts for found in SCRIPT.finditer(text))
+    counts = Counter(letter.lastgroup for text in texts for letter in SCRIPT.finditer(text))
     total = sum(counts.values())
     return [(str(name), count / total) for name, count in counts.most_common() if count > total / 20]
 
@@ -92,8 +92,11 @@ def lengths(
 
     encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows)
     measured = zip(chosen, encoder.lengths(chosen.values()), strict=True)
-    found = {client: [(each.whole, each.whole - each.prompt) for each in its] for client, its in measured}
-    return Lengths(found, encoder.note())
+    by_client = {
+        client: [(each.whole, each.whole - each.prompt) for each in lengths_of_client]
+        for client, lengths_of_client in measured
+    }
+    return Lengths(by_client, encoder.note())
 
 
 def are_labels(chosen: Sequence[Example]) -> bool:
@@ -115,21 +118,21 @@ def repeated(data: TaskData) -> dict[str, int]:
         # A text without a prompt is told by itself.
         return digest(" ".join((text_of(example.prompt) or example.answers[0]).split()).casefold())
 
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     trained: dict[str, set[bytes]] = {}
     for name, client in data.clients.items():
         rows = [(key(each), digest("\0".join(each.answers))) for each in client.train]
         trained[name] = {prompt for prompt, _ in rows}
-        found["training examples occur twice at the same client"] += len(rows) - len(set(rows))
+        counts["training examples occur twice at the same client"] += len(rows) - len(set(rows))
     holders = Counter(prompt for prompts in trained.values() for prompt in prompts)
     for name, client in data.clients.items():
         own = trained[name]
         for each in client.test:
             if key(each) in own:
-                found["test prompts also occur in the same client's training examples"] += 1
+                counts["test prompts also occur in the same client's training examples"] += 1
             elif holders[key(each)]:
-                found["test prompts also occur in another client's training examples"] += 1
-    return {what: count for what, count in found.items() if count}
+                counts["test prompts also occur in another client's training examples"] += 1
+    return {what: count for what, count in counts.items() if count}
 
 
 def sizes(clients: Iterable[ClientData]) -> tuple[int, float, int]:
@@ -147,11 +150,11 @@ def sizes(clients: Iterable[ClientData]) -> tuple[int, float, int]:
 def missing(data: TaskData) -> dict[str, list[str]]:
     """The clients that do not train or are not scored, by what becomes of them in words; empty where all do both."""
     clients = data.clients.values()
-    found = {
+    lacking = {
         taking_part.LEFT_OUT: [name for name in data.everybody if name not in data.clients],
         f"{taking_part.ONLY_TESTED}, or left out by methods of personal models": [
             client.client for client in clients if not client.train
         ],
         taking_part.UNSCORED: [client.client for client in clients if not client.test],
     }
-    return {what: names for what, names in found.items() if names}
+    return {what: names for what, names in lacking.items() if names}

@@ -98,7 +98,7 @@ def probes(run: Callable[[int], None], gauge: Gauge) -> list[tuple[int, float, i
     """(tokens, best seconds, most bytes) of a micro-batch of each size, as far as memory suffices."""
     from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
-    found = []
+    measured = []
     for size in SIZES:
         try:
             run(size)
@@ -112,20 +112,20 @@ def probes(run: Callable[[int], None], gauge: Gauge) -> list[tuple[int, float, i
                 raise
             clear_device_cache(garbage_collection=True)
             break
-        found.append((size, min(seconds for seconds, _ in taken), max(held for _, held in taken)))
-    return found
+        measured.append((size, min(seconds for seconds, _ in taken), max(held for _, held in taken)))
+    return measured
 
 
-def settled(found: Sequence[tuple[int, float, int]], free: int, most: int) -> Calibration | None:
+def settled(measured: Sequence[tuple[int, float, int]], free: int, most: int) -> Calibration | None:
     """Budget and overhead from least-squares lines, seconds = a + b tokens and bytes = c + d tokens: the overhead is
     a / b, and the budget what fits into `free` bytes but for a spare part, at most `most` tokens.
 
     Returns:
         None: fewer than two sizes were measured, or what was does not grow with the tokens.
     """
-    if len(found) < 2:
+    if len(measured) < 2:
         return None
-    tokens, seconds, held = (np.array(column, dtype=float) for column in zip(*found, strict=True))
+    tokens, seconds, held = (np.array(column, dtype=float) for column in zip(*measured, strict=True))
     (each, start), (grows, fixed) = (np.polyfit(tokens, values, 1) for values in (seconds, held))
     if each <= 0 or grows <= 0:
         return None

@@ -31,14 +31,14 @@ def in_chunks(
     Args:
         within: the context for a part of the items, such as an attached bank.
     """
-    found, longest = [], max(map(examples.length, items), default=1)
+    answers, longest = [], max(map(examples.length, items), default=1)
     size = max(1, budget_and_overhead(base.device)[0] // longest)
     for at in range(0, len(items), size):
         batch = on_device(examples.collate(items[at : at + size]), base.device)
         with within(slice(at, at + size)), base.computing():
-            found.append(examples.answer(base.model, batch))
+            answers.append(examples.answer(base.model, batch))
         signs.answered(len(items[at : at + size]))
-    return Answer.joined(found).map(Tensor.cpu).map(full)
+    return Answer.joined(answers).map(Tensor.cpu).map(full)
 
 
 def fit_head(features: Tensor, labels: Tensor, asked: FitHead) -> State:

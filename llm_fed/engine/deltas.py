@@ -33,14 +33,14 @@ class Deltas:
 
     def load(self, k: int, state: State) -> None:
         """Take what lies beneath the state of row k."""
-        found = under(state)
+        beneath = under(state)
         # Compared where the states are, as comparing on a GPU would wait for it.
-        n = next((n for n, other in enumerate(self._known) if _equal(found, other)), len(self._known))
+        n = next((n for n, other in enumerate(self._known) if _equal(beneath, other)), len(self._known))
         self._of[k] = n
         if n == len(self._known):
-            self._known.append(found)
+            self._known.append(beneath)
             self._different.append(
-                {layer: {part: t.to(self._like) for part, t in parts.items()} for layer, parts in found.items()}
+                {layer: {part: t.to(self._like) for part, t in parts.items()} for layer, parts in beneath.items()}
             )
 
     def on(self, owners: Sequence[int]) -> dict[str, DeltaHook]:

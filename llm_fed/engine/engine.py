@@ -70,7 +70,9 @@ class Engine(Answering):
             if answer := who.answering.get((asked, fused)):
                 method = getattr(who, answer.method)
                 return [method(request, *more) for request in requests] if answer.each else method(requests, *more)
-        known = {each.__name__ for each, its in {**self.answering, **self.base.answering} if its == fused}
+        known = {
+            each.__name__ for each, of_adapters in {**self.answering, **self.base.answering} if of_adapters == fused
+        }
         what = f"{'adapters of a' if fused else 'whole'} {self.base.noun}{'' if fused else 's'}"
         raise UserError(
             f"the method needs {asked.__name__}, which {what} do not support (they support "
@@ -197,11 +199,11 @@ class Engine(Answering):
         if structure.gate == "mix":
             asked = [(each.state, example) for each in requests for example in each.examples]
             mix = self._mixing_weights(structure, asked)
-        found = classifying.in_chunks(
+        answer = classifying.in_chunks(
             self.base, self.base.examples(structure), examples,
             lambda part: bank.attached(index[part], mix=None if mix is None else mix[part]),
         )  # fmt: skip
-        return found.split([len(each.examples) for each in requests])
+        return answer.split([len(each.examples) for each in requests])
 
     def _mixing_weights(self, structure: Structure, asked: Sequence[tuple[State, Any]]) -> Tensor:
         """(len(asked), 2): the experts' weights for each example under the state beside which it stands."""

@@ -144,7 +144,7 @@ def inputs_of(model: Any, input_ids: Tensor, lengths: Tensor) -> dict[str, Tenso
     """What a model is given of rows (N, T) that are padded on the right, on its device: with positions where its
     rotary embeddings look at the length of a row."""
     inputs = {"input_ids": input_ids}
-    its, width = regimes(model), input_ids.shape[1]
-    if its is not None and width > its.border:
+    rotary, width = regimes(model), input_ids.shape[1]
+    if rotary is not None and width > rotary.border:
         inputs["position_ids"] = row_positions(lengths, width)
     return {name: value.to(model.device) for name, value in inputs.items()}

@@ -181,9 +181,9 @@ def _tokens(
         choose: instead of the likeliest token.
     """
     texts = [[*prompt] for _, prompt in batch]
-    its, going = regimes(base.model), list(range(len(batch)))
+    rotary, going = regimes(base.model), list(range(len(batch)))
     while going:
-        border = its.border if its is not None and its.read_again else None
+        border = rotary.border if rotary is not None and rotary.read_again else None
         again: list[int] = []
         asked = [(batch[n][0], tuple(texts[n])) for n in going]
         left = [rooms[n] - len(texts[n]) + len(batch[n][1]) for n in going]
@@ -277,8 +277,8 @@ def _score(
 def _grows_otherwise(base: Base, request: Scored) -> bool:
     """Whether a prompt may be read otherwise with one of its options behind it than alone, see `rotary.Regimes`; so
     may a family's that feels padding, as options of unequal length are padded."""
-    its, (_, prompt, options) = regimes(base.model), request
-    crosses = its is not None and any(its.crosses(len(prompt), len(prompt) + len(option)) for option in options)
+    rotary, (_, prompt, options) = regimes(base.model), request
+    crosses = rotary is not None and any(rotary.crosses(len(prompt), len(prompt) + len(option)) for option in options)
     return crosses or feels_padding(base.model.config)
 
 
@@ -305,8 +305,8 @@ def _shared(base: Base, requests: Sequence[PromptRequest], mix: Tensor | None) -
     if mix is not None or feels_padding(base.model.config):
         return {}
     shared = shared_prefixes(base.model.config, requests)
-    its = regimes(base.model)
-    if its is not None and any(its.crosses(shared.get(row, 0), len(prompt)) for row, prompt in requests):
+    rotary = regimes(base.model)
+    if rotary is not None and any(rotary.crosses(shared.get(row, 0), len(prompt)) for row, prompt in requests):
         return {}
     return shared
 

@@ -45,11 +45,11 @@ def per_example_gradients(model: AdaptedModel, state: State, examples: Sequence[
     """
 
     def run(budget: int) -> Tensor:
-        found = torch.zeros(len(examples), state.row.numel(), dtype=state.row.dtype, device=model.device)
+        gradients = torch.zeros(len(examples), state.row.numel(), dtype=state.row.dtype, device=model.device)
         units = [(0, example) for example in examples]
         for chunk in _chunks(model, stack([state])[None], units, budget):
-            found[chunk.units] = chunk.gradients[:, 0]
-        return found
+            gradients[chunk.units] = chunk.gradients[:, 0]
+        return gradients
 
     return model.within_memory(run)
 
@@ -91,9 +91,9 @@ def evidence(model: AdaptedModel, asked: Sequence[GradientMoments]) -> list[Evid
         RunError: the device's memory does not suffice for one example.
     """
     usable = [one for one in asked if model.examples.num_targets(one.examples)]
-    found = iter(model.within_memory(lambda budget: _gather(model, usable, budget)) if usable else [])
+    moments = iter(model.within_memory(lambda budget: _gather(model, usable, budget)) if usable else [])
     return [
-        next(found)
+        next(moments)
         if model.examples.num_targets(one.examples)
         else ClientError(f"client {one.site}: no example has a target token")
         for one in asked
@@ -116,9 +116,9 @@ def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments], budget: int) -
             if chunk.sampled and not jobs[k].sampled:
                 continue
             mine = [place for place, owner in enumerate(owners) if owner == k]
-            found = Moments.of(chunk.gradients[mine].transpose(0, 1))
+            of_chunk = Moments.of(chunk.gradients[mine].transpose(0, 1))
             before = moments.get((k, chunk.sampled))
-            moments[k, chunk.sampled] = found if before is None else before + found
+            moments[k, chunk.sampled] = of_chunk if before is None else before + of_chunk
             if not chunk.sampled:
                 losses[k] += chunk.losses[mine].sum(0)
     return [

@@ -24,7 +24,8 @@ def shared_prefixes(config: PreTrainedConfig, requests: Sequence[PromptRequest])
     for row, prompt in requests:
         prompts[row].append(list(prompt))
     shared = {
-        row: min(len(commonprefix(its)), min(map(len, its)) - 1) if len(its) > 1 else 0 for row, its in prompts.items()
+        row: min(len(commonprefix(of_row)), min(map(len, of_row)) - 1) if len(of_row) > 1 else 0
+        for row, of_row in prompts.items()
     }
     saved = sum(length * (len(prompts[row]) - 1) for row, length in shared.items())
     worth = saved >= WORTH * sum(len(prompt) for _, prompt in requests)

@@ -24,10 +24,10 @@ def together(fits: Sequence[Fit]) -> list[list[int]]:
     groups: list[list[int]] = []
     for k, fit in enumerate(fits):
         alike = (group for group in groups if _settings(fits[group[0]]) == _settings(fit))
-        if (found := next(alike, None)) is None:
+        if (group_of_fit := next(alike, None)) is None:
             groups.append([k])
         else:
-            found.append(k)
+            group_of_fit.append(k)
     return groups
 
 
@@ -85,21 +85,21 @@ class Steps:
         # By row: its parts, S of each, but for the tails, which are one of A and one of B for each layer.
         self._gradients, self._tails = dict[int, list[Tensor]](), dict[int, list[_Tail]]()
         self._anchors, self._corrections = dict[int, list[Tensor]](), dict[int, list[Tensor]]()
-        for k, its in self._fits.items():
+        for k, job in self._fits.items():
             self._gradients[k] = [grads[k, place] for place in self._places]
             for place, parameter, gradient in zip(self._places, self.parameters[k], self._gradients[k], strict=True):
                 parameter.grad = gradient
-                if its.moments:
+                if job.moments:
                     self._optimizer.state[parameter] = {
                         name: (value[place] if value.dim() else value).to(values.device, copy=True)
-                        for name, value in its.moments.items()
+                        for name, value in job.moments.items()
                     }
             if self._settings.proximal:
-                self._anchors[k] = self._parts_of(its.optimizer.anchor or its.start)
+                self._anchors[k] = self._parts_of(job.optimizer.anchor or job.start)
             if self._settings.tail:
                 self._tails[k] = [self._last(k, name) for name in layout.names if factor_of(name) == FACTORS[0]]
-            if its.optimizer.correction is not None:
-                self._corrections[k] = self._parts_of(its.optimizer.correction)
+            if job.optimizer.correction is not None:
+                self._corrections[k] = self._parts_of(job.optimizer.correction)
         self._active = list(self._fits)
 
     def _parts_of(self, state: State) -> list[Tensor]:
@@ -125,14 +125,14 @@ class Steps:
 
     def moments(self, k: int) -> dict[str, Tensor]:
         """What is remembered of row k, as `Fit.moments` holds it, on the CPU; zero for what is not trained."""
-        found: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
         for place, parameter in zip(self._places, self.parameters[k], strict=True):
             for name, value in self._optimizer.state[parameter].items():
                 if value is not None and value.shape == parameter.shape:
-                    found.setdefault(name, torch.zeros_like(self._values[k]))[place] = value
+                    moments.setdefault(name, torch.zeros_like(self._values[k]))[place] = value
                 elif value is not None:  # sgd without momentum
-                    found[name] = value
-        return {name: value.to("cpu", copy=True) for name, value in found.items()}
+                    moments[name] = value
+        return {name: value.to("cpu", copy=True) for name, value in moments.items()}
 
     def add_clipped(self, each: Tensor, owners: Sequence[int]) -> None:
         """Add the gradients (n, P) of single examples to the rows that they belong to, each clipped as `Fit.private`

@@ -53,10 +53,10 @@ class WholeModel:
                 loss = self._loss(job, step, wanted)
                 losses.append(loss.detach())
                 # Gathered into the row at once: accumulating them there, as `backward` does, would take twice as long.
-                found = iter(torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True))
+                gradients = iter(torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True))
                 for names, parameter in zip(steps.segments, steps.parameters[0], strict=True):
                     assert parameter.grad is not None  # a part of the row of gradients
-                    torch.cat([next(found).reshape(-1) for _ in names], out=parameter.grad)
+                    torch.cat([next(gradients).reshape(-1) for _ in names], out=parameter.grad)
                 steps.step([0])
                 on_cpu = loss.device.type == "cpu"  # reading a GPU's loss would wait for it
                 signs.step(step + 1, len(job.batches), loss=float(losses[-1]) if on_cpu else None)
@@ -85,12 +85,12 @@ class WholeModel:
         """What the models under `state` make of examples, each and together, in float32 at least, on the CPU."""
         self._flat.load(state)
         with torch.no_grad():
-            found = []
+            answers = []
             for at in range(0, len(examples), CHUNK):
                 chunk = examples[at : at + CHUNK]
-                found.append(self._forward(self.examples.collate(chunk)).map(Tensor.cpu))
+                answers.append(self._forward(self.examples.collate(chunk)).map(Tensor.cpu))
                 signs.answered(len(chunk))
-            return Answer.joined(found).map(full)
+            return Answer.joined(answers).map(full)
 
     def gradient(self, asked: Gradient) -> tuple[float, State]:
         """The mean cross-entropy of the examples and its gradient, in evaluation mode.

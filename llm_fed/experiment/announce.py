@@ -242,12 +242,12 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
     at_once = min(built.runtime.clients_per_pass, server.cohort)
     layouts = {site.structure: base.layout(site.structure) for site in trainers}
     largest = max(trainers, key=lambda site: layouts[site.structure].size, default=None)
-    training, remembered, found = 0, 0, Activations(0, 0)
+    training, remembered, held = 0, 0, Activations(0, 0)
     if largest:
         remembered = 4 * moments(config.local) * layouts[largest.structure].size if config.local.keep_optimizer else 0
         copies = training_copies(largest.structure, config.local, at_once)
         training = copies * layouts[largest.structure].size * 4  # float32
-        found = activations(base, max(trainers, key=partial(_size, base)), config.local, at_once)
+        held = activations(base, max(trainers, key=partial(_size, base)), config.local, at_once)
     prices = [parent.costs for parent in parents if parent.costs]
     models = [base.model, *map(base.model_of, layouts)]
     costs = Costs(
@@ -257,7 +257,7 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         down_run=sum(moved_down) + sum(price.down_run for price in prices),
         up_run=sum(moved_up) + sum(price.up_run for price in prices),
         base=weights(models), training=training, client=training // at_once,
-        activations=found.largest, smallest=found.smallest, token=found.token, cache=base.cache(),
+        activations=held.largest, smallest=held.smallest, token=held.token, cache=base.cache(),
         memory_free=free_memory(base.device), memory_limit=memory_limit(base.device), smaller=_smaller(built, at_once),
         state=len(pack(state)), kept=remembered + (
             _kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
@@ -297,7 +297,7 @@ def _scored(built: Experiment, here: bool, in_rounds: bool) -> str:
     settings, rounds = built.config.eval, built.config.rounds
     where = "the server's" if "server" in built.scored else "the clients'"
     has = {split for site in built.scored.values() for split, queries in site.data.queries.items() if queries}
-    cut = f"; references that are too long: {found}" if (found := _cut(built.scored.values())) else ""
+    cut = f"; references that are too long: {too_long}" if (too_long := _cut(built.scored.values())) else ""
     if not in_rounds:
         return f"{built.metric} on {where} test examples after merging{cut}" if "test" in has else "no test examples"
     if settings.during not in has and here:

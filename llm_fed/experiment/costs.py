@@ -16,8 +16,8 @@ class CountSummary:
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> CountSummary:
-        found = list(numbers)
-        return cls(sum(found), min(found), max(found)) if found else cls()
+        counts = list(numbers)
+        return cls(sum(counts), min(counts), max(counts)) if counts else cls()
 
     def each(self) -> str:
         """`16`, or `3 to 120`."""

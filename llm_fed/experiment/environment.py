@@ -65,8 +65,8 @@ def packing(experiment: Experiment) -> Calibration | None:
 
 def use_packing(experiment: Experiment, recorded: Mapping[str, Any]) -> None:
     """Pack as environment.json says; where it says nothing, by the device's constants."""
-    if found := recorded.get("packing"):
-        experiment.runtime.engine.packing = found["budget"], found["overhead"]
+    if packing := recorded.get("packing"):
+        experiment.runtime.engine.packing = packing["budget"], packing["overhead"]
 
 
 def environment(device: torch.device, dtype: str, clients_per_pass: int) -> dict[str, Any]:

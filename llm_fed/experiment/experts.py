@@ -34,10 +34,10 @@ def write(experiment: Experiment, run: Run, personal: Mapping[str, State]) -> No
     weighing = {id: site for id, site in experiment.scored.items() if site.structure.weighed}
     given = {id: _examples(experiment.base, site) for id, site in weighing.items()}
     asked = dict([(id, examples) for id, examples in given.items() if examples][:MAX_CLIENTS])
-    found = experiment.runtime.run({id: _weights(weighing[id], personal[id], asked[id]) for id in asked})
+    weights_of = experiment.runtime.run({id: _weights(weighing[id], personal[id], asked[id]) for id in asked})
     lines = []
     for id in asked:
-        weights = found[id]
+        weights = weights_of[id]
         if isinstance(weights, Exception):
             raise weights
         names, alike = weighing[id].structure.weighed, weights.ndim == 1

@@ -73,10 +73,10 @@ def softmax(losses: Tensor, temperature: float) -> Tensor:
 
 async def _losses(site: Client, states: Sequence[State], examples: Sequence[Any]) -> Tensor:
     """(len(states),), float64, of each state alone."""
-    found: list[float] = []
+    per_state: list[float] = []
     for first in range(0, len(states), AT_ONCE):
-        found += await site.losses_of(states[first : first + AT_ONCE], examples)
-    losses = torch.tensor(found, dtype=torch.float64)
+        per_state += await site.losses_of(states[first : first + AT_ONCE], examples)
+    losses = torch.tensor(per_state, dtype=torch.float64)
     if not losses.isfinite().all():
         raise ClientError(f"client {site.id}: one of the run's adapters has a loss on its examples that is not finite")
     return losses
@@ -85,14 +85,14 @@ async def _losses(site: Client, states: Sequence[State], examples: Sequence[Any]
 async def merged_from_pool(site: Client, pool: Pool, count: int, steps: int | None) -> Personal:
     """The merge of a pool with the weights that `weigh` finds on at most `count` examples, trained so many steps."""
     names, states, chosen = list(pool.members), list(pool.members.values()), site.sample(count)
-    found = await weigh(site, states, chosen)
+    weighed = await weigh(site, states, chosen)
     recipe = {
-        "weights": dict(zip(names, rounded(found.weights.tolist()), strict=True)),
+        "weights": dict(zip(names, rounded(weighed.weights.tolist()), strict=True)),
         "examples": len(chosen),
-        "loss": rounded(found.loss),
-        "loss_of_equal_weights": rounded(found.equal),
+        "loss": rounded(weighed.loss),
+        "loss_of_equal_weights": rounded(weighed.equal),
     }
-    state = combine(states, found.weights)
+    state = combine(states, weighed.weights)
     if steps is None:
         return state, pool.structure, recipe
     return await site.fit(state, steps=steps), pool.structure, recipe | {"steps": steps}

@@ -72,19 +72,21 @@ class Samples:
         self, asked: Mapping[str, Sequence[Query]], known: Mapping[str, Sequence[Any]]
     ) -> dict[str, Sequence[Any]]:
         """What the base answers to these, by client."""
-        found = {
+        answers = {
             id: known[id][: len(queries)] for id, queries in asked.items() if len(known.get(id, ())) >= len(queries)
         }
         experiment = self._experiment
         bare, state = experiment.untrained()
         work = {
-            id: predict(bare[id], state, queries, experiment.metric) for id, queries in asked.items() if id not in found
+            id: predict(bare[id], state, queries, experiment.metric)
+            for id, queries in asked.items()
+            if id not in answers
         }
         for id, answer in experiment.runtime.run(work).items():
             if isinstance(answer, Exception):
                 raise answer
-            found[id] = answer
-        return found
+            answers[id] = answer
+        return answers
 
 
 def wanted(experiment: Experiment) -> int:

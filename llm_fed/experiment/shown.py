@@ -123,6 +123,6 @@ def _parts(item: Encoded | Query, encoder: Encoder, example: Example) -> tuple[l
         return item.input_ids, item.target
     if not example.answers:
         return item.prompt, [False] * len(item.prompt)
-    found = encoder.encoded(example)
-    start = len(found.asked)
-    return [*item.prompt, *found.input_ids[start:]], [*[False] * len(item.prompt), *found.target[start:]]
+    encoded = encoder.encoded(example)
+    start = len(encoded.asked)
+    return [*item.prompt, *encoded.input_ids[start:]], [*[False] * len(item.prompt), *encoded.target[start:]]

@@ -79,7 +79,7 @@ class Simulation:
             reporter.note_once(line)
         if ranks := other_ranks():
             experiment = experiment.spread(ranks)
-        if (origin := start.place(experiment.config)) and run.continues:
+        if (origin := start.folder_of(experiment.config)) and run.continues:
             start.check(run, _sites(experiment), origin)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
         for line in launchers.notes():
@@ -89,7 +89,7 @@ class Simulation:
     def begun(self, experiment: Experiment, run: Run, reporter: Reporter) -> None:
         with signs.part("reading the files of data and base"):
             run.remember_inputs()
-        if origin := start.place(experiment.config):
+        if origin := start.folder_of(experiment.config):
             start.remember(run, _sites(experiment), origin)
         if run.summary() is not None:
             reporter.note(f"{run.folder} is complete; export.clients has changed, so its end is done again")
@@ -129,7 +129,7 @@ def _check_place(config: Config, folder: Path) -> None:
     Raises:
         UserError: it would.
     """
-    origin = start.place(config)
+    origin = start.folder_of(config)
     if origin and folder.resolve() in (Path(origin).resolve(), *Path(origin).resolve().parents):
         raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
 

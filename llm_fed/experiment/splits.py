@@ -76,7 +76,7 @@ def known(
         RunError: a record is damaged.
     """
     own = None if begins else recall(folder)
-    origin = start.place(config)
+    origin = start.folder_of(config)
     others = [given, recall(Path(origin)) if origin else None]
     for parent in methods.build(config.method).parents:
         inside = folder / "needs" / parent.name
@@ -107,20 +107,22 @@ def notes(built: Experiment, known: KnownRows, *, trains: bool = True) -> list[s
         return _of_older(built, known.folder)
     if not (changed := record.since(known.own)):
         return []
-    found = [
+    sentences = [
         f"the data have changed: {Change(0, changed).words(_FILES)}. Rows that the run knows stay in their splits, so "
         "that none is tested that was trained on; new ones are divided by their hash"
     ]
     if trains and config.task.partition.kind != "natural":
-        found.append(f"task.partition.kind={config.task.partition.kind} deals all rows to the clients anew")
+        sentences.append(f"task.partition.kind={config.task.partition.kind} deals all rows to the clients anew")
     if not known.own.splits_of(record.digests).any():
-        found.append(
+        sentences.append(
             "none of the rows is one that the run knows, so some of those scored may say in other words what was "
             "trained on"
         )
     if trains and _scored(record, config) != _scored(known.own, config):
-        found.append(f"the {config.eval.during} examples are others now, so the search for the best round starts again")
-    return found
+        sentences.append(
+            f"the {config.eval.during} examples are others now, so the search for the best round starts again"
+        )
+    return sentences
 
 
 def _of_older(built: Experiment, folder: Path) -> list[str]:

@@ -166,10 +166,10 @@ class _Timed:
 
 
 def _copied(site: Client, steps: int) -> Client:
-    found = copy(site)
-    found.memory, found.local = {}, replace(site.local, steps=steps, epochs=None)
-    found.begin(1, site.local.lr)
-    return found
+    copied = copy(site)
+    copied.memory, copied.local = {}, replace(site.local, steps=steps, epochs=None)
+    copied.begin(1, site.local.lr)
+    return copied
 
 
 def _answers(built: Experiment, ahead: Ahead) -> tuple[Span, Span]:
@@ -197,7 +197,7 @@ def _texts(built: Experiment, asked: Sequence[tuple[Site, Any]], most: int, batc
         batch: how many will be answered at once.
     """
     bare, state = built.untrained()
-    queries = [query for _, its in asked for query in its[: -(-most // len(asked))]][:most]
+    queries = [query for _, of_site in asked for query in of_site[: -(-most // len(asked))]][:most]
     site = next(iter(bare.values()))
     loss = _per_item(built, lambda items: site.loss_of_answers(state, items), queries)
     if METRICS[built.metric].scores == "options":

@@ -16,12 +16,7 @@ from typing import Any
 import yaml
 from httpx import HTTPError
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RemoteEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import logging, validate_repo_id
 
 from llm_fed.basics.errors import RunError, UserError

@@ -91,10 +91,7 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
         UserError: the folder holds no such model, or one that is damaged.
     """
     folder = Path(folder)
-    settings, processing = (
-        models.read_settings(folder / CONFIG),
-        models.read_settings(folder / PROCESSING),
-    )
+    settings, processing = (models.read_settings(folder / name) for name in (CONFIG, PROCESSING))
     if "id2label" not in settings:
         raise UserError(f"{folder / CONFIG} names no labels; give a folder of an exported image model")
     try:

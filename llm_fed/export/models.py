@@ -63,12 +63,7 @@ def described(structure: Structure, base: Kind, labels: int, prompt: Prompt | No
 
 
 def write(
-    folder: Path,
-    state: State,
-    structure: Structure,
-    base: Kind,
-    card: str,
-    prompt: Prompt | None = None,
+    folder: Path, state: State, structure: Structure, base: Kind, card: str, prompt: Prompt | None = None
 ) -> None:
     """Write one personal model to a folder that appears complete or not at all; its arguments are those of `contents`.
 

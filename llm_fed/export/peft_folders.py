@@ -127,10 +127,7 @@ def _files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
     if not structure.plain:
         return _expert_files(state, structure, base)
     tensors = {_peft_name(name): tensor for name, tensor in state.tensors().items()}
-    return {
-        CONFIG: peft_settings.written(structure, base),
-        WEIGHTS: pack(tensors, {}, _decisive(structure)),
-    }
+    return {CONFIG: peft_settings.written(structure, base), WEIGHTS: pack(tensors, {}, _decisive(structure))}
 
 
 def _expert_files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:

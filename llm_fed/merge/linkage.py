@@ -22,12 +22,12 @@ def agglomerated(distances: Tensor, linkage: Linkage, *, clusters: int = 1, most
             over all pairs (average).
     """
     apart = distances.double().clone().fill_diagonal_(math.inf)
-    found = {row: [row] for row in range(len(apart))}
-    while len(found) > clusters:
+    members = {row: [row] for row in range(len(apart))}
+    while len(members) > clusters:
         a, b = sorted(divmod(int(apart.argmin()), len(apart)))
         if not float(apart[a, b]) <= most:
             break
-        size_a, size_b = len(found[a]), len(found[b])
+        size_a, size_b = len(members[a]), len(members[b])
         both = {
             "single": torch.minimum(apart[a], apart[b]),
             "complete": torch.maximum(apart[a], apart[b]),
@@ -36,8 +36,8 @@ def agglomerated(distances: Tensor, linkage: Linkage, *, clusters: int = 1, most
         apart[a] = apart[:, a] = both
         apart[a, a] = math.inf
         apart[b] = apart[:, b] = math.inf
-        found[a] = sorted(found[a] + found.pop(b))
-    return [found[row] for row in sorted(found)]
+        members[a] = sorted(members[a] + members.pop(b))
+    return [members[row] for row in sorted(members)]
 
 
 def cosines(rows: Tensor) -> Tensor:

@@ -168,10 +168,7 @@ def _other_formats(folder: Path, files: set[str]) -> Form | None:
     }  # fmt: skip
     for name, kind in kinds.items():
         if name in files:
-            return (
-                f"holds {kind} ({name})",
-                "give the model in the format of transformers (see save_pretrained)",
-            )
+            return f"holds {kind} ({name})", "give the model in the format of transformers (see save_pretrained)"
     return None
 
 

@@ -198,10 +198,7 @@ def quantization(name: str | None, dtype: torch.dtype) -> BitsAndBytesConfig | N
     if QUANTIZATIONS[name] == 8:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=name,
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
+        load_in_4bit=True, bnb_4bit_quant_type=name, bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
 
 

@@ -68,6 +68,22 @@ class Ahead:
         return self.forecast.in_words(*self.amounts(reached))
 
 
+@dataclass
+class _Rate:
+    """What one kind of work has taken in this session."""
+
+    seconds: float = 0.0
+    amount: float = 0.0
+
+    def add(self, seconds: float, amount: float) -> None:
+        self.seconds, self.amount = self.seconds + seconds, self.amount + amount
+
+    def with_more(self, seconds: float, amount: float) -> float | None:
+        """Seconds of one, what goes on now included; None before the first."""
+        amount += self.amount
+        return (self.seconds + seconds) / amount if amount else None
+
+
 class Pace:
     """Listens to a run. Other threads may read it at any time.
 
@@ -89,8 +105,7 @@ class Pace:
         self._final = 0.0  # client steps of the final step that are done
         self._finished = False  # it
         self._scoring = 0.0  # seconds in this round that went to scores
-        self._scored_seconds = self._scored_answers = 0.0  # of all scores so far
-        self._base_seconds = self._base_answers = 0.0  # of all that the base has answered
+        self._scores, self._base = _Rate(), _Rate()  # answers of personal models, and of the base
         self._ended_seconds = 0.0  # that went to what is done after the scores
         self._ended = False
         self._scored = False  # this round
@@ -114,23 +129,19 @@ class Pace:
         self._part_began, self._answers, self._pass = self._clock(), 0.0, None
 
     def end(self, part: str) -> None:
-        self._parts = self._parts[:-1]
-        self._pass = None
+        self._parts, self._pass, seconds = self._parts[:-1], None, self._of_part()
         if part in signs.SCORING:
-            seconds, answers = self._clock() - self._part_began, self._expected_answers(part)
             self._scoring += seconds
-            if answers:
-                self._scored_seconds += seconds
-                self._scored_answers += answers
+            if answers := self._expected_answers(part):
+                self._scores.add(seconds, answers)
             self._scored = self._scored or part == "evaluate"
             self._tested = self._tested or part == "test"
         elif part in signs.BASE:
-            self._base_seconds += self._clock() - self._part_began
-            self._base_answers += self._answers
+            self._base.add(seconds, self._answers)
         elif part == signs.FINISHING:
             self._finished = True
         elif part in _ENDING:
-            self._ended_seconds += self._clock() - self._part_began
+            self._ended_seconds += seconds
             self._ended = self._ended or part == _LAST
         self._part_began, self._answers = self._clock(), 0.0
 
@@ -151,7 +162,7 @@ class Pace:
     @property
     def begun(self) -> bool:
         """Whether any of the work has been done from which a time can be estimated."""
-        return bool(self._rounds or self._steps or self._scored_answers)
+        return bool(self._rounds or self._steps or self._scores.amount)
 
     @property
     def over(self) -> bool:
@@ -191,44 +202,36 @@ class Pace:
         if training is None:
             return None
         scores = self._answers_left() * (self._per_answer() or 0.0)
-        return (
-            training
-            + self._final_left()
-            + scores
-            + self._base_left() * (self._per_base_answer() or 0.0)
-            + self._ending_left()
-        )
+        base = self._base_left() * (self._per_base_answer() or 0.0)
+        return training + self._final_left() + scores + base + self._ending_left()
 
     def _training_left(self) -> float | None:
-        now, expected = self._clock(), self.ahead.forecast
-        elapsed = now - self._began - self._scoring
+        elapsed = self._clock() - self._began - self._scoring
         if self._part in signs.SCORING:
-            elapsed -= now - self._part_began
+            elapsed -= self._of_part()
         after = self.ahead.rounds - self.number
-        if self._rounds:
-            usual = sum(self._rounds) / len(self._rounds)
-            return usual * after + (max(0.0, usual - elapsed) if self._inside else 0.0)
-        if self._inside and (fraction := self._fraction()):
-            return elapsed / fraction * after + elapsed / fraction - elapsed
-        if after == 0 and not self._inside and (expected or self._final or self._per_answer() is not None):
-            return 0.0
-        if expected is None:
+        if not self._rounds:
+            if self._inside and (fraction := self._fraction()):
+                return elapsed / fraction * after + elapsed / fraction - elapsed
+            if (
+                after == 0
+                and not self._inside
+                and (self.ahead.forecast or self._final or self._per_answer() is not None)
+            ):
+                return 0.0
+        if (usual := self._per_round()) is None:
             return None
-        usual = expected.round.middle
         return usual * after + (max(0.0, usual - elapsed) if self._inside else 0.0)
 
     def _final_left(self) -> float:
         """Of the final step at the clients: by its own pace once it has begun, and before by that of the rounds."""
-        latest, now = self._pass, self._clock() - self._part_began
-        running = self._part == signs.FINISHING and self._final > 0 and latest is not None
-        total = max(self.ahead.final, latest[2] if running and latest else 0.0)
+        latest = self._pass if self._part == signs.FINISHING and self._final > 0 else None
+        total = max(self.ahead.final, latest[2] if latest else 0.0)
         if self._finished or self._tested or not total:
             return 0.0
-        if running:
-            return max(0.0, now / self._final * (total - self._final))
-        forecast = self.ahead.forecast.round.middle if self.ahead.forecast else 0.0
-        usual = sum(self._rounds) / len(self._rounds) if self._rounds else forecast
-        return usual * self.ahead.final_rounds
+        if latest:
+            return max(0.0, self._of_part() / self._final * (total - self._final))
+        return (self._per_round() or 0.0) * self.ahead.final_rounds
 
     @property
     def _part(self) -> str:
@@ -254,30 +257,39 @@ class Pace:
     def _expected_answers(self, part: str) -> int:
         return self.ahead.answers.get("test" if part == "test" else self.ahead.during, 0)
 
+    def _of_part(self) -> float:
+        """Seconds of the innermost part so far."""
+        return self._clock() - self._part_began
+
+    def _per_round(self) -> float | None:
+        """Seconds of a round without its scores, the mean of the last ones; before the first, as was forecast."""
+        if rounds := self._rounds:
+            return sum(rounds) / len(rounds)
+        return self.ahead.forecast.round.middle if self.ahead.forecast else None
+
     def _per_answer(self) -> float | None:
-        measured = self._measured(signs.SCORING, self._scored_seconds, self._scored_answers)
-        return measured or (self.ahead.forecast.answer.middle if self.ahead.forecast else None)
+        expected = self.ahead.forecast.answer.middle if self.ahead.forecast else None
+        return self._measured(self._scores, signs.SCORING) or expected
 
     def _per_base_answer(self) -> float | None:
-        measured = self._measured(signs.BASE, self._base_seconds, self._base_answers)
-        return measured or (self.ahead.forecast.base_answer.middle if self.ahead.forecast else self._per_answer())
+        expected = self.ahead.forecast.base_answer.middle if self.ahead.forecast else self._per_answer()
+        return self._measured(self._base, signs.BASE) or expected
 
-    def _measured(self, parts: Collection[str], seconds: float, answers: float) -> float | None:
+    def _measured(self, rate: _Rate, parts: Collection[str]) -> float | None:
         """Seconds per answer in these parts, the one included that goes on; None before the first answer."""
-        if self._part in parts and self._answers:
-            seconds, answers = seconds + self._clock() - self._part_began, answers + self._answers
-        return seconds / answers if answers else None
+        now = (self._of_part(), self._answers) if self._part in parts and self._answers else (0.0, 0.0)
+        return rate.with_more(*now)
 
     def _base_left(self) -> float:
         """Answers of the base; after the test none, whatever was expected."""
         now = self._answers if self._part in signs.BASE else 0.0
-        left = self.ahead.base_answers - self._base_answers - now
+        left = self.ahead.base_answers - self._base.amount - now
         return 0.0 if self._tested and self._part not in signs.BASE else max(0.0, left)
 
     def _ending_left(self) -> float:
         if self.ahead.forecast is None or self._ended:
             return 0.0
-        now = self._clock() - self._part_began if self._part in _ENDING else 0.0
+        now = self._of_part() if self._part in _ENDING else 0.0
         return max(0.0, self.ahead.forecast.ending.middle - self._ended_seconds - now)
 
     def _answers_left(self) -> float:

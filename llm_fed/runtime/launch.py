@@ -129,7 +129,7 @@ def connect() -> Gloo | None:
         UserError: one has not come, or the launcher was told what would not happen here.
     """
     launchers.check()
-    here = launchers.place()
+    here = launchers.process_rank()
     if here is None:
         return None
     # gloo also on GPUs: what travels lies in the CPU's memory.

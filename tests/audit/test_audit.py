@@ -24,11 +24,11 @@ from llm_fed.runs.tracking import Reporter
 
 @pytest.fixture(scope="module")
 def faults() -> Any:
-    """scripts/analysis/audit_faults.py"""
+    """scripts/studies/audit_faults.py"""
     import importlib
     import sys
 
-    folder = str(Path(__file__).parents[2] / "scripts" / "analysis")
+    folder = str(Path(__file__).parents[2] / "scripts" / "studies")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [folder, *sys.path])
         yield importlib.import_module("audit_faults")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llm_fed.eval import forest
-from llm_fed.eval.pairs import Pair, compare_methods, reference
+from llm_fed.eval.pairs import MethodPair, compare_methods, reference
 from llm_fed.eval.verdict import Scored, Verdict, last_round
 from llm_fed.settings.config import Config, EvalConfig
 
@@ -66,10 +66,10 @@ def test_many_draws_are_tukeys_range():
 @pytest.mark.parametrize("effect, draws", [(1.0, 10), (0.5, 34), (0.2, 199)])
 def test_draws_that_a_difference_needs(effect, draws):
     """Paired t tests at 5 % and 80 % power: the sizes that every table of sample sizes has."""
-    pair = Pair("a", "b", 5, effect, -1, 3, 1.0, 0.5, methods=2)
+    pair = MethodPair("a", "b", 5, effect, -1, 3, 1.0, 0.5, methods=2)
     assert pair.more == pytest.approx(draws - 5, abs=1 + 0.02 * draws)
-    assert Pair("a", "b", 5, 0.01, -1, 3, 1.0, 0.5, methods=2).more is None
-    assert "more than 1,000 more draws" in str(Pair("a", "b", 5, 0.01, -1, 3, 1.0, 0.5, methods=2))
+    assert MethodPair("a", "b", 5, 0.01, -1, 3, 1.0, 0.5, methods=2).more is None
+    assert "more than 1,000 more draws" in str(MethodPair("a", "b", 5, 0.01, -1, 3, 1.0, 0.5, methods=2))
 
 
 def test_what_cannot_be_known():

@@ -1,4 +1,4 @@
-"""Merging coefficients in reports, and the analysis scripts of the Feddle paper's figures, on tiny runs."""
+"""Merging coefficients in reports, and the scripts of the Feddle paper's figures, on tiny runs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from llm_fed import tasks
 from llm_fed.settings.config import TaskConfig
 from llm_fed.state import State
 
-FOLDER = Path(__file__).parents[2] / "scripts" / "analysis"
+FOLDER = Path(__file__).parents[2] / "scripts" / "studies"
 
 
 @pytest.fixture

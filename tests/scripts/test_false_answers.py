@@ -14,7 +14,7 @@ import torch
 
 from llm_fed.state import State
 
-FOLDER = Path(__file__).parents[2] / "scripts" / "analysis"
+FOLDER = Path(__file__).parents[2] / "scripts" / "studies"
 PER_CLIENT = 8
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from llm_fed.basics.errors import UserError
 
-SCRIPTS = Path(__file__).parents[2] / "scripts" / "analysis"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "results"
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "rows"
 
 

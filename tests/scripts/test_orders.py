@@ -31,7 +31,7 @@ TABLE = """# Page
 
 @pytest.fixture
 def script(monkeypatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts" / "analysis"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts" / "results"), *sys.path])
     return importlib.import_module("orders")
 
 

@@ -41,7 +41,7 @@ def test_pictures_are_divided_by_their_class(config):
 
 @pytest.fixture
 def script(monkeypatch, config):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "analysis"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "figures"))
     module = importlib.import_module("partition")
 
     def call(*words: str, out: str = "held.png") -> list[dict[str, str]]:

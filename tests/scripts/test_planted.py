@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "scripts" / "analysis"
+FOLDER = Path(__file__).parents[2] / "scripts" / "studies"
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""The analysis scripts of vision runs - clients, weights, targets, representations, BatchNorm statistics - and cluster
-lines in a report: on tiny runs, with their numbers by hand."""
+"""The scripts for pictures of vision runs - clients, weights, targets, representations, BatchNorm statistics - and
+cluster lines in a report: on tiny runs, with their numbers by hand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One of twelve clients with pictures sends numbers that no honest client has: what the eleven others get.
 
-    OMP_NUM_THREADS=1 nice -n 10 python scripts/analysis/false_answers.py --path femnist.npz \
+    OMP_NUM_THREADS=1 nice -n 10 python scripts/studies/false_answers.py --path femnist.npz \
         --out runs/analysis/false_answers.jsonl
 
 The clients are twelve writers of FEMNIST, who train a ResNet-9 in one process. The last one trains like the others, and
@@ -25,12 +25,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from results import plain_errors, spread
 from rich.console import Console
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench.build import prepare
+from llm_fed.eval.scripting import plain_errors, spread
 from llm_fed.federation.clients import LocalClients, messages_for
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.progress import Progress

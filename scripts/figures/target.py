@@ -9,7 +9,7 @@ in every round but for methods that warm up. The server's own work is left out.
 
 Writes target.csv and .png into the first RUN's folder analysis, and a table.
 
-    python scripts/analysis/target.py --target 60 RUN [RUN ...]
+    python scripts/figures/target.py --target 60 RUN [RUN ...]
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 from finished import told_apart
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from results import plain_errors, write_rows
 from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
@@ -31,6 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench import build
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.eval.style import INK, PAGE, PALETTE, name_rows, plain_axes, save
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore

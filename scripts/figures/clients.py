@@ -5,7 +5,7 @@ The runs have the same clients with the same data. Each client is scored on its 
 summary.json. The upper picture has each run's clients in order of their scores, those below the first run's score
 minus another's, client by client. Writes clients.csv and .png into the first RUN's folder analysis, and a table.
 
-    python scripts/analysis/clients.py RUN [RUN ...]
+    python scripts/figures/clients.py RUN [RUN ...]
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from statistics import fmean
 import numpy as np
 from finished import told_apart
 from matplotlib.figure import Figure
-from results import plain_errors, write_rows
 from rich.console import Console
 from rich.table import Table
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.eval.style import BLUE, INK, MARKERS, ORANGE, PAGE, PALETTE, legend, plain_axes, save, whole_numbers
 from llm_fed.runs.reading import read_config
 from llm_fed.scoring.scores import Summary, summarize

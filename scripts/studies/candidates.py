@@ -1,6 +1,6 @@
 """False claims of other ways to judge a comparison, on the same made-up tables of four equal methods as verdict.py.
 
-    python scripts/analysis/candidates.py --tables 2000 --out runs/analysis/candidates.csv
+    python scripts/studies/candidates.py --tables 2000 --out runs/analysis/candidates.csv
 
 Each is corrected for the six pairs, but for those that say otherwise. A mixed model (method fixed, draws random) with
 equal numbers of draws has the same estimates, deviation and degrees of freedom as `tukey`.
@@ -15,12 +15,12 @@ from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
-from results import plain_errors, write_rows
 from scipy import stats
 from score_tables import METHODS, SHAPES, average
 
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.pairs import critical
+from llm_fed.eval.scripting import plain_errors, write_rows
 
 PAIRS = list(combinations(range(METHODS), 2))
 ALPHA = 0.05

@@ -4,7 +4,7 @@ Clients are rows. Few clients are drawn as circles whose areas are to scale, man
 dashed lines part the clusters of `task.partition.kind: cluster`. The labels are those that a partition divides by.
 Writes OUT (.png or .svg) and, beside it, a .csv with what each client has of each label in each split.
 
-    python scripts/analysis/partition.py CONFIG.yaml key=value ... --out OUT.png
+    python scripts/figures/partition.py CONFIG.yaml key=value ... --out OUT.png
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
-from results import plain_errors, write_rows
 from rich.console import Console
 from rich.table import Table
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.eval.style import BLUE, GREY, INK, MAX_LETTERS, MAX_NAMES, PAGE, save
 from llm_fed.rows.layout import natural_order
 from llm_fed.settings import configfile

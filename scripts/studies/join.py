@@ -11,9 +11,9 @@ Of each client that is left out, the test score under
 Runs lie in OUT and are continued. The table is OUT/join.csv, with the seconds of the slowest join of the row, without
 Python's own start.
 
-    python scripts/analysis/join.py OUT                    # the quickstart's federation
-    python scripts/analysis/join.py OUT --clients zoo-01,zoo-05,zoo-09
-    python scripts/analysis/join.py OUT --config scripts/runs/flan_methods.yaml base.name=BASE task.path=FLAN
+    python scripts/studies/join.py OUT                    # the quickstart's federation
+    python scripts/studies/join.py OUT --clients zoo-01,zoo-05,zoo-09
+    python scripts/studies/join.py OUT --config scripts/runs/flan_methods.yaml base.name=BASE task.path=FLAN
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from results import plain_errors, write_rows
-
 import llm_fed
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError, lookup
@@ -37,6 +35,7 @@ from llm_fed.basics.terminal import lasting_streams
 from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter
 from llm_fed.commands.join import join
 from llm_fed.commands.quickstart import ASSETS
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.settings import configfile
 from llm_fed.settings.config import Config
 from llm_fed.tasks.common import ClientData, Example

@@ -1,6 +1,6 @@
 """What taking digests costs: the share of a run's processor time that goes into digests.jsonl, on the quickstart.
 
-python scripts/analysis/audit_cost.py --rounds 10 --out DIR
+python scripts/studies/audit_cost.py --rounds 10 --out DIR
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The report of a run has the picture, too. Writes RUN/analysis/coefficients.csv and .png.
 
-    python scripts/analysis/coefficients.py RUN
+    python scripts/figures/coefficients.py RUN
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from results import plain_errors, write_rows
-
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval import merges
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.runs.records import read_records
 
 

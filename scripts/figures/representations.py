@@ -6,7 +6,7 @@ at each client's pictures of a class the client's number. Distances between grou
 are apart does. Writes RUN/analysis/representations.csv and .png. Needs scikit-learn: in the clone,
 pip install -e '.[analysis]'.
 
-    python scripts/analysis/representations.py RUN --examples 100
+    python scripts/figures/representations.py RUN --examples 100
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from finished import Scored, tested
 from matplotlib.figure import Figure
-from results import plain_errors, write_rows
 
 from llm_fed.basics.errors import UserError, install
 from llm_fed.basics.terminal import lasting_streams
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.eval.style import INK, MARKERS, PAGE, PALETTE, legend, plain_axes, save
 from llm_fed.runs.reading import read_config
 

@@ -6,7 +6,7 @@ other settings are those of CONFIG. Every `--every`-th round the true update is 
 clients drawn anew that are not in the cohort, for all are many: 500 clients of five epochs are 50 rounds' work.
 Writes OUT/cosines.csv and .png (by round, with the least and the largest of the cohort) and OUT/between.csv and .png.
 
-    python scripts/analysis/updates.py CONFIG.yaml key=value ... --alphas 0.1 0.3 10 --rounds 20 --clients 50 --out OUT
+    python scripts/figures/updates.py CONFIG.yaml key=value ... --alphas 0.1 0.3 10 --rounds 20 --clients 50 --out OUT
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from itertools import combinations
 from pathlib import Path
 
 import torch
-from results import plain_errors, write_rows
 from rich.console import Console
 
 from llm_fed.basics.rng import generator
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench import build
 from llm_fed.eval.plots import plot_bands
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.federation.schedule import Synchronous
 from llm_fed.merge import mean
 from llm_fed.runs import extend

@@ -11,8 +11,8 @@
 
 Dashed lines part the clusters of `task.partition.kind: cluster`. The files lie in RUN/analysis.
 
-    python scripts/analysis/weights.py RUN
-    python scripts/analysis/weights.py RUN --rounds 1,5,20
+    python scripts/figures/weights.py RUN
+    python scripts/figures/weights.py RUN --rounds 1,5,20
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import numpy as np
 from finished import Scored, tested
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from results import plain_errors, write_rows
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.merges import weights_after
 from llm_fed.eval.plots import clusters, plot_weights
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.eval.style import BLUE, GREY, INK, MAX_CELLS, MAX_NAMES, ORANGE, PAGE, SKY, name_rows, plain_axes, save
 from llm_fed.runs.records import read_records
 

@@ -7,8 +7,8 @@ client's test pictures decide. Writes RUN/analysis/batchnorm.csv, and a table. W
 an earlier round, before any final step at the clients, from a checkpoint that the run kept
 (`checkpoint.keep_rounds`), and the file is batchnorm-50.csv.
 
-    python scripts/analysis/batchnorm.py RUN
-    python scripts/analysis/batchnorm.py RUN --round 50
+    python scripts/figures/batchnorm.py RUN
+    python scripts/figures/batchnorm.py RUN --round 50
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 from finished import whole
-from results import plain_errors, write_rows
 from rich.console import Console
 from rich.table import Table
 from torch.optim.swa_utils import update_bn
@@ -28,6 +27,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench.build import Experiment
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.experiment.finish import personal_models
 from llm_fed.federation.clients import messages_for
 from llm_fed.federation.progress import restore

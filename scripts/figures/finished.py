@@ -1,4 +1,4 @@
-"""What the analysis scripts read of finished runs: their scores, their metrics, and what personal models make of test
+"""What the scripts beside it read of finished runs: their scores, their metrics, and what personal models make of test
 pictures."""
 
 from __future__ import annotations

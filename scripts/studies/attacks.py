@@ -1,6 +1,6 @@
 """The quickstart's federation with clients that lie, under each rule of `server.aggregation`: what the honest ones get.
 
-    OMP_NUM_THREADS=1 nice -n 10 python scripts/analysis/attacks.py --draws 10 --out runs/analysis/attacks.jsonl
+    OMP_NUM_THREADS=1 nice -n 10 python scripts/studies/attacks.py --draws 10 --out runs/analysis/attacks.jsonl
 
 Runs are simulated in one process: liars train like everybody, and what they send is changed on its way (or, for
 `poison`, what they train on). The file holds a line per run, in the order draw, share, method, attack, rule; the same
@@ -31,7 +31,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from results import plain_errors
 from rich.console import Console
 
 import llm_fed
@@ -41,6 +40,7 @@ from llm_fed.basics.rng import derive, generator
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench.build import prepare
 from llm_fed.eval.pairs import compare_methods
+from llm_fed.eval.scripting import plain_errors
 from llm_fed.federation.clients import LocalClients, messages_for
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.runs.folder import Run

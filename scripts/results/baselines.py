@@ -1,7 +1,7 @@
 """The scores of the base and of the best rules for a configuration and several seeds, without training.
 
-    python scripts/analysis/baselines.py scripts/runs/flan_methods.yaml base.name=BASE task.path=FLAN --draws 10
-    python scripts/analysis/baselines.py scripts/runs/flan_methods.yaml base.name=BASE task.path=FLAN --draws 10 \\
+    python scripts/results/baselines.py scripts/runs/flan_methods.yaml base.name=BASE task.path=FLAN --draws 10
+    python scripts/results/baselines.py scripts/runs/flan_methods.yaml base.name=BASE task.path=FLAN --draws 10 \\
       --to docs/results/rows/flan_methods.jsonl
 
 It prints a row `base` (the model without training) and a row `rule` (each client's best rule that trains nothing, see
@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import plain_errors, spread
-
 from llm_fed.basics.files import write_file
 from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import Experiment, prepare
+from llm_fed.eval.scripting import plain_errors, spread
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import rule_line, texts_of
 from llm_fed.runs.records import read_records

@@ -1,6 +1,6 @@
 """How far the verdict of `llm-fed compare` can be trusted: false claims, coverage and power on made-up score tables.
 
-    python scripts/analysis/verdict.py --tables 10000 --out runs/analysis/verdict.csv
+    python scripts/studies/verdict.py --tables 10000 --out runs/analysis/verdict.csv
 
 False claims: the share of tables of four equal methods with at least one claim. Coverage: the share of tables, of four
 methods that are 0, 1, 2 and 4 points better, all of whose six intervals hold their true differences; `one` is the share
@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from results import plain_errors, write_rows
 from score_tables import METHODS, SHAPES, average, worst_half
 
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.pairs import MethodPairs, compare_methods
+from llm_fed.eval.scripting import plain_errors, write_rows
 
 EFFECTS = (0.0, 1.0, 2.0, 4.0)
 QUANTITIES = {"average": average, "worst half": worst_half}

@@ -1,6 +1,6 @@
 """How many pairs of rows of a results page's table are in the paper's order.
 
-    python scripts/analysis/orders.py docs/results/feddle.md --above 1 --rows feddle
+    python scripts/results/orders.py docs/results/feddle.md --above 1 --rows feddle
 
 The table is the page's first in which each column of ours has one named `paper` to its right. Pairs count whose means
 differ by more than `--above` points in the paper. Those in another order here are listed. `--rows` counts the pairs
@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from results import plain_errors
-
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
+from llm_fed.eval.scripting import plain_errors
 
 TOLERANCE = 1e-9  # the means have one decimal
 

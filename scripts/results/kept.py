@@ -1,7 +1,7 @@
 """The table and the verdict of the scores that lie beside the results pages, one line per row and draw.
 
-    python scripts/analysis/kept.py docs/results/rows/flan_methods.jsonl --rows local,fedit,fedpool
-    python scripts/analysis/kept.py docs/results/rows/flan_methods.jsonl --add runs/flan-methods
+    python scripts/results/kept.py docs/results/rows/flan_methods.jsonl --rows local,fedit,fedpool
+    python scripts/results/kept.py docs/results/rows/flan_methods.jsonl --add runs/flan-methods
 
 The first command trains nothing: it says what the pages say, of the rows that are asked for (default: of all). `--add`
 first appends what a comparison's folder has beyond the file, of these rows. A line has the row, the seed, the tested
@@ -19,11 +19,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from results import plain_errors, spread
-
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import write_file
 from llm_fed.basics.terminal import lasting_streams
+from llm_fed.eval.scripting import plain_errors, spread
 from llm_fed.eval.tables import BASELINES
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.runs.records import read_records

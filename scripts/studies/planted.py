@@ -1,9 +1,9 @@
 """FedPool on planted groups of any number and size: does it find them, and does each of its parts pay?
 
-    OMP_NUM_THREADS=1 python scripts/analysis/planted.py OUT --sizes 4 4 4 --draws 3
-    OMP_NUM_THREADS=1 python scripts/analysis/planted.py OUT --sizes 9 3 --draws 3 --rows oracle fedpool
-    OMP_NUM_THREADS=1 python scripts/analysis/planted.py OUT --sizes 50 30 20 --participation 0.1 --rounds 400 --draws 1
-    OMP_NUM_THREADS=1 python scripts/analysis/planted.py OUT --mixed 2 --rows oracle "second oracle" fedpool local
+    OMP_NUM_THREADS=1 python scripts/studies/planted.py OUT --sizes 4 4 4 --draws 3
+    OMP_NUM_THREADS=1 python scripts/studies/planted.py OUT --sizes 9 3 --draws 3 --rows oracle fedpool
+    OMP_NUM_THREADS=1 python scripts/studies/planted.py OUT --sizes 50 30 20 --participation 0.1 --rounds 400 --draws 1
+    OMP_NUM_THREADS=1 python scripts/studies/planted.py OUT --mixed 2 --rows oracle "second oracle" fedpool local
 
 The federation is the quickstart's, with groups of these sizes (one size: all clients alike). `--mixed` adds clients
 between the first and the third group: half of the colours are in the pens of the one, half in those of the other.
@@ -35,7 +35,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from results import plain_errors, spread
 from rich.console import Console
 from sklearn.metrics import adjusted_rand_score
 
@@ -43,6 +42,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench.build import prepare
 from llm_fed.commands.quickstart import ASSETS
+from llm_fed.eval.scripting import plain_errors, spread
 from llm_fed.federation.clients import LocalClients, finish, messages_for
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.methods import fedpool

@@ -1,6 +1,6 @@
 """Injects faults into tiny runs and counts how many `llm-fed audit --all` finds, by kind and by family of runs.
 
-    PYTHONPATH=tests/support python scripts/analysis/audit_faults.py --faults 300 --out DIR
+    PYTHONPATH=tests/support python scripts/studies/audit_faults.py --faults 300 --out DIR
 
 With --elsewhere 2 the audit is in another environment than the run's: it has two threads, other kernels and another
 packing of clients into passes. The script then prints how far clean runs end from what they have kept.

@@ -7,7 +7,7 @@ that the run found, and at those of a longer search from the fallback: Adam, hal
 Where the longer search gains on the server's data alone, it is the span, the clients' updates, that has no more to
 give, not the search. Writes RUN/analysis/span.csv.
 
-    python scripts/analysis/span.py RUN --epochs 40
+    python scripts/figures/span.py RUN --epochs 40
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from results import plain_errors, write_rows
 from rich.console import Console
 from searches import at_server, before_search, searches
 from torch import Tensor
@@ -26,6 +25,7 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench import build
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.method.server import Server
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter

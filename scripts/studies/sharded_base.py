@@ -1,6 +1,6 @@
 """Whether two processes with clients of their own can share one frozen base that is sharded over them (FSDP2).
 
-    python scripts/analysis/sharded_base.py
+    python scripts/studies/sharded_base.py
 
 A toy on the CPU, over gloo: a frozen model whose layers are sharded by `fully_shard`, and a client with an adapter of
 its own in each process. One client has 3 steps to do and the other 5. Every pass gathers the layers' weights from both

@@ -1,4 +1,4 @@
-"""What the analysis scripts read of a run of Feddle: the search of each checkpoint's round, and work at the server."""
+"""What the scripts beside it read of a run of Feddle: the search of each checkpoint's round, and work at the server."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Each comparison has `--draws` federations of random shares of small random pictu
 twice, with different training seeds: the rows `a` and `b`. It goes through llm_fed's round loop, run folders and
 verdict. Claims should be 5 % of the comparisons; an exact binomial test says whether they are.
 
-    nice -n 19 python scripts/analysis/same_method.py --comparisons 200 --out runs/analysis/same_method.jsonl
+    nice -n 19 python scripts/studies/same_method.py --comparisons 200 --out runs/analysis/same_method.jsonl
 
 The file holds a line per comparison; the same command goes on after the last one.
 """
@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from results import plain_errors
 from rich.console import Console
 from scipy.stats import binomtest
 
@@ -26,6 +25,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench.bases import Bases
 from llm_fed.eval.pairs import critical
+from llm_fed.eval.scripting import plain_errors
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.experiment import finish, run
 from llm_fed.runs.records import read_records

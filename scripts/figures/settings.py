@@ -3,7 +3,7 @@
 FOLDER is what `llm-fed compare` wrote, KEY a key that its rows give, as in scripts/runs/feddle_atlas.yaml. Bands
 reach from the lowest to the highest seed. Writes settings.csv and .png into the first FOLDER.
 
-    python scripts/analysis/settings.py method.atlas_size FOLDER_IN_DOMAIN FOLDER_OUT_OF_DOMAIN
+    python scripts/figures/settings.py method.atlas_size FOLDER_IN_DOMAIN FOLDER_OUT_OF_DOMAIN
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import json
 from pathlib import Path
 from statistics import fmean
 
-from results import plain_errors, write_rows
-
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.plots import plot_bands
+from llm_fed.eval.scripting import plain_errors, write_rows
 
 
 def scores(folder: Path, key: str) -> tuple[str, dict[float, list[float]]]:

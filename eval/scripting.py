@@ -1,4 +1,4 @@
-"""What the analysis scripts share: tables as CSV, and errors as the command line prints them."""
+"""What the scripts in scripts/ share: tables as CSV, and errors as the command line prints them."""
 
 from __future__ import annotations
 

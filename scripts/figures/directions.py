@@ -11,7 +11,7 @@ other domain cross-entropy of the server's training pictures under the head that
 Both starts are judged under that one head, as the run's own search would be with either start.
 Writes RUN/analysis/directions.csv and .png.
 
-    python scripts/analysis/directions.py RUN --examples 1000
+    python scripts/figures/directions.py RUN --examples 1000
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from results import plain_errors, write_rows
 from rich.console import Console
 from searches import at_server, before_search, searches
 from torch import Tensor
@@ -31,6 +30,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench import build
 from llm_fed.eval.plots import plot_bands
+from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.method.server import Server
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
