@@ -34,7 +34,7 @@ class Ending:
 
     @contextmanager
     def listening(self, note: Callable[[str], None]) -> Iterator[None]:
-        """Within, the first Ctrl-C asks for the end.
+        """Within, the first Ctrl-C asks for the end of the run that goes on. Of a merge these are several.
 
         Args:
             note: is told that it was heard.
@@ -42,7 +42,8 @@ class Ending:
         usual = signal.getsignal(signal.SIGINT)
         own_thread = threading.current_thread() is threading.main_thread()
         # Ctrl-C reaches all processes of a launch, and the others cannot tell when a round ends.
-        if not (self._by_key and own_thread and usual is signal.default_int_handler) or other_ranks():
+        able = own_thread and usual is signal.default_int_handler and not other_ranks()
+        if self.why or not (self._by_key and able):
             yield
             return
 
@@ -59,6 +60,7 @@ class Ending:
             yield
         finally:
             signal.signal(signal.SIGINT, usual)
+            self.why = ""
 
 
 def check_begun(run: Run) -> None:

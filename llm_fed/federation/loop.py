@@ -9,8 +9,8 @@ from typing import Any
 from llm_fed.basics import signs, turns
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.figures import rounded
-from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation import stopping
+from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation.collector import collector_of
 from llm_fed.federation.privacy import by_example, check_upload, spent
 from llm_fed.federation.progress import Progress, end_early, memories, prune, resume, save, scores
@@ -76,6 +76,7 @@ def federate(
     clients.take(progress)
     if run.digests.empty:
         run.digests.begin(progress.round, progress.state)
+
     def due(round: int) -> bool:
         return bool(config.eval.every) and round % config.eval.every == 0
 

@@ -282,7 +282,8 @@ _FILES: Mapping[str, Shape] = {
     ),
     "summary.json": _keys(
         {
-            "rounds": count, "ended": _ENDED, "base": _SCORE, "rule": _RULE, "notes": _list(_text), "needs": _by(_text, _maybe(count)),
+            "rounds": count, "ended": _ENDED, "base": _SCORE, "rule": _RULE, "notes": _list(_text),
+            "needs": _by(_text, _maybe(count)),
             **dict.fromkeys(("only_tested", "left_out", "unscored"), _names),
         },
         round=count, method=_text, scores=_scored,
