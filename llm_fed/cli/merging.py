@@ -17,8 +17,8 @@ def merge(
     method: Annotated[
         str, typer.Argument(help="A merging method: potara, ties, slerp, ... (`llm-fed methods` lists them).")
     ],
-    fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, or a PEFT folder.")],
-    local: Annotated[str, typer.Option(help="The local adapter: a run, RUN@ROUND, or a PEFT folder.")],
+    fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, RUN@best, or a PEFT folder.")],
+    local: Annotated[str, typer.Option(help="The local adapter: a run, RUN@ROUND, RUN@best, or a PEFT folder.")],
     out_dir: Annotated[
         Path, typer.Option("--out", help="The folder for the merged adapters, a PEFT folder per client.")
     ],

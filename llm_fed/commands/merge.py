@@ -19,6 +19,7 @@ from llm_fed.commands.evaluate import EvaluationData, examples_of, lay_over
 from llm_fed.eval.merges import draw_curves
 from llm_fed.experiment import splits
 from llm_fed.experiment.merging import merge
+from llm_fed.experiment.rounds import models_at
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.origins import as_trained, check_text, read_origin
@@ -28,6 +29,7 @@ from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.models.structure import structure_of
+from llm_fed.runs.place import Place
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
@@ -51,14 +53,14 @@ class MergeParent:
     """One of the two parents: a run, at a round or as exported, or a PEFT folder."""
 
     folder: Path
-    round: int | None
+    round: int | str | None  # `BEST`, or its number
     config: Config | None  # of a run
 
     @classmethod
     def parse(cls, option: str, text: str) -> MergeParent:
-        """From `DIR` or `DIR@ROUND`."""
-        folder, at, number = text.rpartition("@")
-        path, round = (Path(folder), int(number)) if at and number.isdigit() else (Path(text), None)
+        """From `DIR`, `DIR@ROUND` or `DIR@best`."""
+        place = Place.parse(text)
+        path, round = place.folder, place.round
         if (path / "checkpoints").is_dir():
             return cls(path, round, read_config(path))
         if not (path / CONFIG).is_file():
@@ -90,9 +92,20 @@ class MergeParent:
         """The adapter for each client of the experiment."""
         if self.config is None:
             return dict.fromkeys(experiment.clients, peft_folders.read(self.folder, experiment.base)[0])
-        return states_of_run(
-            self.folder, self.round, self.config, experiment.base, experiment.clients, experiment.runtime
-        )
+        if self.round is None:
+            return states_of_run(
+                self.folder, None, self.config, experiment.base, experiment.clients, experiment.runtime
+            )
+        found = models_at(self.folder, self.round, base=experiment.base)
+        for id in experiment.clients:
+            if id not in found.states:
+                raise UserError(f"the run {self.folder} has no client {id}")
+            its = found.experiment.scored[id].structure
+            if not its.plain or its.delta:
+                raise UserError(
+                    f"the run {self.folder} gives client {id} more than one adapter; only plain ones can be merged"
+                )
+        return {id: found.states[id] for id in experiment.clients}
 
     def __str__(self) -> str:
         return f"{self.folder}" + ("" if self.round is None else f"@{self.round}")

@@ -202,8 +202,8 @@ class Deployment:
             round, facts = experiment.config.rounds, {"needs": merged, **merging.ended_in(self._folders)}
         record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
         with signs.part(signs.FINISHING):
-            ended = progress.ended.round if progress.ended else None
-            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), ended)
+            last = facts["ended"]["round"] if "ended" in facts else None
+            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), last)
         if experiment.scored:
             messages = messages_for(
                 experiment.method, progress.state, experiment.scored, experiment.config.transport.down

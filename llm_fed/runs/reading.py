@@ -94,10 +94,18 @@ def finished(folder: Path) -> dict[str, Any]:
         UserError: the folder is none, or the file is damaged.
     """
     read_config(folder)
-    if not (folder / "summary.json").is_file():
+    if (done := saved_summary(folder)) is None:
         raise UserError(
-            f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
+            f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first, or "
+            f"name a round that it has kept: {folder}@ROUND"
         )
+    return done
+
+
+def saved_summary(folder: Path) -> dict[str, Any] | None:
+    """The same; None where the run is not finished."""
+    if not (folder / "summary.json").is_file():
+        return None
     try:
         return read_object(folder / "summary.json")
     except (OSError, ValueError, RecursionError) as error:
