@@ -79,11 +79,11 @@ def evaluate(
                 own = folder == run_dir
                 print_cross(run_dir if own else None, cross_scores(folder, keep=own, **asked), as_json)
                 return
-            found = evaluate_beside(folder, **asked)
+            result = evaluate_beside(folder, **asked)
         if as_json:
-            print(json.dumps(found["scores"] | {kind: found.get(kind) for kind in ("base", "rule")}))
+            print(json.dumps(result["scores"] | {kind: result.get(kind) for kind in ("base", "rule")}))
         else:
-            print_scores(beside_baselines({found["method"]: found}))
+            print_scores(beside_baselines({result["method"]: result}))
         return
     summary = evaluate_adapter(
         str(base),

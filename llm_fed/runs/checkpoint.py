@@ -56,8 +56,8 @@ class Saved:
 
 def rounds_in(folder: Path) -> list[int]:
     """The rounds that have a checkpoint in the folder, oldest first; none where there is no such folder."""
-    found = (_NAME.fullmatch(path.name) for path in folder.glob("round-*"))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_NAME.fullmatch(path.name) for path in folder.glob("round-*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 class Checkpoints:
