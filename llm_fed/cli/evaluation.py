@@ -1,4 +1,4 @@
-"""Commands on a finished run: eval, audit and chat."""
+"""Commands on a run that is there: eval, report, audit and chat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from llm_fed.basics.errors import UserError
-from llm_fed.cli.printing import RUN, TEMPLATE, Allow, Json, beside_baselines, print_cross, print_scores
+from llm_fed.cli.printing import RUN, TEMPLATE, Allow, Json, beside_baselines, out, print_cross, print_scores
 from llm_fed.cli.program import app
 
 
@@ -98,6 +98,19 @@ def evaluate(
         print(json.dumps(summary.as_json()))
     else:
         print_scores({summary.metric: summary.as_json()})
+
+
+@app.command(rich_help_panel="Use a finished run")
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run folder; the run may be finished, interrupted, or go on.")],
+) -> None:
+    """Write report.html of a run anew: as far as it has come, or with the pages of this version."""
+    if not (run_dir / "config.yaml").is_file():
+        held = "holds a comparison" if (run_dir / "table.json").is_file() else "has no config.yaml"
+        raise UserError(f"{run_dir} is not the folder of a run: it {held}; give the --out of an llm-fed run")
+    from llm_fed.eval.report import write_report  # takes seconds, so mistakes are named first
+
+    out.print(str(write_report(run_dir, goes_on=not (run_dir / "summary.json").is_file())))
 
 
 @app.command(rich_help_panel="Use a finished run")

@@ -15,6 +15,7 @@ from llm_fed import kinds, methods, tasks
 from llm_fed.basics.errors import UserError, require
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import states_of_run
+from llm_fed.commands import merge_output
 from llm_fed.commands.evaluate import EvaluationData, examples_of, lay_over
 from llm_fed.eval.merges import draw_curves
 from llm_fed.experiment import splits
@@ -152,7 +153,8 @@ def merge_adapters(
     words: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> list[Merged]:
-    """Merge two adapters, for one client or all, into PEFT folders `out/<client>`.
+    """Merge two adapters, for one client or all, into PEFT folders `out/<client>`. Of a run's clients, `out` is then
+    also the folder of a finished run, with their test scores.
 
     Args:
         settings: of a merger, with its name.
@@ -164,6 +166,7 @@ def merge_adapters(
         UserError: the adapters do not belong together, or there is no data to weigh them by.
     """
     reporter = reporter or Reporter()
+    merge_output.check_place(out)
     sources = {
         option: MergeParent.parse(option, text)
         for option, text in zip(OPTIONS, (parents.fed, parents.local), strict=True)
@@ -214,7 +217,13 @@ def merge_adapters(
     merge(experiment, given)
     origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
     prompt = experiment.base.prompt_of(experiment.config) if said or "task.template" in keys else None
-    merged = _write(experiment, out, {id: origin | {"distance": distances[id]} for id in experiment.clients}, prompt)
+    sites, method = experiment.clients.items(), experiment.method
+    states = experiment.runtime.run({id: method.personalize(site, None) for id, site in sites})
+    origins = {id: origin | {"distance": distances[id]} for id in experiment.clients}
+    merge_output.clear(out)
+    merged = _write(experiment, out, states, origins, prompt)
+    if runs:
+        merge_output.write(experiment, out, states, _known(sources))
     draw_curves({item.client: item.recipe for item in merged}, experiment.metric, out / "curves.png")
     return merged
 
@@ -355,11 +364,14 @@ def _choose(experiment: Experiment, client: str | None, every: bool) -> None:
 
 
 def _write(
-    experiment: Experiment, out: Path, origins: Mapping[str, Mapping[str, Any]], prompt: Prompt | None
+    experiment: Experiment,
+    out: Path,
+    states: Mapping[str, State],
+    origins: Mapping[str, Mapping[str, Any]],
+    prompt: Prompt | None,
 ) -> list[Merged]:
     config, method = experiment.config, experiment.method
     text = yaml.safe_dump(as_dict(config), sort_keys=False)
-    states = experiment.runtime.run({id: method.personalize(site, None) for id, site in experiment.clients.items()})
     merged = []
     for id, site in experiment.clients.items():
         recipe = {**origins[id], **method.recipe(site)}

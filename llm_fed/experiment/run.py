@@ -23,6 +23,7 @@ from llm_fed.experiment import announce, splits, timing, unused
 from llm_fed.experiment.ending import Ending, check_begun, check_scored, in_words
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round
+from llm_fed.experiment.live import LiveReport
 from llm_fed.experiment.mode import Mode
 from llm_fed.experiment.simulation import Simulation
 from llm_fed.federation.aggregation import check_cohort
@@ -115,7 +116,7 @@ def train(
             with ending.listening(reporter.note):
                 progress = federate(
                     federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading,
-                    asked_to_end=ending.asked,
+                    asked_to_end=ending.asked, on_round=LiveReport(folder, reporter.note).round_ended,
                 )  # fmt: skip
             if progress.ended:
                 reporter.note(f"ended after round {progress.round} of {config.rounds}: {progress.ended.why}")

@@ -58,6 +58,7 @@ def federate(
     on_resume: Callable[[int], None] = lambda round: None,
     on_begin: Callable[[], None] = lambda: None,
     asked_to_end: Callable[[], str] = lambda: "",
+    on_round: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Run, or continue, a federation to the last round of `run.config`.
 
@@ -66,6 +67,7 @@ def federate(
         on_resume: called with the round that a continued run begins with.
         on_begin: called before anything is logged of a run that begins.
         asked_to_end: why the user wants the run to end after the round that goes on; empty: it goes on.
+        on_round: called when a round has ended that is not the last.
 
     Returns:
         The progress after the last round, which `stop.patience` or the user may have chosen (`Progress.ended`);
@@ -160,6 +162,8 @@ def federate(
             with watch("evaluate"):
                 score()
         run.log_timing({"round": round, **watch.record()})
+        if not last:
+            on_round()
         turns.offer()
     run.lap()
     if early:

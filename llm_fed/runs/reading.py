@@ -22,6 +22,8 @@ from llm_fed.settings.configfile import as_dict, from_dict
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
 _FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "position"}
 
+HERE = "."  # where the adapters of a merge's output lie, beside its summary
+
 
 def read_config(folder: Path) -> Config:
     """The configuration that a run folder holds.
@@ -114,7 +116,9 @@ def saved_summary(folder: Path) -> dict[str, Any] | None:
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
     """The exported adapter of each client of a finished run that has one."""
-    finished(folder)
+    done = finished(folder)
+    if done.get("adapters") == HERE:
+        return {path.name: path for path in sorted(folder.iterdir()) if (path / "README.md").is_file()}
     partial = re.compile(r"\..*\.(partial|replaced)")  # what a killed export may have left
     return {path.name: path for path in sorted(folder.glob("adapters/*")) if not partial.fullmatch(path.name)}
 

@@ -282,7 +282,7 @@ _FILES: Mapping[str, Shape] = {
     ),
     "summary.json": _keys(
         {
-            "rounds": count, "ended": _ENDED, "base": _SCORE, "rule": _RULE, "notes": _list(_text),
+            "rounds": count, "ended": _ENDED, "base": _SCORE, "rule": _RULE, "notes": _list(_text), "adapters": _text,
             "needs": _by(_text, _maybe(count)),
             **dict.fromkeys(("only_tested", "left_out", "unscored"), _names),
         },
