@@ -80,7 +80,7 @@ def train(
         if goes_on:
             run.go_on()
         elif ending.why and run.summary() is None:
-            check_begun(run)
+            check_begun(run, ending.why)
         done = run.summary()
         if done is not None and not mode.reopens(run, done):
             run.forget_left()
@@ -119,7 +119,7 @@ def train(
                     asked_to_end=ending.asked, on_round=LiveReport(folder, reporter.note).round_ended,
                 )  # fmt: skip
             if progress.ended:
-                reporter.note(f"ended after round {progress.round} of {config.rounds}: {progress.ended.why}")
+                reporter.ended_early(progress.round, progress.ended.why)
             return mode.finish(experiment, run, selected_round(experiment, run, progress, reporter))
 
 

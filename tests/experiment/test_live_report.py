@@ -77,13 +77,8 @@ def test_ctrl_c_in_a_process_of_its_own(small, tmp_path):
     config, run = small.config(tmp_path / "c.yaml", rounds=200), tmp_path / "run"
     words = [sys.executable, "-m", "llm_fed.cli"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*words, "run", str(config), "--out", str(run)],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*words, "run", str(config), "--out", str(run)], env=env, text=True, **pipes)
     metrics = run / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and '"round": 2' in metrics.read_text()):
         time.sleep(0.01)
