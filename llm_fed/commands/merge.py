@@ -20,7 +20,7 @@ from llm_fed.commands.evaluate import EvaluationData, examples_of, lay_over
 from llm_fed.eval.merges import draw_curves
 from llm_fed.experiment import splits
 from llm_fed.experiment.merging import merge
-from llm_fed.experiment.rounds import models_at
+from llm_fed.experiment.rounds import best_round, models_at
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.origins import as_trained, check_text, read_origin
@@ -30,8 +30,9 @@ from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.models.structure import structure_of
-from llm_fed.runs.place import Place
-from llm_fed.runs.reading import read_config
+from llm_fed.runs.checkpoint import rounds_in
+from llm_fed.runs.place import BEST, Place
+from llm_fed.runs.reading import read_config, saved_summary
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.config import AdapterConfig, BaseConfig, Config, TaskConfig
@@ -107,6 +108,17 @@ class MergeParent:
                     f"the run {self.folder} gives client {id} more than one adapter; only plain ones can be merged"
                 )
         return {id: found.states[id] for id in experiment.clients}
+
+    @cached_property
+    def number(self) -> int | None:
+        """Which round of a run it is; None where that is not known."""
+        if self.config is None:
+            return None
+        if self.round == BEST:
+            return best_round(self.folder, self.config, max(rounds_in(self.folder / "checkpoints"), default=0))
+        if self.round is not None:
+            return int(self.round)
+        return (saved_summary(self.folder) or {}).get("round")
 
     def __str__(self) -> str:
         return f"{self.folder}" + ("" if self.round is None else f"@{self.round}")
@@ -223,7 +235,10 @@ def merge_adapters(
     merge_output.clear(out)
     merged = _write(experiment, out, states, origins, prompt)
     if runs:
-        merge_output.write(experiment, out, states, _known(sources))
+        recipes = {item.client: item.recipe for item in merged}
+        by_parent = zip(experiment.method.parents, sources.values(), strict=True)
+        rounds = {parent.name: source.number for parent, source in by_parent if source.number is not None}
+        merge_output.write(experiment, out, states, recipes, rounds, _known(sources))
     draw_curves({item.client: item.recipe for item in merged}, experiment.metric, out / "curves.png")
     return merged
 

@@ -42,6 +42,9 @@ def test_it_is_scored_and_compared(merged, output, llm_fed):
     assert said.code == 0 and json.loads(said.out)["clients"] == done["clients"], said.err
     assert json.loads(said.out)["losses"] == done["losses"]
     assert llm_fed("eval", output, "--cross").code == 0
+    assert llm_fed("report", output).code == 0
+    page = (output / "report.html").read_text()
+    assert "Merged from fedit (round 3) and local (round 3)" in page and "data-refresh" not in page
     said = llm_fed("compare", "--runs", output, merged / "fedit")
     assert said.code == 0 and "task_arithmetic" in said.out + said.err, said
 
