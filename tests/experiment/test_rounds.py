@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from llm_fed.basics.errors import UserError
-from llm_fed.experiment.rounds import models_at, opened
+from llm_fed.experiment import rounds
+from llm_fed.experiment.rounds import LATEST, models_at, opened
 from llm_fed.experiment.run import train
+from llm_fed.runs.checkpoint import rounds_in
 from llm_fed.runs.records import read_records
+from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
 
 ROUNDS, KEPT = 4, 2
@@ -106,6 +110,42 @@ def test_bad_places(small, runs, tmp_path, monkeypatch):
     shutil.copytree(run, odd)
     with opened(odd) as folder:
         assert folder == odd  # a folder's own name
+
+
+def test_read_beside_its_writer_at_every_line(small, runs, tmp_path):
+    """Nothing that the run writes depends on it, and what is read is whole."""
+    found: list[int] = []
+
+    class Reading(Reporter):
+        def record(self, record: Any) -> None:
+            if rounds_in(tmp_path / "run/checkpoints"):
+                found.append(models_at(tmp_path / "run", LATEST, Reporter(Console(quiet=True))).round)
+
+    whole = runs("own steps")
+    train(config(small, "own steps"), tmp_path / "run", reporter=Reading())
+    assert set(found) == set(range(1, ROUNDS + 1)) and found == sorted(found)
+    skipped = ("timing.jsonl", "report.html", ".lock")
+    mine, other = (
+        {
+            name.removeprefix(str(folder)): data
+            for name, data in everything(folder).items()
+            if not name.endswith(skipped)
+        }
+        for folder in (tmp_path / "run", whole)
+    )
+    assert mine == other
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_looked_for_anew(runs, monkeypatch):
+    run, asked = runs("own steps"), []
+
+    def seen(folder: Path) -> list[int]:
+        asked.append(folder)
+        return [2, 3] if len(asked) == 1 else rounds_in(folder)  # round 3 goes as soon as it was seen
+
+    monkeypatch.setattr(rounds, "rounds_in", seen)
+    assert models_at(run, LATEST, Reporter(Console(quiet=True))).round == ROUNDS
+    assert len(asked) > 2
 
 
 def test_best_needs_validation(small, tmp_path):

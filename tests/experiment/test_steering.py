@@ -259,6 +259,35 @@ def test_merges_end_with_their_parents(small, tmp_path):
     assert weights(folder) == weights(tmp_path / "whole")
 
 
+def test_finish_finishes_all_that_a_merge_needs(small, tmp_path):
+    folder, asked = tmp_path / "run", config(small, method={"name": "mean"}, rounds=3)
+    seen: list[int] = []
+
+    def at(record: Any) -> None:
+        if record["kind"] == "round":
+            seen.append(record["round"])
+            if seen in ([1, 2], [1, 2, 2, 3, 1, 2]):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(asked, folder, reporter=Told(at))
+    with pytest.raises(UserError, match="needs/local has no checkpoint of any round"):
+        _finish_a_copy(folder, tmp_path, asked)
+    with pytest.raises(KeyboardInterrupt):
+        train(asked, folder, reporter=Told(at))
+    done = train(asked, folder, ending=Ending("--finish"))
+    assert done["needs"] == {"fedit": 3, "local": 1}
+    assert done["ended"] == {"round": 1, "why": "--finish (in the run of local)"}
+    train(asked, folder, goes_on=True)
+    train(asked, tmp_path / "whole")
+    assert weights(folder) == weights(tmp_path / "whole")
+
+
+def _finish_a_copy(folder: Path, scratch: Path, asked: Any) -> None:
+    shutil.copytree(folder, scratch / "copy", ignore=shutil.ignore_patterns(".lock*"))
+    train(asked, scratch / "copy", ending=Ending("--finish"))
+
+
 def test_a_round_that_is_merged_must_be_reached(small, tmp_path):
     merge = {"name": "mean", "fed_round": 3}
     asked = config(small, method=merge, rounds=4, checkpoint={"keep_rounds": [3]}, stop={**NEVER_BETTER, "patience": 1})
