@@ -46,7 +46,7 @@ At = int | str
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundModels:
     """The models of a run after a round.
 
     Attributes:
@@ -103,7 +103,7 @@ def opened(
 
 def models_at(
     folder: Path, at: At, reporter: Reporter | None = None, *, base: Kind | None = None, config: Config | None = None
-) -> Round:
+) -> RoundModels:
     """The models after a round, with the own steps and the merging that follow the last round of a run.
 
     Args:
@@ -117,6 +117,7 @@ def models_at(
     config, reporter = config or read_config(folder), reporter or Reporter()
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal models are on the clients' machines")
+    _check(folder, config, at)  # before anything is loaded
     rows = splits.known(folder, config)
     experiment = prepare(config, Reporter(Console(quiet=True)), base=base, known=rows.all)
     _compute_alike(experiment, folder)
@@ -128,7 +129,20 @@ def models_at(
         _finish(experiment, progress, reporter)
         messages = messages_for(experiment.method, progress.state, experiment.scored, config.transport.down)
         work = {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.scored.items()}
-        return Round(experiment, saved.round, _good(experiment.runtime.run(work)), {})
+        return RoundModels(experiment, saved.round, _good(experiment.runtime.run(work)), {})
+
+
+def _check(folder: Path, config: Config, at: At) -> None:
+    """Refuse a round that the run does not have; of a merge its parents' are looked for."""
+    if methods.build(config.method).parents:
+        return
+    if isinstance(at, int):
+        check_kept(folder, at)
+    elif kept := rounds_in(folder / "checkpoints"):
+        if at == BEST:
+            best_round(folder, config, kept[-1])
+    else:
+        raise UserError(f"{folder} has no checkpoint of any round yet; wait for its first round, or continue it")
 
 
 def best_round(folder: Path, config: Config, newest: int) -> int:
@@ -193,9 +207,8 @@ def _saved(folder: Path, config: Config, at: At) -> Saved:
     """A checkpoint; another process may write new ones and delete old ones meanwhile."""
     limit = config.checkpoint.memory_limit * 2**30
     for attempt in range(_TRIES):
+        _check(folder, config, at)
         kept = rounds_in(folder / "checkpoints")
-        if not kept:
-            raise UserError(f"{folder} has no checkpoint of any round yet; wait for its first round, or continue it")
         round = kept[-1] if at == LATEST else best_round(folder, config, kept[-1]) if at == BEST else int(at)
         try:
             return Checkpoints(folder / "checkpoints", limit, beside=True).load(round)
@@ -229,7 +242,7 @@ def _finish(experiment: Experiment, progress: Progress, reporter: Reporter) -> N
             reporter.note(f"{id}: it could not finish, and goes without: {outcome}")
 
 
-def _merged(experiment: Experiment, folder: Path, at: At, reporter: Reporter) -> Round:
+def _merged(experiment: Experiment, folder: Path, at: At, reporter: Reporter) -> RoundModels:
     """Of a merge: what it makes of its parents' models after the round."""
     config, given, rounds = experiment.config, {}, {}
     for parent in experiment.method.parents:
@@ -237,7 +250,7 @@ def _merged(experiment: Experiment, folder: Path, at: At, reporter: Reporter) ->
         if not (inside / "config.yaml").is_file():
             raise UserError(
                 f"{folder} merges a run of {parent.name} that is in another folder, so its rounds are not here; "
-                f"llm-fed merge takes them from two runs, each RUN@ROUND"
+                "llm-fed merge takes them from two runs, each RUN@ROUND"
             )
         if parent.round is None:
             found = models_at(inside, at, reporter, base=experiment.base, config=its_config)
@@ -255,7 +268,7 @@ def _merged(experiment: Experiment, folder: Path, at: At, reporter: Reporter) ->
     last = at if isinstance(at, int) else max(rounds.values()) if at == LATEST else config.rounds
     merge(experiment, given, last)
     work = {id: experiment.method.personalize(site, None) for id, site in experiment.scored.items()}
-    return Round(experiment, max(rounds.values()), _good(experiment.runtime.run(work)), rounds)
+    return RoundModels(experiment, max(rounds.values()), _good(experiment.runtime.run(work)), rounds)
 
 
 def _good(outcomes: Mapping[str, Any]) -> dict[str, State]:
@@ -287,7 +300,7 @@ def _ended(folder: Path) -> Ended | None:
     return Ended(found["round"], found["why"])
 
 
-def _write(found: Round, folder: Path, view: Path, clients: Collection[str], everybody: bool) -> None:
+def _write(found: RoundModels, folder: Path, view: Path, clients: Collection[str], everybody: bool) -> None:
     """A folder like that of a run which ended with this round and has tested nothing."""
     experiment, config = found.experiment, found.experiment.config
     records = [line for line in read_records(folder / "metrics.jsonl") if line.get("round", 0) <= found.round]
