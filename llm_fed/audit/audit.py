@@ -69,7 +69,7 @@ def audit(
     with Run(folder, config), _environment(folder, config) as (here, before, changed):
         _chain(chain, report)
         kept.summary(folder, report)
-        kept.skipped(folder, config, chain, report)
+        kept.skipped(folder, config, chain, kept.ended(folder, config, report), report)
         good = kept.checkpoints(folder, chain, report)
         kept.messages(good, chain, method.broadcast, config, report, same_bits=not changed)
         kept.exports(folder, chain, report)

@@ -35,6 +35,7 @@ Allow = Annotated[
         help="Let the run folder name this method or task, which runs its code; may be repeated.",
     ),
 ]  # fmt: skip
+RUN = "The folder of a finished run; RUN@ROUND and RUN@best are a round that any run has kept, and its best one."
 TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in which \n is a line break"
 LOWEST = 5  # clients with the lowest scores that are named where not all are
 out = Terminal()
@@ -134,8 +135,9 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def print_cross(folder: Path, cross: dict[str, Any], as_json: bool) -> None:
-    """A row per client's model and a column per client, of few clients; where all of them are in any case."""
+def print_cross(folder: Path | None, cross: dict[str, Any], as_json: bool) -> None:
+    """A row per client's model and a column per client, of few clients; where all of them are in any case: in the
+    run's folder, unless they are of a round of it."""
     if as_json:
         print(json.dumps(cross))
         return
@@ -148,7 +150,10 @@ def print_cross(folder: Path, cross: dict[str, Any], as_json: bool) -> None:
         out.print(table)
     if left := cross.get("unscored"):
         out.print(f"without examples, so not in the table: {listed(left)}")
-    out.print(f"the whole table is in {folder / 'cross.json'} and {folder / 'report.html'}")
+    if folder:
+        out.print(f"the whole table is in {folder / 'cross.json'} and {folder / 'report.html'}")
+    elif len(cross["clients"]) > 8:
+        out.print("the table is too wide for a terminal; --json prints it")
 
 
 def print_examples(config: Config, most: int, as_json: bool) -> None:

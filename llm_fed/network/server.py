@@ -18,7 +18,8 @@ from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.sites import structures
 from llm_fed.experiment import announce, merging, run, splits, timing
 from llm_fed.experiment.baselines import line_of
-from llm_fed.experiment.finish import spent_in, write_summary
+from llm_fed.experiment.ending import Ending
+from llm_fed.experiment.finish import facts_of, spent_in, write_summary
 from llm_fed.experiment.mode import Train
 from llm_fed.export import models
 from llm_fed.federation import aggregation
@@ -49,6 +50,8 @@ def train(
     reporter: Reporter | None = None,
     base: Kind | None = None,
     name: str | None = None,
+    finish: bool = False,
+    goes_on: bool = False,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end; personal models and their scores are made by the clients.
 
@@ -57,6 +60,8 @@ def train(
         link: reaches the clients.
         base: the configured base, where it is loaded already.
         name: under which the clients keep their personal models (default: the folder's).
+        finish: train no further round, and finish with those that the run has.
+        goes_on: see `run.train`.
 
     Returns:
         The content of `summary.json`, as `run.train` does.
@@ -65,7 +70,10 @@ def train(
         UserError, RunError: as `run.train`.
     """
     deployment = Deployment(link, name or folder.resolve().name)
-    return run.train(config, folder, fresh=fresh, reporter=reporter, base=base, mode=deployment)
+    ending = Ending("finish=true" if finish else "")
+    return run.train(
+        config, folder, fresh=fresh, reporter=reporter, base=base, mode=deployment, ending=ending, goes_on=goes_on
+    )
 
 
 class Deployment:
@@ -84,6 +92,7 @@ class Deployment:
         self._link, self._name = link, name
         self._secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
         self._clients: RemoteClients
+        self._folders: dict[str, Path] = {}  # of a merge: those of the parents, by name
 
     def check(self, config: Config, folder: Path) -> None:
         limits.check(config)
@@ -144,7 +153,7 @@ class Deployment:
             return train(its_config, folder, reporter=reporter, base=experiment.base, mode=mode)
 
         for parent, its_config, folder, chosen in merging.trained(experiment, run, first, reporter, {}):
-            need, rounds[parent.name] = parent.name, chosen
+            need, rounds[parent.name], self._folders[parent.name] = parent.name, chosen, folder
             with Run(folder, its_config) as its_run:
                 its_run.begin()
                 data = _own_data(its_config, splits.known(folder, its_config).all)
@@ -196,12 +205,13 @@ class Deployment:
         Args:
             merged: of a merge, by parent the round whose models are merged.
         """
-        round, facts = progress.round, {}
+        round, facts = progress.round, facts_of(progress)
         if merged:
-            round, facts = experiment.config.rounds, {"needs": merged}
+            round, facts = experiment.config.rounds, {"needs": merged, **merging.ended_in(self._folders)}
         record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
         with signs.part(signs.FINISHING):
-            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run))
+            last = facts["ended"]["round"] if "ended" in facts else None
+            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), last)
         if experiment.scored:
             messages = messages_for(
                 experiment.method, progress.state, experiment.scored, experiment.config.transport.down

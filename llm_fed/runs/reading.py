@@ -22,6 +22,8 @@ from llm_fed.settings.configfile import as_dict, from_dict
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
 _FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "position"}
 
+HERE = "."  # where the adapters of a merge's output lie, beside its summary
+
 
 def read_config(folder: Path) -> Config:
     """The configuration that a run folder holds.
@@ -94,10 +96,18 @@ def finished(folder: Path) -> dict[str, Any]:
         UserError: the folder is none, or the file is damaged.
     """
     read_config(folder)
-    if not (folder / "summary.json").is_file():
+    if (done := saved_summary(folder)) is None:
         raise UserError(
-            f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
+            f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first, or "
+            f"name a round that it has kept: {folder}@ROUND"
         )
+    return done
+
+
+def saved_summary(folder: Path) -> dict[str, Any] | None:
+    """The same; None where the run is not finished."""
+    if not (folder / "summary.json").is_file():
+        return None
     try:
         return read_object(folder / "summary.json")
     except (OSError, ValueError, RecursionError) as error:
@@ -106,7 +116,9 @@ def finished(folder: Path) -> dict[str, Any]:
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
     """The exported adapter of each client of a finished run that has one."""
-    finished(folder)
+    done = finished(folder)
+    if done.get("adapters") == HERE:
+        return {path.name: path for path in sorted(folder.iterdir()) if (path / "README.md").is_file()}
     partial = re.compile(r"\..*\.(partial|replaced)")  # what a killed export may have left
     return {path.name: path for path in sorted(folder.glob("adapters/*")) if not partial.fullmatch(path.name)}
 

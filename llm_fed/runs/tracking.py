@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,11 @@ class Reporter:
         """The run goes on with `round`."""
         self.note(f"continuing at round {round}")
         self.pace.number = self._reached = round - 1
+
+    def ended_early(self, round: int, why: str) -> None:
+        """The run has ended before its last round; no more are expected."""
+        self.note(f"ended after round {round} of {self._rounds}: {why}", lasting=True)
+        self.pace.ahead = replace(self.pace.ahead, rounds=round, forecast=None)
 
     @contextmanager
     def working(self) -> Iterator[None]:
