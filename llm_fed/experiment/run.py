@@ -102,7 +102,11 @@ def train(
         with reporter.tracking(config, folder, mode.plan(experiment, run, reporter)):
             federation, scoring = mode.federation(experiment)
             log_reading = partial(splits.log_reading, run, experiment)
-            progress = federate(federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading)
+            hooks = reporter.callbacks
+            progress = federate(
+                federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading, on_round=hooks.round_ended,
+                asked_to_end=lambda: hooks.stopped_by,
+            )  # fmt: skip
             return mode.finish(experiment, run, selected_round(experiment, run, progress, reporter))
 
 

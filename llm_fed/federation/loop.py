@@ -56,6 +56,8 @@ def federate(
     *,
     on_resume: Callable[[int], None] = lambda round: None,
     on_begin: Callable[[], None] = lambda: None,
+    on_round: Callable[[], None] = lambda: None,
+    asked_to_end: Callable[[], str] = lambda: "",
 ) -> Progress:
     """Run, or continue, a federation to the last round of `run.config`.
 
@@ -63,6 +65,9 @@ def federate(
         scoring: of `eval.during`'s split, every `eval.every` rounds and after the last; None: nothing is scored.
         on_resume: called with the round that a continued run begins with.
         on_begin: called before anything is logged of a run that begins.
+        on_round: called when a round is done, and once more after scores that come behind its checkpoint. If it raises,
+            the round is saved first.
+        asked_to_end: why the user wants the run to end after the round that is done; empty: it goes on.
 
     Returns:
         The progress after the last round; `restore` goes back to the best one.
@@ -128,15 +133,25 @@ def federate(
         scored = scoring is not None and due(round)
         held = memories(clients.sites, server, run.digests.asked)
         run.digests.round(round, came, held, progress.state, due=scored)
-        kept, last = config.checkpoint, round == config.rounds
+        try:
+            on_round()
+        except BaseException:
+            save(run, progress, clients.sites, server)
+            raise
+        early = "" if round == config.rounds else asked_to_end()
+        kept, last = config.checkpoint, round == config.rounds or bool(early)
         if improved or last or round % kept.every == 0 or round in kept.keep_rounds:
             with watch("checkpoint"):
                 save(run, progress, clients.sites, server)
         if last and not due(round):
             with watch("evaluate"):
                 score()
+            on_round()
         run.log_timing({"round": round, **watch.record()})
         turns.offer()
+        if early:
+            log_event(run, round, server.id, "ended early", early)
+            break
     run.lap()
     return progress
 

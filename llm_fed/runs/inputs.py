@@ -10,6 +10,7 @@ from typing import Any
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.runs.records import read_object
 from llm_fed.settings.contents import Contents, Files, difference
+from llm_fed.settings.objects import is_object
 
 FILE = "inputs.json"
 
@@ -41,6 +42,11 @@ def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Fil
     now = contents.named("base.name", base["name"], base["revision"])
     if now is None or "base.name" not in recorded or not (changed := difference(recorded["base.name"], now)):
         return
+    if is_object(base["name"]):
+        raise UserError(
+            f"the model given as base= is not the one any more with which the run {folder} began: {changed}. Give the "
+            "old one to continue it, another out=, or fresh=True to start again"
+        )
     raise UserError(
         f"base.name={base['name']!r} is not the base any more with which the run {folder} began: {changed}. Put the "
         "old files back to continue it (base.revision names an older version on the Hub), give another --out, or start "

@@ -302,8 +302,9 @@ class CheckpointConfig:
 class TrackConfig:
     """Experiment trackers, through Accelerate."""
 
-    with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`
+    with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`, `mlflow`
     project: str = "llm_fed"  # project name in the tracker
+    artifacts: bool = True  # hand adapters, samples, summary and report of a finished run over to the trackers
 
 
 @dataclass(frozen=True)
