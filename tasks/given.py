@@ -1,8 +1,8 @@
 """Data that a Python program has in memory: data frames, `datasets` data sets and lists, of one client each or of all.
 
 `{"north": frame}`, `{"north": {"train": rows, "test": rows}}`, or one table whose rows name their client. A row is a
-dict such as {"question": "Which ward?", "reply": "Burns."}, a pair ("Which ward?", "Burns."), a conversation, a text, or a
-picture with its label. What columns mean is found out as of files (`collected.py`).
+dict such as {"question": "Which ward?", "reply": "Burns."}, a pair ("Which ward?", "Burns."), a conversation, a text,
+or a picture with its label. What columns mean is found out as of files (`collected.py`).
 """
 
 from __future__ import annotations
@@ -130,9 +130,7 @@ def _as_mapping(row: Any, where: str) -> dict[str, Any]:
         return {"messages": _plain(row)}
     if isinstance(row, Sequence) and len(row) == 2:
         return {"prompt": _plain(row[0]), "answer": _plain(row[1])}
-    raise UserError(
-        f"{where} is {row!r:.60}; a row is a dict, a pair of prompt and answer, a list of messages, or a text"
-    )
+    raise UserError(f"{where} is {row!r:.60}; give a dict, a pair of prompt and answer, a list of messages, or a text")
 
 
 def _plain(value: Any) -> Any:

@@ -195,7 +195,7 @@ def run(
         method: in the place of `method`, a Method, its class, a merger, or a name.
         metric: in the place of `eval.metric`, a function that is called with `predictions=` and `references=` (lists)
             and returns 0 to 100 for all or for each, an object of the library evaluate, or a name.
-        callbacks: objects with some of the methods on_step, on_round, on_scores and on_end (docs/notebook.md).
+        callbacks: objects with some of the methods on_step, on_round, on_scores and on_end (docs/python.md).
 
     Raises:
         UserError: a mistake in the arguments, found before anything is trained.
