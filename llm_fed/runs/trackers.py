@@ -52,6 +52,7 @@ class Trackers:
     """
 
     def __init__(self, config: Config, run: Path):
+        run = run.absolute()
         self._run, self.folder, self._artifacts = run, run / FOLDER, config.track.artifacts
         self._steps = 0
         self._kept: dict[str, int] = {}
@@ -62,7 +63,11 @@ class Trackers:
             self._kept = _read(self.folder / _STEPS)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._begin(config)
+                try:
+                    self._begin(config)
+                except BaseException:
+                    self.finish()
+                    raise
 
     def __bool__(self) -> bool:
         return bool(self._own)
@@ -106,6 +111,7 @@ class Trackers:
         }  # fmt: skip
 
     def _mlflow(self, id: str | None) -> dict[str, Any]:
+        self._set("MLFLOW_DISABLE_TELEMETRY", "true")  # of which it keeps a file at home
         import mlflow
 
         place: dict[str, Any] = {}
