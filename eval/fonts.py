@@ -33,7 +33,7 @@ def make_legible(figure: Figure) -> None:
         _tell("".join(sorted(unknown)))
         for axis in figure.findobj(Axis):
             if any(unknown & set(label.get_text()) for label in axis.get_ticklabels()):
-                axis.set_major_formatter(_Spelled(axis.get_major_formatter(), unknown))
+                axis.set_major_formatter(_SpelledLabels(axis.get_major_formatter(), unknown))
         for text in texts:
             text.set_text(spelled(text.get_text(), unknown))
 
@@ -89,7 +89,7 @@ def _tell(characters: str) -> None:
     )
 
 
-class _Spelled(Formatter):
+class _SpelledLabels(Formatter):
     """The labels of another formatter, spelled."""
 
     def __init__(self, inner: Formatter, unknown: frozenset[str]):

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from llm_fed.eval.pairs import MARGIN, Column, Pair
+from llm_fed.eval.pairs import MARGIN, MethodPairs, Pair
 from llm_fed.eval.style import AMBER, BLUE, GREEN, GREY, INK, PAGE, plain_axes, save
 
 # claim -> (colour, marker, in words)
@@ -22,7 +22,7 @@ LOOKS = {
 MAX_LETTERS = 18  # of one name; longer ones are cut
 
 
-def plot_verdict(path: Path, columns: Sequence[tuple[str, Column]], *, dark: bool = False) -> Path:
+def plot_verdict(path: Path, columns: Sequence[tuple[str, MethodPairs]], *, dark: bool = False) -> Path:
     """Axes per quantity (title, column), with the same pairs in each, by their difference in the first."""
     found = [{frozenset((pair.first, pair.second)): pair for pair in column.pairs} for _, column in columns]
     leading = sorted(columns[0][1].pairs, key=lambda pair: -(pair.difference or 0.0))

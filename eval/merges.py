@@ -56,7 +56,7 @@ def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapp
 
 
 @dataclass(frozen=True)
-class Spread:
+class CoefficientQuantiles:
     """The coefficients that one round's search found, one per stored update."""
 
     round: int
@@ -65,18 +65,18 @@ class Spread:
     negative: float  # share of the coefficients that are below zero
 
 
-def spreads(lines: Iterable[Mapping[str, Any]]) -> list[Spread]:
+def spreads(lines: Iterable[Mapping[str, Any]]) -> list[CoefficientQuantiles]:
     """Of the `server` lines of a metrics.jsonl that hold coefficients; a run without a search has none."""
     found = ((line["round"], np.array(line["coefficients"])) for line in lines if line.get("coefficients"))
     return [
-        Spread(
+        CoefficientQuantiles(
             round, len(values), tuple(np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()), float(np.mean(values < 0))
         )
         for round, values in found
     ]
 
 
-def draw_spreads(found: list[Spread], path: Path, *, dark: bool = False) -> Path:
+def draw_spreads(found: list[CoefficientQuantiles], path: Path, *, dark: bool = False) -> Path:
     """The picture of some spreads (Feddle, Figure 6)."""
     rounds, quantiles = [spread.round for spread in found], [spread.quantiles for spread in found]
     return plot_spread(path, rounds, quantiles, [spread.negative for spread in found], dark=dark)

@@ -104,7 +104,7 @@ class Tokens(NamedTuple):
 
     ids: list[int]  # (T)
     spans: list[tuple[int, int]]  # (T): where each begins and ends in what was read
-    parts: list[_Part]
+    parts: list[_Piece]
     mixed: set[int]  # places of separators that are a part of a word
 
     def place(self, marked: int) -> int:
@@ -127,7 +127,7 @@ class Tokens(NamedTuple):
         return number < len(self.ids) and self.spans[number][0] < place
 
 
-class _Part(NamedTuple):
+class _Piece(NamedTuple):
     """A piece of what is read, and where it stands in the marked text."""
 
     text: str
@@ -255,27 +255,27 @@ class SafeTokenizer:
 
 def _parts(
     marked: str, marks: Marks, pattern: re.Pattern[str], names: Mapping[str, str], breaks: _Breaks
-) -> list[_Part]:
+) -> list[_Piece]:
     """A marked text as the copy is to read it: with new names for the template's control tokens, and the spellings of
     the data as they are."""
     atoms = [
-        _Part(names[found[0]], *found.span(), atom=True) for found in pattern.finditer(marked) if found[0] in names
+        _Piece(names[found[0]], *found.span(), atom=True) for found in pattern.finditer(marked) if found[0] in names
     ]
     for found in marks.hidden.finditer(marked):
         place, text = found.start(), marks.shown(found[0])
         pieces = [text[:1], text[1:]] if place in breaks.inside else [text]
         for number, piece in enumerate(pieces):
             if number:
-                atoms.append(_Part(_CUT, place, place + 1, atom=True, separator=True))
-            atoms.append(_Part(piece, place, place + 1, atom=True))
-    atoms += [_Part(sign, place, place, atom=True, separator=True) for place, sign in breaks.between.items()]
+                atoms.append(_Piece(_CUT, place, place + 1, atom=True, separator=True))
+            atoms.append(_Piece(piece, place, place + 1, atom=True))
+    atoms += [_Piece(sign, place, place, atom=True, separator=True) for place, sign in breaks.between.items()]
     parts, end = [], 0
     for atom in sorted(atoms, key=lambda part: (part.start, part.end)):  # stable: pieces keep their order
         if atom.start > end:
-            parts.append(_Part(marked[end : atom.start], end, atom.start))
+            parts.append(_Piece(marked[end : atom.start], end, atom.start))
         parts.append(atom)
         end = atom.end
-    return [*parts, _Part(marked[end:], end, len(marked))]
+    return [*parts, _Piece(marked[end:], end, len(marked))]
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import FileRows, HubRows, Listed, Row, formats, hub_data, layout
-from llm_fed.rows.layout import Layout, Part, split_of
+from llm_fed.rows.layout import FolderLayout, Part, split_of
 from llm_fed.settings import datapath
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL, Collected
@@ -49,15 +49,15 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     return TaskData("files", LIKELIHOOD if reading.texts else METRIC, clients, reading=reading)
 
 
-def _is_client_without_files(name: str, found: Layout) -> bool:
+def _is_client_without_files(name: str, found: FolderLayout) -> bool:
     beside = any(part.client and "/" in file for part in found.parts for file in part.files)
     return beside and name.endswith("/") and name.count("/") == 1
 
 
-def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, Layout]:
+def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, FolderLayout]:
     """(folder, whose its files are) of a path as `load` takes it; UserError for another, and as in `layout.plan`."""
     if path.is_file():
-        return path.parent, Layout((Part(None, "train", (path.name,), named=False),))
+        return path.parent, FolderLayout((Part(None, "train", (path.name,), named=False),))
     if not path.is_dir():
         raise UserError(f"task.path={str(path)!r} is neither a file nor a folder; give one of these")
     found = layout.plan(listing(path), str(path), joined=wanted.client is not None)

@@ -25,7 +25,7 @@ NAME = named("data")
 Parts = list[tuple[str | None, str, bool, Any]]  # client, split, whether the split is said, and the table
 
 
-class Table(Source):
+class ObjectRows(Source):
     """The rows of one object, numbered from 0 as Python does."""
 
     def __init__(self, where: str, table: Any):
@@ -86,7 +86,7 @@ def load(data: Any, config: TaskConfig, seed: int) -> TaskData:
         if client is not None:
             collected.name(client)
         if client is None or next(iter(rows_of(table, where)), None) is not None:
-            collected.add(client, split, [Table(where, table)], named=said)
+            collected.add(client, split, [ObjectRows(where, table)], named=said)
     clients, reading = collected.clients(), collected.reading.checked()
     return TaskData("data", LIKELIHOOD if reading.texts else "rouge1", clients, reading=reading)
 

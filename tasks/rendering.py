@@ -17,7 +17,7 @@ Messages = list[dict[str, Any]]
 Span = tuple[int, int]
 
 
-class Reply(NamedTuple):
+class ReplySpan(NamedTuple):
     """A message of the assistant in a marked rendering."""
 
     start: int  # of what the assistant writes
@@ -50,7 +50,7 @@ class Rendering:
         self.text = render(messages, asked)
         self.spoken = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
 
-    def replies(self, habits: Habits) -> dict[int, Reply]:
+    def replies(self, habits: Habits) -> dict[int, ReplySpan]:
         """By number of the message; without those that are not in the rendering."""
         spans = self._contents()
         found, before = {}, 0
@@ -59,7 +59,7 @@ class Rendering:
             if span is not None:
                 following = next((later[0] for later in spans[place + 1 :] if later), len(self.text))
                 start = self._start(self.messages[number], before, span[0], habits)
-                found[number] = Reply(start, span[1], self._stop(self.messages[number], span[1], following, habits))
+                found[number] = ReplySpan(start, span[1], self._stop(self.messages[number], span[1], following, habits))
                 before = span[1]
         return found
 

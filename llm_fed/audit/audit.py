@@ -96,7 +96,7 @@ def audit(
     return found
 
 
-def _unchanged_since(replay: Replay, rows: splits.Known, found: Audit) -> int | None:
+def _unchanged_since(replay: Replay, rows: splits.KnownRows, found: Audit) -> int | None:
     """The round after which the run was trained on the data as they are now; None where they have changed since."""
     record = replay.experiment.record
     if record is None or rows.own is None:  # of an earlier version, which did not remember its rows

@@ -27,7 +27,7 @@ from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
-class Limits:
+class Tolerances:
     """Up to where a difference is rounding.
 
     Attributes:
@@ -41,11 +41,11 @@ class Limits:
     loss: float
 
 
-ADAPTERS = Limits(way=0.01, rounds=10, loss=0.005)
-SIXTEEN_BITS = Limits(way=0.3, rounds=10, loss=0.05)  # adapters of a base that computes in bfloat16 or float16
+ADAPTERS = Tolerances(way=0.01, rounds=10, loss=0.005)
+SIXTEEN_BITS = Tolerances(way=0.3, rounds=10, loss=0.05)  # adapters of a base that computes in bfloat16 or float16
 # Some entries of whole models (a bias before BatchNorm) have a gradient of nothing but rounding, which Adam makes as
 # long as any other.
-WHOLE_MODELS = Limits(way=0.2, rounds=3, loss=0.005)
+WHOLE_MODELS = Tolerances(way=0.2, rounds=3, loss=0.005)
 # By how many points the mean score may differ, or by one example's worth: texts tip where two words are equally likely.
 POINTS = 2.0
 FLOOR = 1e-6  # what float32 itself leaves open of a state's norm, where the way to it was short
@@ -87,7 +87,7 @@ def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int,
             _compare_scores(replay, known, found)
 
 
-def _limits(config: Config) -> Limits:
+def _limits(config: Config) -> Tolerances:
     if config.adapter is None:
         return WHOLE_MODELS
     return ADAPTERS if config.base.dtype == "float32" else SIXTEEN_BITS

@@ -10,7 +10,7 @@ from llm_fed.audit.findings import Audit, words
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Checkpoints, Saved
 from llm_fed.runs.records import read_object, read_records
-from llm_fed.runs.rows import Row
+from llm_fed.runs.rows import StoredRow
 from llm_fed.settings.config import Config
 from llm_fed.state.wire import WireError, pack
 
@@ -68,7 +68,7 @@ def _compare(saved: Saved, chain: digests.Chain, found: Audit) -> None:
     for key, client, asked, *_ in saved.state["in_flight"]:
         row = saved.rows[key]
         known = chain.rounds.get(asked, {}).get("uploads", {}).get(client)
-        if isinstance(row, Row) and known not in (None, row.digest):
+        if isinstance(row, StoredRow) and known not in (None, row.digest):
             found.find(round, client, "checkpoint", f"its upload of round {asked} is not the one that arrived")
     remembered: dict[str, str] = {}
     for line in (line for line in chain.lines if line["kind"] == "round" and line["round"] <= round):

@@ -26,7 +26,7 @@ from llm_fed.models.structure import structure_of
 from llm_fed.rows.reading import Reading
 from llm_fed.runs.trackers import check_trackers
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.accelerate import Shared, Spread
+from llm_fed.runtime.accelerate import DistributedEngine, Shared
 from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.scoring.evaluation import Personal, evaluate
@@ -138,7 +138,7 @@ class Experiment:
             UserError, RunError: another rank cannot build it, or has built something else.
         """
         known = None if self.known is None else self.known.as_json()
-        engine = Spread(ranks, self.config, self.shared(), known)
+        engine = DistributedEngine(ranks, self.config, self.shared(), known)
         return replace(self, runtime=LocalRuntime(engine, self.runtime.clients_per_pass))
 
 

@@ -46,7 +46,7 @@ def init(
     if path.exists() and not force:
         raise UserError(f"{path} already exists; give another --out, or --force to overwrite it")
     columns = {"prompt": prompt, "input": input_column, "answer": answer, "client": client}
-    given = starting.Given(data, base, {role: name for role, name in columns.items() if name}, clients, method)
+    given = starting.UserChoices(data, base, {role: name for role, name in columns.items() if name}, clients, method)
 
     def ask(question: str, usual: str) -> str:
         try:

@@ -25,7 +25,7 @@ from llm_fed.settings.plugins import short
 if TYPE_CHECKING:
     from torch import nn
 
-    from llm_fed.commands.own import Own
+    from llm_fed.commands.own import OwnObjects
     from llm_fed.eval.tables import Table
     from llm_fed.export.load import ImageModel
     from llm_fed.export.personal import Personal
@@ -66,7 +66,7 @@ class Result:
     rules: dict[str, str]
     adapters: dict[str, Path]
     allow: tuple[str, ...] = ()
-    own: Own | None = None
+    own: OwnObjects | None = None
 
     def __repr__(self) -> str:
         scores = f"{self.metric} {self.mean:.1f}, worst half {self.worst_half:.1f}" if self.scores else "no scores"
@@ -202,11 +202,11 @@ def run(
         RunError: the run failed; the same call continues from its last checkpoint.
         Exception: what a callback or a metric has raised; the same call continues from the last checkpoint.
     """
-    from llm_fed.commands.own import Own
+    from llm_fed.commands.own import OwnObjects
     from llm_fed.runs.callbacks import Callbacks
 
     config, hooks = {} if config is None else config, Callbacks.of(callbacks)
-    own = Own.of(base=base, data=data, method=method, metric=metric)
+    own = OwnObjects.of(base=base, data=data, method=method, metric=metric)
     with own.at_hand():
         resolved = resolve(config, words, out, start, own)
         folder = default_folder(config, resolved) if out is None else Path(out)
@@ -226,7 +226,11 @@ def run(
 
 
 def resolve(
-    config: Given, words: Sequence[str], out: str | Path | None, start: str | Path | None = None, own: Own | None = None
+    config: Given,
+    words: Sequence[str],
+    out: str | Path | None,
+    start: str | Path | None = None,
+    own: OwnObjects | None = None,
 ) -> Config:
     """The configuration of a run in `out`, checked as far as possible without loading its data and base.
 
@@ -271,7 +275,7 @@ def open_run(folder: str | Path, *, allow: Sequence[str] = (), base: Any = None)
     Raises:
         UserError: the folder holds no finished run, or it names code that is not allowed.
     """
-    from llm_fed.commands.own import Own
+    from llm_fed.commands.own import OwnObjects
     from llm_fed.runs.reading import adapter_folders, finished
 
     with plugins.allowing(allow):
@@ -291,7 +295,7 @@ def open_run(folder: str | Path, *, allow: Sequence[str] = (), base: Any = None)
         rules=dict(summary.get("rule", {}).get("rules", {})),
         adapters=adapters,
         allow=tuple(allow),
-        own=None if base is None else Own.of(base=base),
+        own=None if base is None else OwnObjects.of(base=base),
     )
 
 

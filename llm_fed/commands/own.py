@@ -18,7 +18,7 @@ _TASKS = ("files", "images")  # that `data=` may be said to be
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnObjects:
     """What stands in the place of names, and what of it only this program can look up.
 
     Attributes:
@@ -34,7 +34,7 @@ class Own:
     dtype: str | None = None
 
     @classmethod
-    def of(cls, *, base: Any = None, data: Any = None, method: Any = None, metric: Any = None) -> Own:
+    def of(cls, *, base: Any = None, data: Any = None, method: Any = None, metric: Any = None) -> OwnObjects:
         """The arguments of `llm_fed.run`.
 
         Raises:
@@ -96,11 +96,11 @@ class Own:
         )
 
 
-def _base(base: Any) -> Own:
+def _base(base: Any) -> OwnObjects:
     from torch import nn
 
     if base is None or isinstance(base, str):
-        return Own(words=() if base is None else (f"base.name={base}",))
+        return OwnObjects(words=() if base is None else (f"base.name={base}",))
     from llm_fed.kinds import Kind
 
     if isinstance(base, list):
@@ -116,26 +116,26 @@ def _base(base: Any) -> Own:
     name = objects.named(public(called) if called else type(model).__name__)
     floating = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None)
     dtype = str(getattr(model, "dtype", floating)).removeprefix("torch.")
-    return Own(given={"base.name": (name, base)}, dtype=dtype)
+    return OwnObjects(given={"base.name": (name, base)}, dtype=dtype)
 
 
 def _writes(model: Any) -> bool:
     return bool(callable(getattr(model, "can_generate", None)) and model.can_generate())
 
 
-def _data(data: Any) -> Own:
+def _data(data: Any) -> OwnObjects:
     if data is None:
-        return Own()
+        return OwnObjects()
     from llm_fed import tasks
 
     if isinstance(data, str):
-        return Own(words=("task.name=files", f"task.path={data}"))
-    return Own(given={"task.name": (objects.named("data"), tasks.of_object(data))})
+        return OwnObjects(words=("task.name=files", f"task.path={data}"))
+    return OwnObjects(given={"task.name": (objects.named("data"), tasks.of_object(data))})
 
 
-def _method(method: Any) -> Own:
+def _method(method: Any) -> OwnObjects:
     if method is None or isinstance(method, str):
-        return Own(words=() if method is None else (f"method.name={method}",))
+        return OwnObjects(words=() if method is None else (f"method.name={method}",))
     from llm_fed import methods
     from llm_fed.method import Method
     from llm_fed.method.merge import kind_of
@@ -148,21 +148,23 @@ def _method(method: Any) -> Own:
     name = builtin or _importable(kind) or objects.named(kind.__name__)
     given = {"method.name": (name, method)} if objects.is_object(name) else {}
     if not isinstance(method, Method):
-        return Own(words=(f"method.name={name}",), given=given)
+        return OwnObjects(words=(f"method.name={name}",), given=given)
     values = {key: getattr(method, key) for key in fields_of(kind)}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    return Own(words=(f"method.name={name}",), given=given, settings={"name": name, **plain})
+    return OwnObjects(words=(f"method.name={name}",), given=given, settings={"name": name, **plain})
 
 
-def _metric(metric: Any) -> Own:
+def _metric(metric: Any) -> OwnObjects:
     if metric is None or isinstance(metric, str):
-        return Own(words=() if metric is None else (f"eval.metric={metric}",))
+        return OwnObjects(words=() if metric is None else (f"eval.metric={metric}",))
     from llm_fed.scoring import own_metric
 
     own = getattr(metric, "name", None) or getattr(metric, "__name__", None) or type(metric).__name__
     own_metric.check("metric", str(own), metric)
     name = _importable(metric) or objects.named("metric" if own == "<lambda>" else str(own))
-    return Own(words=(f"eval.metric={name}",), given={"eval.metric": (name, metric)} if objects.is_object(name) else {})
+    return OwnObjects(
+        words=(f"eval.metric={name}",), given={"eval.metric": (name, metric)} if objects.is_object(name) else {}
+    )
 
 
 def _importable(thing: Any) -> str | None:

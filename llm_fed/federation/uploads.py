@@ -11,7 +11,7 @@ from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.method import Method, Upload
 from llm_fed.runs.folder import Run, log_event
-from llm_fed.runs.rows import Row
+from llm_fed.runs.rows import StoredRow
 from llm_fed.state import rebased
 from llm_fed.state.outline import Skeleton, difference, infinite, skeleton
 from llm_fed.state.roles import Given, Roles, Weights, leaves, own_flaw, role_of
@@ -51,7 +51,7 @@ def flaws(
     return found
 
 
-def _decoded(row: Row, expected: Skeleton) -> Any:
+def _decoded(row: StoredRow, expected: Skeleton) -> Any:
     """The message; a WireError in its place where it is none, or not as expected."""
     try:
         return row.message(expected)

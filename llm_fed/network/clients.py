@@ -29,7 +29,7 @@ from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
 from llm_fed.method import Method
 from llm_fed.network.bundle import Bundles, Order
-from llm_fed.network.link import Asked, Link, Reply, flaw_of
+from llm_fed.network.link import Link, PendingOrder, Reply, flaw_of
 from llm_fed.network.roster import Roster
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, log_event
@@ -81,7 +81,7 @@ class RemoteClients:
         self._link, self._config, self._token, self._say = link, config, token, say
         self.roster = Roster(link, config.network, say)
         self._bundles = Bundles(link, lambda client: self.roster.node[client], config.network.patience)
-        self._waiting: dict[str, Asked] = {}
+        self._waiting: dict[str, PendingOrder] = {}
         self._now: tuple[Method, Progress, Run] | None = None  # of the last round
         self._ahead: _Sent | None = None  # of the next one, where it travelled with the scores of the last
         self._known: dict[str, Any] = {}
@@ -256,7 +256,9 @@ class RemoteClients:
             expected, length, given = sent.expected[name]
             most, examples = 2 * length + _SLACK, self.roster.examples[name]
             given = replace(given, examples=examples)
-            self._waiting[ask] = Asked(name, sent.round, ask, sent.since, len(content), expected, most, examples, given)
+            self._waiting[ask] = PendingOrder(
+                name, sent.round, ask, sent.since, len(content), expected, most, examples, given
+            )
 
     def _call(
         self,
@@ -322,7 +324,7 @@ class RemoteClients:
         unscored = [name for name, reply in replies.items() if reply.unscored]
         return summarize(metric, scores, losses, unscored) if scores else None
 
-    def _wait(self, sent: _Sent) -> list[tuple[Asked, Reply]]:
+    def _wait(self, sent: _Sent) -> list[tuple[PendingOrder, Reply]]:
         """What comes before the round ends, of this round's answers and of earlier ones.
 
         Under central privacy nothing counts in a later round than that whose sample it is of.
@@ -340,7 +342,7 @@ class RemoteClients:
         return [(self._waiting.pop(ask), reply) for ask, reply in came.items()]
 
     def _collect(
-        self, run: Run, progress: Progress, came: list[tuple[Asked, Reply]], failed: list[tuple[str, str]]
+        self, run: Run, progress: Progress, came: list[tuple[PendingOrder, Reply]], failed: list[tuple[str, str]]
     ) -> dict[str, Any]:
         """Put what came on its way, and log each client's line, in the order of the names."""
         up = refused = 0

@@ -55,7 +55,7 @@ _COMMON = ("kind", "run", "round", "lr", "split", "name")  # of orders that are 
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeSettings:
     """What this machine's operator says of it."""
 
     home: Path  # where memories and personal adapters lie
@@ -75,7 +75,7 @@ class Node:
         self._stores: dict[Path, Checkpoints] = {}
 
     def answer(
-        self, place: Place, config: str, message: Mapping[str, Any], content: bytes
+        self, place: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         """The reply to one message, and its content; what went wrong with all of it is in the reply's `error`, and what
         went wrong with one client's order in its own.
@@ -92,7 +92,7 @@ class Node:
             return _told(error), b""
 
     def _carry_out(
-        self, place: Place, config: str, message: Mapping[str, Any], content: bytes
+        self, place: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         if message.get("protocol", 1) != PROTOCOL:
             raise UserError(
@@ -112,7 +112,7 @@ class Node:
         return lookup("message", message["kind"], kinds)(place, settings, message, content)
 
     def _hello(
-        self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
+        self, place: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         built = self._experiment(place, config, [message["run"]] if "run" in message else [])
         sizes = {name: reported_examples(site, config) for name, site in sorted(built.trainers.items())}
@@ -120,13 +120,13 @@ class Node:
         return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*built.unscored]}, b""
 
     def _work(
-        self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
+        self, place: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         kinds = {"train": self._train, "evaluate": self._evaluate, "finish": self._finish}
         replies, answers = [], []
         for alike in _alike(message["orders"]):
             outcomes = lookup("order", alike[0]["kind"], kinds)(
-                _Work(place, config, {order["client"]: order for order in alike}, content)
+                _OrderGroup(place, config, {order["client"]: order for order in alike}, content)
             )
             for order in alike:
                 outcome = outcomes[order["client"]]
@@ -136,7 +136,7 @@ class Node:
         entries, joint = joined(replies, answers, once=False)
         return {"replies": entries}, joint
 
-    def _train(self, work: _Work) -> dict[str, Any]:
+    def _train(self, work: _OrderGroup) -> dict[str, Any]:
         built, sites, messages = self._there(work)
         round = work.common["round"]
         for site in _well(sites):
@@ -157,12 +157,12 @@ class Node:
 
         return each(updates, reply)
 
-    def _evaluate(self, work: _Work) -> dict[str, Any]:
+    def _evaluate(self, work: _OrderGroup) -> dict[str, Any]:
         built, sites, messages = self._there(work)
         scores = self._scores(built, sites, _personal(built, messages), work.common["split"])
         return each(scores, lambda client, score: (score, b""))
 
-    def _finish(self, work: _Work) -> dict[str, Any]:
+    def _finish(self, work: _OrderGroup) -> dict[str, Any]:
         built, sites, messages = self._there(work)
         merged = self._parents(work, messages)
 
@@ -196,7 +196,7 @@ class Node:
 
         return each(scores, reply)
 
-    def _parents(self, work: _Work, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
+    def _parents(self, work: _OrderGroup, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
         """By client and name of a parent, if the run is a merge: the client's model there, or why it has none."""
         given: dict[str, dict[str, Any]] = {client: {} for client in messages}
         for need in dict.fromkeys(need for sent in messages.values() for need in sent["given"]):
@@ -211,7 +211,9 @@ class Node:
                 given[client][need] = state
         return given
 
-    def _export(self, built: Experiment, work: _Work, site: Client, state: State, score: Mapping[str, Any]) -> None:
+    def _export(
+        self, built: Experiment, work: _OrderGroup, site: Client, state: State, score: Mapping[str, Any]
+    ) -> None:
         """Write a client's personal model to this machine's disk, where the configuration says so."""
         order = work.orders[site.id]
         answered = any(run["after"] for run in (order, *order["given"].values()))
@@ -238,7 +240,7 @@ class Node:
 
         return {name: {"score": None} for name in sites} | each(found, told)
 
-    def _there(self, work: _Work) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
+    def _there(self, work: _OrderGroup) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
         """What is built for these orders; by client its site with the memory that its order says, or why it cannot
         work; and by client what it is sent."""
         built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
@@ -250,7 +252,7 @@ class Node:
 
         return built, each(self._sites(built, work), opened), messages
 
-    def _sites(self, built: Experiment, work: _Work) -> dict[str, Any]:
+    def _sites(self, built: Experiment, work: _OrderGroup) -> dict[str, Any]:
         """By client its site with the memory that its order says, or why it has none."""
 
         def remembering(client: str, order: Mapping[str, Any]) -> Client:
@@ -265,7 +267,7 @@ class Node:
 
         return each(work.orders, remembering)
 
-    def _store(self, work: _Work, client: str) -> Checkpoints:
+    def _store(self, work: _OrderGroup, client: str) -> Checkpoints:
         folder = work.place.home / "runs" / plain(work.orders[client]["run"]) / client
         if folder not in self._stores:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -273,7 +275,7 @@ class Node:
         return self._stores[folder]
 
     def _experiment(
-        self, place: Place, config: Config, runs: Sequence[str], asked: Set[str] = frozenset()
+        self, place: NodeSettings, config: Config, runs: Sequence[str], asked: Set[str] = frozenset()
     ) -> Experiment:
         """What is built for a run, of which this machine keeps in which splits its rows are. If a client that is asked
         has nothing to train on in it, its data may have come back since: they are looked for again, at most every
@@ -313,7 +315,7 @@ class Node:
         ]:
             print(line, flush=True)
 
-    def _here(self, place: Place, config: Config) -> Config:
+    def _here(self, place: NodeSettings, config: Config) -> Config:
         """The configuration with this machine's data; who is asked, and when, is the server's affair."""
         task = replace(
             config.task, path=place.path or config.task.path, groups=place.clients or None, clients=None,
@@ -327,10 +329,10 @@ class _Forgotten(Exception):
 
 
 @dataclass(frozen=True)
-class _Work:
+class _OrderGroup:
     """Orders of one kind that are alike, where they are carried out, and for which configuration."""
 
-    place: Place
+    place: NodeSettings
     config: Config
     orders: Mapping[str, Mapping[str, Any]]  # by client
     content: bytes  # of the whole message

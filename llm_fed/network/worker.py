@@ -176,11 +176,11 @@ def _node() -> Any:
 
 
 def _answer(node: Any, order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-    from llm_fed.network.node import Place
+    from llm_fed.network.node import NodeSettings
 
     place = dict(order["place"])
     clients, allow = (tuple(place.pop(key, ())) for key in ("clients", "allow"))
-    here = Place(Path(place.pop("home")), clients=clients, allow=allow, **place)
+    here = NodeSettings(Path(place.pop("home")), clients=clients, allow=allow, **place)
     return node.answer(here, order["config"], order["order"], content)
 
 

@@ -20,7 +20,7 @@ from torch import distributed
 
 from llm_fed.basics import launchers
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.launchers import Place
+from llm_fed.basics.launchers import ProcessRank
 from llm_fed.runtime.portable import Codec
 from llm_fed.runtime.rendezvous import meet
 
@@ -46,7 +46,7 @@ class Gloo:
         RunError: from `send` and `receive`: the other process has gone.
     """
 
-    def __init__(self, here: Place):
+    def __init__(self, here: ProcessRank):
         self.rank, self.size = here.rank, here.size
 
     def send(self, rank: int, data: bytes) -> None:

@@ -87,14 +87,14 @@ def outline(tree: Any, tensors: Mapping[str, Tensor]) -> tuple[Skeleton, int]:
     Raises:
         ValueError: it is no such tree; what is wrong with it.
     """
-    reader = _Reader(tensors)
+    reader = _OutlineReader(tensors)
     found = reader.node(tree, 0)
     if reader.left:
         raise ValueError(f"{len(reader.left)} tensors belong to nothing")
     return found, reader.bytes
 
 
-class _Reader:
+class _OutlineReader:
     """Reads one tree. Each tensor belongs to one place, so that no bytes count twice."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):

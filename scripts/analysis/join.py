@@ -34,7 +34,7 @@ import llm_fed
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.basics.terminal import lasting_streams
-from llm_fed.commands.evaluate import Data, evaluate_adapter
+from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter
 from llm_fed.commands.join import join
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.settings import configfile
@@ -108,7 +108,7 @@ class LeftOut:
     def score(self, adapter: Path, test: Path) -> float:
         eval, base = self.config.eval, self.config.base
         settings = [f"eval.batch_size={eval.batch_size}", f"eval.max_new_tokens={eval.max_new_tokens}"]
-        data = Data(path=test, dtype=base.dtype)
+        data = EvaluationData(path=test, dtype=base.dtype)
         return round(evaluate_adapter(base.name, adapter, data, metric=eval.metric, settings=settings).mean, 1)
 
     def trained(self, method: str, without: str = "all") -> Path:
