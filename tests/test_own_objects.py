@@ -194,6 +194,11 @@ def test_a_callback_stops_the_run(small, tmp_path):
                          out=tmp_path / "run")  # fmt: skip
     assert list(result.frames.rounds["round"]) == [1, 2] and set(result.adapters) == set(CLIENTS)
     assert set(result.scores) == set(CLIENTS)
+    ended = json.loads((result.folder / "summary.json").read_text())["ended"]
+    assert ended == {"round": 2, "why": "the callback Stop.on_scores returned True"}
+    before = (result.folder / "metrics.jsonl").read_bytes()  # the same call finds it finished
+    package.run(tree_of(small, rounds=5), base=base_of(small), data=rows_of(small), out=tmp_path / "run")
+    assert (result.folder / "metrics.jsonl").read_bytes() == before
 
 
 def test_callbacks_that_nothing_would_call_are_refused():

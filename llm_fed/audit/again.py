@@ -158,14 +158,15 @@ def _compare_scores(replay: Replay, known: Mapping[str, Any] | None, split: str,
 def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, Saved], found: Audit) -> None:
     """The end of the run: finishing at the clients, test scores, exported models."""
     try:
-        experiment, tested = replay.experiment, read_object(folder / "summary.json")["round"]
+        experiment, summary = replay.experiment, read_object(folder / "summary.json")
     except (OSError, ValueError, RecursionError):  # which `kept.summary` has said
         return found.unchecked.append("the end of the run: summary.json is damaged")
+    tested, last = summary["round"], summary.get("ended", {"round": experiment.config.rounds})["round"]
     if tested not in kept:
         return found.unchecked.append(f"the end of the run: the checkpoint of round {tested} is missing or damaged")
     replay.restore(kept[tested])
     messages = replay.messages()
-    replay.finish()
+    replay.finish(last)
     _compare_scores(replay, score_line(read_records(folder / "metrics.jsonl"), tested, "test"), "test", found)
     then = (chain.end or {}).get("adapters", {})
     names = dict.fromkeys(Path(name).parts[1] for name in then)

@@ -69,7 +69,7 @@ def audit(
     with Run(folder, config), _environment(folder, config) as (here, before, changed):
         _chain(chain, found)
         kept.summary(folder, found)
-        kept.skipped(folder, config, chain, found)
+        kept.skipped(folder, config, chain, kept.ended(folder, config, found), found)
         good = kept.checkpoints(folder, chain, found)
         kept.messages(good, chain, method.broadcast, config, found, same_bits=not changed)
         kept.exports(folder, chain, found)

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.audit.findings import Audit, words
-from llm_fed.runs import digests
+from llm_fed.federation import stopping
+from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Checkpoints, Saved
+from llm_fed.runs.folder import CONTINUED, ENDED
+from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import read_object, read_records
 from llm_fed.runs.rows import StoredRow
 from llm_fed.settings.config import Config
@@ -28,15 +31,56 @@ def summary(folder: Path, found: Audit) -> None:
         found.find(held["round"], "", "scores", "the test scores in summary.json are not those of metrics.jsonl")
 
 
-def skipped(folder: Path, config: Config, chain: digests.Chain, found: Audit) -> None:
-    """Rounds that were to be scored and were not, where others were, since scores were last made in another way."""
+def skipped(folder: Path, config: Config, chain: digests.Chain, last: int, found: Audit) -> None:
+    """Rounds that were to be scored and were not, where others were, since scores were last made in another way.
+
+    Args:
+        last: of a finished run its last round, which always is.
+    """
     lines = read_records(folder / "metrics.jsonl")
     since = max((line["round"] for line in lines if line["kind"] == "search anew"), default=0)
     scored = {line["round"] for line in lines if line["kind"] == "score" and line["split"] == config.eval.during} - {0}
-    last = config.rounds if (folder / "summary.json").exists() else 0  # of a finished run it always is
     for round, line in chain.rounds.items() if scored else ():
         if (line["due"] or round == last) and round not in scored and round > since:
             found.find(round, "", "scores", f"the {config.eval.during} scores of this round are missing")
+
+
+def ended(folder: Path, config: Config, found: Audit) -> int:
+    """The last round of a run; 0: it is not finished. Where a stop rule has ended it, its scores say so; where the rule
+    would have ended it before, that is said."""
+    if not (folder / "summary.json").exists():
+        return 0
+    try:
+        held = read_object(folder / "summary.json")
+        own = read_object(folder / ENDED) if (folder / ENDED).exists() else None
+        since = read_object(folder / CONTINUED)["round"] if (folder / CONTINUED).exists() else 0
+    except (OSError, ValueError, RecursionError) as error:
+        found.find(0, "", "scores", f"how the run has ended cannot be read: {error}")
+        return 0
+    if held.get("ended") != own:
+        found.find(held["round"], "", "scores", f"summary.json and {ENDED} disagree on how the run has ended")
+    last = own["round"] if own else config.rounds
+    if "needs" not in held:
+        _rule(folder, config, own, since, found)
+    return int(last)
+
+
+def _rule(folder: Path, config: Config, own: extend.Ended, since: int, found: Audit) -> None:
+    if config.stop.patience is None:
+        return
+    last, split = own["round"] if own else config.rounds, config.eval.during
+    lines = comparable(read_records(folder / "metrics.jsonl"))
+    scored = [
+        line for line in lines if line["kind"] == "score" and line["split"] == split and 0 < line["round"] <= last
+    ]
+    if own and extend.by_rule(own) and stopping.reason(scored, config.stop, since) != own["why"]:
+        what = f"the run has ended after round {last} by its stop rule, which does not follow from its scores"
+        return found.find(last, "", "scores", what)
+    for number, line in enumerate(scored, 1):
+        due = config.eval.every and line["round"] % config.eval.every == 0
+        if due and since < line["round"] < last and stopping.reason(scored[:number], config.stop, since):
+            why = f"the stop rule would have ended the run after round {line['round']}, unless it was another one then"
+            return found.unchecked.append(why)
 
 
 def checkpoints(folder: Path, chain: digests.Chain, found: Audit) -> dict[int, Saved]:

@@ -116,12 +116,13 @@ class Replay:
     def scores(self, split: str) -> Summary | None:
         return self.experiment.evaluate(self.messages(), split)
 
-    def finish(self) -> None:
-        """What clients do once, after the last round."""
+    def finish(self, last: int) -> None:
+        """What clients do once, after the last round of the run."""
         e, config = self.experiment, self.experiment.config
         down, state = config.transport.down, self.progress.state
         for site in e.clients.values():
-            site.begin(config.rounds + 1, config.local.lr)
+            site.begin(last + 1, config.local.lr)
+            site.rounds = last
         work = {
             id: e.method.finish(site, unpack(pack(e.method.broadcast(state, id), down)))
             for id, site in e.clients.items()

@@ -19,7 +19,7 @@ from llm_fed.method.client import Client
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.settings.config import Config, ExportConfig
+from llm_fed.settings.config import Config, ExportConfig, StopConfig
 from llm_fed.state import State
 from llm_fed.state.wire import WireError
 
@@ -58,8 +58,10 @@ def config_of(name: str, config: Config) -> Config:
     """
     for parent in methods.build(config.method).parents:
         if parent.name == name:
-            exported = ExportConfig() if parent.round is None else config.export
-            return replace(config, method={"name": name, **parent.settings}, export=exported)
+            config = replace(config, method={"name": name, **parent.settings})
+            if parent.round is None:
+                return replace(config, export=ExportConfig())
+            return replace(config, stop=StopConfig())  # it has to reach that round
     raise UserError(f"{config.method['name']} merges no run of {name!r}")
 
 

@@ -46,16 +46,31 @@ def run(
         int | None,
         typer.Option(min=1, help="With --dry-run: print the first N examples of each client, with what is trained."),
     ] = None,
+    finish: Annotated[
+        bool,
+        typer.Option("--finish", help="Train no further round: finish with those that the run has (scores, adapters)."),
+    ] = False,
+    goes_on: Annotated[
+        bool, typer.Option("--continue", help="Let a run go on that has ended before its last round.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a federation. The same command continues an interrupted run, and extends a finished one with rounds=N."""
+    """Train a federation. The same command continues an interrupted run, and extends a finished one with rounds=N.
+    Ctrl-C once ends it after the round, with scores and adapters; twice leaves it to be continued."""
     from llm_fed.commands import api
 
+    steering = {"--finish": finish, "--continue": goes_on, "--fresh": fresh, "--dry-run": dry_run}
+    asked = [option for option, given in steering.items() if given]
+    if len(asked) > 1 and (finish or goes_on):
+        raise UserError(f"{asked[0]} and {asked[1]} do not go together; leave one of them out")
     if show and not dry_run:
         raise UserError("--show prints examples instead of training; give --dry-run, too")
     resolved = api.resolve(config, settings or [], out_dir, start)
     folder = out_dir or api.default_folder(config, resolved)
+    if (finish or goes_on) and not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} holds no run, and {asked[0]} is for one that has begun; leave it out to train")
     from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
+    from llm_fed.experiment.ending import Ending
 
     experiment.quiet()
     if show:
@@ -69,7 +84,8 @@ def run(
         for line in plan.for_terminal(folder):
             out.print(line)
         return
-    result = experiment.train(resolved, folder, fresh=fresh)
+    ending = Ending("--finish" if finish else "", by_key=True)
+    result = experiment.train(resolved, folder, fresh=fresh, ending=ending, goes_on=goes_on)
     if as_json:
         print(json.dumps(result))
         return

@@ -24,6 +24,7 @@ from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
 from llm_fed.experiment import splits, unused
 from llm_fed.experiment.baselines import Baselines
+from llm_fed.experiment.ending import check_scored
 from llm_fed.models.lora import check_names
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.folder import holds_results
@@ -120,6 +121,7 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
         if begins:
             unused.check(job.config)
         built = prepare(job.config, Reporter(Console(quiet=True)), base=bases.of(job.config))
+        check_scored(built)
         if begins:
             check_names(built.base.model, job.config.adapter)
         metrics[label] = built.metric

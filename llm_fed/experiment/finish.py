@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from llm_fed.basics import checksum, signs
@@ -21,7 +22,7 @@ from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
 from llm_fed.method.site import OPTIMIZER, Site
-from llm_fed.runs.folder import Run, log_event
+from llm_fed.runs.folder import ENDED, Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state.wire import Message, WireError
@@ -36,17 +37,24 @@ UNMOVED = (
 def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, baselines: Baselines) -> dict[str, Any]:
     """Local finishing, test scores, exported adapters and the report."""
     config = experiment.config
+    last = progress.ended.round if progress.ended else config.rounds
     with signs.part(signs.FINISHING):
         finish(
             experiment.method, experiment.trainers, experiment.runtime, run, progress,
-            round=config.rounds + 1, lr=config.local.lr,
+            round=last + 1, lr=config.local.lr,
         )  # fmt: skip
     if privacy.by_example(config.privacy):  # what clients finished counts as well
-        spent = privacy.spent(config, config.rounds, lambda round: 0, experiment.clients.values())
-        run.log({"kind": "privacy", "round": config.rounds, **spent})
+        spent = privacy.spent(config, last, lambda round: 0, experiment.clients.values())
+        run.log({"kind": "privacy", "round": last, **spent})
     everybody = {**experiment.clients, **experiment.scored}
     messages = messages_for(experiment.method, progress.state, everybody, config.transport.down)
-    return deliver(experiment, run, messages, progress.round, models.seen(run.records(), progress.round), baselines)
+    seen = models.seen(run.records(), progress.round)
+    return deliver(experiment, run, messages, progress.round, seen, baselines, **facts_of(progress))
+
+
+def facts_of(progress: Progress) -> dict[str, Any]:
+    """What summary.json says of a run that has ended before its last round."""
+    return {"ended": asdict(progress.ended)} if progress.ended else {}
 
 
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
@@ -54,8 +62,10 @@ def selected_round(experiment: Experiment, run: Run, progress: Progress, reporte
     config = experiment.config
     if config.eval.select == "best" and progress.best.round not in (0, progress.round):
         counted = {id: site.memory.get(NOISY_STEPS) for id, site in experiment.clients.items()}
+        ended = progress.ended
         try:
             progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
+            progress.ended = ended
         except WireError as error:
             raise RunError(
                 f"the best round's checkpoint cannot be read: {error}; set eval.select=last to use the last round"
@@ -182,6 +192,8 @@ def write_summary(
     run.digests.mark()
     run.lap("after the rounds")
     with signs.part("writing the report"):
+        if "ended" in result:
+            run.remember(ENDED, result["ended"])
         write_report(run.folder)
     run.remember("summary.json", result)  # the last file: a folder that has it is complete
     return result

@@ -22,6 +22,7 @@ from llm_fed.method import Parent
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
 from llm_fed.runs.folder import Run, log_event
+from llm_fed.runs.reading import finished
 from llm_fed.runs.records import read_records, time_of_day
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
@@ -43,7 +44,23 @@ def trained(
         folder, its_config = places.get(parent.name, run.folder / "needs" / parent.name), config_of(parent.name, config)
         reporter.note(f"{config.method['name']} starts from {parent.name}: {folder}")
         summary = train(its_config, folder)
+        if parent.round is not None and summary.get("ended", {"round": parent.round})["round"] < parent.round:
+            raise RunError(
+                f"{config.method['name']} merges round {parent.round} of {parent.name}, which has ended after round "
+                f"{summary['ended']['round']} ({summary['ended']['why']}); --continue trains it further"
+            )
         yield parent, its_config, folder, summary["round"] if parent.round is None else parent.round
+
+
+def ended_in(folders: Mapping[str, Path]) -> dict[str, Any]:
+    """What the summary of a merge says of parents that have ended before their last round: of the longest of them.
+
+    Args:
+        folders: of the parents, by name.
+    """
+    found = [(name, finished(folder).get("ended")) for name, folder in folders.items()]
+    ended = [{"round": how["round"], "why": f"{how['why']} (in the run of {name})"} for name, how in found if how]
+    return {"ended": max(ended, key=lambda how: how["round"])} if ended else {}
 
 
 def merge_runs(
@@ -51,9 +68,9 @@ def merge_runs(
 ) -> dict[str, Any]:
     """The whole run of a merge; the content of its summary. See `trained`."""
     config, method = experiment.config, experiment.method
-    rounds, given, seen = {}, {}, set()
+    rounds, given, seen, folders = {}, {}, set(), {}
     for parent, its_config, folder, chosen in trained(experiment, run, train, reporter, places):
-        rounds[parent.name] = chosen
+        rounds[parent.name], folders[parent.name] = chosen, folder
         given[parent.name] = states_of_run(
             folder, parent.round, its_config, experiment.base, experiment.clients, experiment.runtime
         )
@@ -74,7 +91,8 @@ def merge_runs(
         run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
         if "note" in recipe:
             reporter.note(f"{id}: {recipe['note']}")
-    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, needs=rounds)
+    facts = {"needs": rounds, **ended_in(folders)}
+    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, **facts)
 
 
 def log_recipe(run: Run, round: int, client: str, read: Callable[[], Any], rounds: Mapping[str, int]) -> None:

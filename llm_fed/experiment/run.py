@@ -20,6 +20,7 @@ from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.parents import config_of
 from llm_fed.experiment import announce, splits, timing, unused
+from llm_fed.experiment.ending import Ending, check_begun, check_scored, in_words
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round
 from llm_fed.experiment.mode import Mode
@@ -47,6 +48,8 @@ def train(
     base: Kind | None = None,
     contents: Contents | None = None,
     mode: Mode | None = None,
+    ending: Ending | None = None,
+    goes_on: bool = False,
 ) -> dict[str, Any]:
     """Run a federation or a merge, or continue it, to its end.
 
@@ -55,6 +58,8 @@ def train(
         contents: of the files that the configuration names, where they may have been read already.
         mode: where the clients are (default: a `Simulation`, after which adapters, test scores and report lie in
             `folder`).
+        ending: how the user may end it before its last round.
+        goes_on: whether a run that has ended so, or by `stop.patience`, goes on.
 
     Returns:
         The content of `summary.json`: the test scores, and which round they belong to.
@@ -62,7 +67,7 @@ def train(
     Raises:
         UserError, RunError: see `Run`, `prepare`, `federate` and the mode.
     """
-    reporter, mode = reporter or Reporter(), mode or Simulation()
+    reporter, mode, ending = reporter or Reporter(), mode or Simulation(), ending or Ending()
     mode.check(config, folder)
     with (
         reporter.working(),
@@ -71,10 +76,14 @@ def train(
     ):
         if run.left:  # before anything is loaded, which may be what it died of
             reporter.note(run.left.end())
+        if goes_on:
+            run.go_on()
+        elif ending.why and run.summary() is None:
+            check_begun(run)
         done = run.summary()
         if done is not None and not mode.reopens(run, done):
             run.forget_left()
-            reporter.note(f"{folder} is complete: {config.rounds} rounds; {mode.fresh} starts again")
+            reporter.note(f"{folder} is complete: {in_words(done, mode.fresh)}")
             return done
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":
             reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
@@ -85,6 +94,7 @@ def train(
         rows = splits.known(folder, run.config, begins=begins, parents=mode.parents, given=mode.known)
         experiment = prepare(run.config, reporter, base=base, **mode.given(run.config, rows.all))
         run.config = config = experiment.config
+        check_scored(experiment)
         if begins:
             experiment.base.check_names(config.adapter)
         if run.before is not None:
@@ -98,15 +108,18 @@ def train(
         same_environment(run, experiment, reporter)
         mode.begun(experiment, run, reporter)
         if isinstance(experiment.method, Merge):
-            return mode.merge(experiment, run, reporter, train)
+            return mode.merge(experiment, run, reporter, partial(train, ending=ending, goes_on=goes_on))
         with reporter.tracking(config, folder, mode.plan(experiment, run, reporter)):
             federation, scoring = mode.federation(experiment)
             log_reading = partial(splits.log_reading, run, experiment)
             hooks = reporter.callbacks
-            progress = federate(
-                federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading, on_round=hooks.round_ended,
-                asked_to_end=lambda: hooks.stopped_by,
-            )  # fmt: skip
+            with ending.listening(reporter.note):
+                progress = federate(
+                    federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading,
+                    on_round=hooks.round_ended, asked_to_end=lambda: ending.asked() or hooks.stopped_by,
+                )  # fmt: skip
+            if progress.ended:
+                reporter.note(f"ended after round {progress.round} of {config.rounds}: {progress.ended.why}")
             return mode.finish(experiment, run, selected_round(experiment, run, progress, reporter))
 
 
@@ -131,6 +144,7 @@ def dry_run(
             unused.check(config)
         rows = splits.known(folder, config, begins=begins)
         built = prepare(config, reporter, base=base, known=rows.all)
+        check_scored(built)
         for note in splits.notes(built, rows):
             reporter.note(note)
         check_cohort(config, built.schedule.cohort_size)

@@ -141,9 +141,14 @@ def finish(
     round: int,
     lr: float,
 ) -> None:
-    """`Method.finish` at every client, once after the last round; a client that fails is logged and goes without."""
+    """`Method.finish` at every client, once after the last round; a client that fails is logged and goes without.
+
+    Args:
+        round: the one after the last.
+    """
     for site in sites.values():
         site.begin(round, lr)
+        site.rounds = round - 1
     if type(method).finish is Method.finish:  # does nothing
         return
     messages = messages_for(method, progress.state, sites, run.config.transport.down)

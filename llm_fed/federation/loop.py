@@ -9,10 +9,11 @@ from typing import Any
 from llm_fed.basics import signs, turns
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.figures import rounded
+from llm_fed.federation import stopping
 from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation.collector import collector_of
 from llm_fed.federation.privacy import by_example, check_upload, spent
-from llm_fed.federation.progress import Progress, memories, prune, resume, save, scores
+from llm_fed.federation.progress import Progress, end_early, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
 from llm_fed.method import Method
 from llm_fed.method.requests import Runtime
@@ -67,23 +68,17 @@ def federate(
         on_begin: called before anything is logged of a run that begins.
         on_round: called when a round is done, and once more after scores that come behind its checkpoint. If it raises,
             the round is saved first.
-        asked_to_end: why the user wants the run to end after the round that is done; empty: it goes on.
+        asked_to_end: why the user wants the run to end after the round that goes on; empty: it goes on.
 
     Returns:
-        The progress after the last round; `restore` goes back to the best one.
+        The progress after the last round, which `stop.patience` or the user may have chosen (`Progress.ended`);
+        `restore` goes back to the best one.
     """
     method, clients, server, config = federation.method, federation.clients, federation.server, run.config
     progress = resume(run, method, clients.sites, server)
     clients.take(progress)
     if run.digests.empty:
         run.digests.begin(progress.round, progress.state)
-    if progress.round:
-        on_resume(min(progress.round + 1, config.rounds))
-        prune(run, progress)  # what a kill between a checkpoint and the deletion of older ones has left
-    else:
-        on_begin()
-        if scoring and scoring.base:
-            log_base(run, config.eval.during, scoring.base)
 
     def due(round: int) -> bool:
         return bool(config.eval.every) and round % config.eval.every == 0
@@ -91,10 +86,35 @@ def federate(
     def score() -> bool:
         return scoring is not None and _score(method, run, progress, scoring)
 
+    def why_ended() -> str:
+        """Why the run ends with the round that is done, before its last one; empty: it goes on."""
+        if not 0 < progress.round < config.rounds:
+            return ""
+        if run.ended is not None and progress.round >= run.ended["round"]:
+            return str(run.ended["why"])
+        if config.stop.patience is not None and due(progress.round):
+            lines = scores(run)
+            if not lines and progress.round >= config.eval.every * config.stop.patience:
+                raise RunError(stopping.UNSCORED.format(config.stop.patience))
+            if why := stopping.reason(lines, config.stop, run.continued):
+                return why
+        return asked_to_end()
+
+    if progress.round:
+        on_resume(progress.round + (progress.round < config.rounds and not why_ended()))
+        prune(run, progress)  # what a kill between a checkpoint and the deletion of older ones has left
+    else:
+        on_begin()
+        if scoring and scoring.base:
+            log_base(run, config.eval.during, scoring.base)
+
     # What ends with a round that `eval.every` leaves out scores it all the same, but after its checkpoint: continued
     # with more rounds, it then goes on as if it had had them from the start.
-    ends = progress.round > 0 and (due(progress.round) or progress.round == config.rounds)
-    if ends and not any(line["round"] == progress.round for line in scores(run)):
+    scored_before = any(line["round"] == progress.round for line in scores(run))
+    if progress.round and due(progress.round) and not scored_before:
+        score()
+    early = why_ended()
+    if (early or progress.round == config.rounds) and not (due(progress.round) or scored_before):
         score()
     private = config.privacy.clip is not None
     if private and not by_example(config.privacy):
@@ -104,7 +124,8 @@ def federate(
         name = str(config.method["name"])
         roles.check(name, method.sends, method.upload_like(method.broadcast(progress.state, asked[0])))
     run.lap("before the rounds")
-    for round in range(progress.round + 1, config.rounds + 1):
+    while progress.round < config.rounds and not early:
+        round = progress.round + 1
         watch, lr = Watch(round), extend.lr(config, round)
         progress.round = round
         earlier = len(progress.in_flight)
@@ -138,7 +159,7 @@ def federate(
         except BaseException:
             save(run, progress, clients.sites, server)
             raise
-        early = "" if round == config.rounds else asked_to_end()
+        early = why_ended()
         kept, last = config.checkpoint, round == config.rounds or bool(early)
         if improved or last or round % kept.every == 0 or round in kept.keep_rounds:
             with watch("checkpoint"):
@@ -149,10 +170,9 @@ def federate(
             on_round()
         run.log_timing({"round": round, **watch.record()})
         turns.offer()
-        if early:
-            log_event(run, round, server.id, "ended early", early)
-            break
     run.lap()
+    if early:
+        end_early(run, progress, early)
     return progress
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from llm_fed.basics.errors import RunError
@@ -47,6 +47,14 @@ class Best:
     loss: float = math.inf  # infinite where it is not known
 
 
+@dataclass(frozen=True)
+class Ended:
+    """That a run has ended before its last round: after which one, and why."""
+
+    round: int
+    why: str
+
+
 @dataclass
 class Progress:
     """Where a run stands after a round; this is what a checkpoint holds."""
@@ -57,6 +65,7 @@ class Progress:
     best: Best = Best()
     elsewhere: Message = None  # of clients whose memories are not in this process: what is known of these
     asked: set[str] = field(default_factory=set)  # since the first round; nobody else remembers anything
+    ended: Ended | None = None  # where the run has ended before its last round; no checkpoint holds it
 
     def consider(self, line: Mapping[str, Any], config: Config) -> bool:
         """Take in a line of scores; whether they are the best so far of those among which the best is sought.
@@ -133,6 +142,16 @@ def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: 
     progress = _restored(run, newest, clients, server)
     progress.search_anew([line for line in lines if line["round"] <= newest.round], run.config)
     return progress
+
+
+def end_early(run: Run, progress: Progress, why: str) -> None:
+    """Take down that the run ends here. `eval.of_last` then counts back from this round, as in a run of so many rounds;
+    only rounds that have a checkpoint count."""
+    progress.ended = Ended(progress.round, why)
+    if run.config.eval.of_last is not None:
+        kept = run.checkpoints.rounds()
+        lines = [line for line in scores(run) if line["round"] in kept]
+        progress.search_anew(lines, replace(run.config, rounds=progress.round))
 
 
 def _restored(run: Run, saved: Saved, clients: Mapping[str, Site], server: Server) -> Progress:

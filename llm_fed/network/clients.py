@@ -153,6 +153,7 @@ class RemoteClients:
         ahead: _Sent | None = None
         also: list[Order] = []
         waits = self._config.network.enough is None and self._config.privacy.clip is None
+        waits = waits and self._config.stop.patience is None  # after these scores there may be no other round
         if self._now and waits and self._now[1].round < self._config.rounds:
             method, progress, run = self._now
             round = progress.round + 1
@@ -166,6 +167,7 @@ class RemoteClients:
         given: Mapping[str, Mapping[str, Any]],
         name: str,
         spent: Mapping[str, Any] | None,
+        ended: int | None = None,
     ) -> tuple[Summary | None, dict[str, Reply]]:
         """Each client finishes, scores its personal model on its test split and writes it to its own disk.
 
@@ -174,8 +176,10 @@ class RemoteClients:
             given: by client, of each such run its token (`run`) and the memory to take there (`after`).
             name: of the folder for personal models.
             spent: what the run spent of its clients' privacy, for the models' cards.
+            ended: the round after which the run has ended before its last one, if it has.
         """
-        orders = {client: {"name": name, "given": given.get(client, {}), "spent": spent} for client in messages}
+        common = {"name": name, "spent": spent} | ({} if ended is None else {"ended": ended})
+        orders = {client: {**common, "given": given.get(client, {})} for client in messages}
         contents = {client: pack(sent) for client, sent in messages.items()}
         replies = self._call("finish", orders, contents, self._config.network.patience)  # without it there is no result
         return self._summary(replies), replies

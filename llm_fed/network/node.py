@@ -51,7 +51,7 @@ from llm_fed.state.wire import Message, WireError, unpack
 
 _EXPERIMENTS = 4  # that a node holds at once: those of a merge and of the two runs that it starts from, and one more
 _AGAIN = 60.0  # seconds until data that were missing are looked for again
-_COMMON = ("kind", "run", "round", "lr", "split", "name")  # of orders that are carried out side by side
+_COMMON = ("kind", "run", "round", "lr", "split", "name", "ended")  # of orders that are carried out side by side
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,8 @@ class Node:
             for state in merged[client].values():
                 if isinstance(state, Exception):
                     raise state
-            site.begin(work.config.rounds + 1, work.config.local.lr)
+            site.rounds = work.common.get("ended", work.config.rounds)
+            site.begin(site.rounds + 1, work.config.local.lr)
             return site
 
         sites, failed = each(sites, begin), {}

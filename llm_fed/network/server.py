@@ -18,7 +18,7 @@ from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.sites import structures
 from llm_fed.experiment import announce, merging, run, splits, timing
 from llm_fed.experiment.baselines import line_of
-from llm_fed.experiment.finish import spent_in, write_summary
+from llm_fed.experiment.finish import facts_of, spent_in, write_summary
 from llm_fed.experiment.mode import Train
 from llm_fed.export import models
 from llm_fed.federation import aggregation
@@ -84,6 +84,7 @@ class Deployment:
         self._link, self._name = link, name
         self._secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
         self._clients: RemoteClients
+        self._folders: dict[str, Path] = {}  # of a merge: those of the parents, by name
 
     def check(self, config: Config, folder: Path) -> None:
         limits.check(config)
@@ -144,7 +145,7 @@ class Deployment:
             return train(its_config, folder, reporter=reporter, base=experiment.base, mode=mode)
 
         for parent, its_config, folder, chosen in merging.trained(experiment, run, first, reporter, {}):
-            need, rounds[parent.name] = parent.name, chosen
+            need, rounds[parent.name], self._folders[parent.name] = parent.name, chosen, folder
             with Run(folder, its_config) as its_run:
                 its_run.begin()
                 data = _own_data(its_config, splits.known(folder, its_config).all)
@@ -196,12 +197,13 @@ class Deployment:
         Args:
             merged: of a merge, by parent the round whose models are merged.
         """
-        round, facts = progress.round, {}
+        round, facts = progress.round, facts_of(progress)
         if merged:
-            round, facts = experiment.config.rounds, {"needs": merged}
+            round, facts = experiment.config.rounds, {"needs": merged, **merging.ended_in(self._folders)}
         record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
         with signs.part(signs.FINISHING):
-            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run))
+            ended = progress.ended.round if progress.ended else None
+            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), ended)
         if experiment.scored:
             messages = messages_for(
                 experiment.method, progress.state, experiment.scored, experiment.config.transport.down

@@ -19,7 +19,7 @@ class Callbacks:
     """Tells each callback in their order. What one raises ends the run.
 
     Attributes:
-        stopped_by: which callback and hook ask to end the run after this round, by returning True; empty: none.
+        stopped_by: which callback has asked to end the run after this round, in words; empty: none.
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()):
@@ -77,7 +77,7 @@ class Callbacks:
     def _tell(self, hook: str, what: Any) -> None:
         for each in self._callbacks:
             if (call := getattr(each, hook, None)) is not None and call(what) is True and not self.stopped_by:
-                self.stopped_by = f"{type(each).__name__}.{hook}"
+                self.stopped_by = f"the callback {type(each).__name__}.{hook} returned True"
 
 
 _LISTED = ", ".join(HOOKS)

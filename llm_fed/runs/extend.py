@@ -21,11 +21,13 @@ ROWS = "rows"  # in what a checkpoint remembers of the search: a checksum of the
 COUNTED_BY = ("rounds", "eval.every", "eval.of_last")
 # What else may change in the middle of a run.
 _ALSO = ("eval.batch_size", "eval.select")
-MAY_CHANGE = (*COUNTED_BY, *SCORED_BY, *_ALSO)
+STOPS = ("stop.patience", "stop.min_delta", "stop.on")
+MAY_CHANGE = (*COUNTED_BY, *SCORED_BY, *_ALSO, *STOPS)
 # Of these the results of a finished run depend, whatever it has stored of its rounds.
 _DECIDES_RESULT = ("rounds", "eval.select", "eval.of_last")
 
 Changes = Mapping[str, tuple[Any, Any]]  # by dotted key, the values before and now
+Ended = Mapping[str, Any] | None  # what ended.json holds
 
 
 def search(config: Config) -> dict[str, Any]:
@@ -52,13 +54,26 @@ def rounds_done(folder: Path, *, parents: bool = True) -> int:
     return max((int(path.name.partition("-")[2]) for path in found), default=0)
 
 
-def reopens(changes: Changes) -> bool:
+def by_rule(ended: Ended) -> bool:
+    """Whether the run's own stop rule has ended it, rather than the user."""
+    return ended is not None and str(ended["why"]).startswith("stop.")
+
+
+def reopens(changes: Changes, ended: Ended = None) -> bool:
     """Whether a finished run with these changes is no longer finished."""
-    return any(key in changes for key in _DECIDES_RESULT)
+    return any(key in changes for key in _DECIDES_RESULT) or goes_on(changes, ended)
 
 
-def check(folder: Path, changes: Changes) -> None:
+def goes_on(changes: Changes, ended: Ended) -> bool:
+    """Whether these changes decide anew when a run ends that has ended before its last round."""
+    return ended is not None and ("rounds" in changes or (by_rule(ended) and any(key in changes for key in STOPS)))
+
+
+def check(folder: Path, changes: Changes, ended: Ended = None) -> None:
     """Refuse to continue a run with such changes as no continued run could have.
+
+    Args:
+        ended: how the run has ended before its last round, if it has.
 
     Raises:
         UserError: what does not work, and what does.
@@ -70,12 +85,17 @@ def check(folder: Path, changes: Changes) -> None:
             f"{folder} has trained {done} rounds, and rounds={now} is fewer: a run cannot go back. Give rounds={done} "
             f"or more, or train {now} rounds into another --out."
         )
-    other = [f"{key}: {changes[key][0]!r} -> {changes[key][1]!r}" for key in SCORED_BY if key in changes]
-    if other and (folder / "summary.json").exists() and not reopens(changes):
-        raise UserError(
-            f"{folder} is complete, so this change has no effect: {'; '.join(other)}. `llm-fed eval {folder}` scores "
-            "its adapters again and does not change the run; with more rounds, the run continues with the change."
-        )
+    if not (folder / "summary.json").exists() or reopens(changes, ended):
+        return
+    for keys, instead in (
+        (SCORED_BY, f"`llm-fed eval {folder}` scores its adapters again and does not change the run; with"),
+        (STOPS, "With"),
+    ):
+        if other := [f"{key}: {changes[key][0]!r} -> {changes[key][1]!r}" for key in keys if key in changes]:
+            raise UserError(
+                f"{folder} is complete, so this change has no effect: {'; '.join(other)}. {instead} more rounds, the "
+                "run continues with the change."
+            )
 
 
 def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str]:

@@ -38,13 +38,15 @@ SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
 EXPERTS = "experts.jsonl"  # how much each expert counts, see `experiment/experts.py`
 BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `llm_fed/rows/reading.py`
 CROSS = "cross.json"  # every personal model on every client's examples, see `commands/cross.py`
+ENDED = "ended.json"  # after which round a finished run has ended before its last one, and why
+CONTINUED = "continued.json"  # from which such round the user has let it go on, although its stop rule ended it
 SPLITS = "splits.json"  # in which split each row has been, see `experiment/splits.py`
 
 # What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
 _WRITTEN = (
     "summary.json", "report.html", SAMPLES, EXPERTS, CROSS, "adapters", "trackers", "environment.json", "start.json",
-    BAD_ROWS, inputs.FILE, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", "config.yaml",
-    "checkpoints", "needs",
+    ENDED, CONTINUED, BAD_ROWS, inputs.FILE, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json",
+    "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
 
 _PARTIAL = re.compile(r"\..*\.partial")  # what a kill may leave of a file that is written
@@ -85,7 +87,8 @@ class Run:
     changes: Sequence[str] = ()
     scored_rows: str = ""
     moved: Sequence[str] = ()  # keys of paths under which the same files lie now
-    _reopened = False  # a finished run goes on
+    _reopened = False  # the end of a finished run is done again
+    _goes_on = False  # a run that has ended before its last round goes on
 
     def __init__(
         self,
@@ -171,7 +174,7 @@ class Run:
         if not self.continues:
             self._delete(_WRITTEN)
         elif self._reopened:
-            self._delete(_RESULTS)
+            self._delete([*_RESULTS, *([ENDED] if self._goes_on else ())])
         self._delete([path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name)])
         limit = min(self.config.checkpoint.memory_limit * 2**30, cgroups.free_memory()[0] // 2)  # else the kernel kills
         try:
@@ -232,8 +235,10 @@ class Run:
                 f"{', '.join((*extend.MAY_CHANGE, *free))} may change."
             )
         if changes:
-            extend.check(self.folder, changes)
-            self.before, self._reopened = from_dict(saved), extend.reopens(changes)
+            ended = self.recall(ENDED)
+            extend.check(self.folder, changes, ended)
+            self.before, self._reopened = from_dict(saved), extend.reopens(changes, ended)
+            self._goes_on = ended is not None and extend.goes_on(changes, ended)
 
     def check_base(self) -> None:
         """Refuse to continue with other files of the base; UserError says which."""
@@ -252,6 +257,24 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """The content of summary.json where the run is finished, and what is asked of it has not changed."""
         return None if self._fresh or self._reopened else self.recall("summary.json")
+
+    @property
+    def ended(self) -> dict[str, Any] | None:
+        """After which `round` this run has ended before its last one, and `why`; None where it has not, or goes on."""
+        return None if self._fresh or self._goes_on else self.recall(ENDED)
+
+    @property
+    def continued(self) -> int:
+        """The round from which the user has let the run go on although its stop rule had ended it; 0: none."""
+        return int((self.recall(CONTINUED) or {"round": 0})["round"])
+
+    def go_on(self) -> None:
+        """Let a finished run that has ended before its last round go on, after `begin`."""
+        if (ended := self.ended) is None:
+            return
+        if extend.by_rule(ended):  # the rule counts anew, while a run that the user ended is as if it had not been
+            self.remember(CONTINUED, {"round": ended["round"]})
+        self._reopened = self._goes_on = True
 
     @property
     def metrics_file(self) -> Path:

@@ -268,6 +268,7 @@ _ENVIRONMENT = _keys(
         "clients_per_pass": _positive,
     }
 )
+_ENDED = _keys(round=_positive, why=_text)
 _FILES: Mapping[str, Shape] = {
     "timing.jsonl": _keys({"ended": _text, "round": count}, seconds=finite, parts=_by(_text, finite)),
     "samples.jsonl": _keys({"base": _maybe(_text)}, client=_name, prompt=_text, references=_list(_text), answer=_text),
@@ -281,7 +282,8 @@ _FILES: Mapping[str, Shape] = {
     ),
     "summary.json": _keys(
         {
-            "rounds": count, "base": _SCORE, "rule": _RULE, "notes": _list(_text), "needs": _by(_text, _maybe(count)),
+            "rounds": count, "ended": _ENDED, "base": _SCORE, "rule": _RULE, "notes": _list(_text),
+            "needs": _by(_text, _maybe(count)),
             **dict.fromkeys(("only_tested", "left_out", "unscored"), _names),
         },
         round=count, method=_text, scores=_scored,
@@ -292,6 +294,8 @@ _FILES: Mapping[str, Shape] = {
         changes=_list(_keys(round=count, files=_by(_text, _text))),
     ),
     "manifest.json": _keys(round=count, sha256=_text, rows=_by(_text, _row_or_rows)),
+    "ended.json": _ENDED,
+    "continued.json": _keys(round=_positive),
     "start.json": _keys(sha256=_text),
     "inputs.json": _by(_text, _sums),
 }  # fmt: skip

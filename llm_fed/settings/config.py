@@ -270,6 +270,16 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class StopConfig:
+    """When a run ends before its last round; see docs/steering.md."""
+
+    # scored rounds (`eval.every`) without an improvement after which a run ends; null: it has all its rounds
+    patience: PositiveInt | None = None
+    min_delta: NonNegativeFloat = 0.0  # an improvement is a difference to the best value so far of more than this
+    on: Literal["score", "loss"] = "score"  # what improves on the validation examples: a higher score, or a lower loss
+
+
+@dataclass(frozen=True)
 class ExportConfig:
     """Which personal models are exported at the end; all clients are scored in any case."""
 
@@ -347,6 +357,7 @@ class Config:
     server: ServerStepConfig = field(default_factory=ServerStepConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -411,6 +422,10 @@ def check(config: Config) -> None:
             "a number with privacy.unit=example")  # fmt: skip
     require(config.server.radius is None or config.server.aggregation == "centered-clipping", "server.radius",
             "null unless server.aggregation is centered-clipping")  # fmt: skip
+    if config.stop.patience is not None:
+        require(config.eval.every > 0, "eval.every", "at least 1 with stop.patience, which counts scored rounds")
+        require(config.eval.during == "validation", "eval.during",
+                "validation with stop.patience: a run that ends by its test score has seen it")  # fmt: skip
     network = config.network
     require(network.deadline <= network.patience, "network.patience",
             "at least network.deadline and finite, in seconds")  # fmt: skip

@@ -23,10 +23,13 @@ METHODS = {
     "fedmerge": {"name": "fedmerge", "num_models": 3},
     "fedbuff": {"name": "fedbuff", "buffer": 2},
     "ca2fl": {"name": "ca2fl", "buffer": 2},
+    "stopping": {"name": "fedlora", "personal_steps": 2},  # its rule ends it after round 2 of 3
 }
+STOPS_AFTER = {"stopping": 2}
 SECTIONS = {
     "fedbuff": {"delay": {"sigma": 0.8, "drop_out": 0.5}},
     "ca2fl": {"checkpoint": {"keep": 1, "memory_limit": 0.0}},  # no row stays in the RAM
+    "stopping": {"stop": {"patience": 1, "min_delta": 100.0}},
 }
 # Where each process is killed, and the round with which the next one says that it continues (None: from the start).
 CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
@@ -62,6 +65,15 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
         (Kill("os:replace", match="adapters/.bob.partial"), ROUNDS),
         (Kill("llm_fed.experiment.finish:write_report"), ROUNDS),  # all is there but the report
         (Kill("os:replace", match="summary.json"), ROUNDS),  # all is there but the summary
+    ],
+    "stopping": [
+        (Kill("llm_fed.federation.loop:save", 2), 2),  # the rule has said it, and no checkpoint holds it
+        (Kill("os:replace", match="checkpoints/round-0002"), 2),
+        (Kill("llm_fed.federation.loop:end_early"), 2),
+        (Kill("llm_fed.engine.fit:FusedFit.step"), 2),  # while clients finish
+        (Kill("os:replace", match="ended.json"), 2),
+        (Kill("llm_fed.experiment.finish:write_report"), 2),
+        (Kill("os:replace", match="summary.json"), 2),
     ],
 }
 
@@ -113,7 +125,7 @@ def test_killed_again_and_again(small, uninterrupted, tmp_path, method):
         expected = continues
     assert start(small, method, out) == (0, expected)
     assert results(out) == results(whole)
-    assert rounds_of(whole) == list(range(1, ROUNDS + 1))
+    assert rounds_of(whole) == list(range(1, STOPS_AFTER.get(method, ROUNDS) + 1))
     assert rounds_of(out) == sorted(set(rounds_of(out)))
 
 
@@ -133,19 +145,38 @@ def test_killed_while_fresh_deletes_the_earlier_run(small, uninterrupted, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["local", "stopping"])
 @pytest.mark.parametrize("function", ["os:fsync", "os:replace"])
-def test_killed_at_every_step_to_the_disk(small, uninterrupted, tmp_path, function):
+def test_killed_at_every_step_to_the_disk(small, uninterrupted, tmp_path, function, method):
     """Whenever something is made safe or renamed, the process may die instead; the next one finishes the run."""
     for n in range(1, 200):
         out = tmp_path / str(n) / "run"
         out.parent.mkdir()
-        code, _ = start(small, "local", out, Kill(function, n))
+        code, _ = start(small, method, out, Kill(function, n))
         if code == 0:
             break
         assert code == -signal.SIGKILL
-        assert start(small, "local", out)[0] == 0, n
-        assert results(out) == results(uninterrupted("local")), n
+        assert start(small, method, out)[0] == 0, n
+        assert results(out) == results(uninterrupted(method)), n
     assert code == 0 and n > 20  # so many times it was killed; the last run found no n-th call
+
+
+def test_killed_while_an_ended_run_goes_on(small, uninterrupted, tmp_path):
+    """Whatever was deleted by then, `--continue` goes on, and ends as where nobody disturbed it."""
+    out, whole = tmp_path / "run", tmp_path / "whole/run"
+    for folder in (out, whole):
+        shutil.copytree(uninterrupted("stopping"), folder)
+    assert start(small, "stopping", whole, None, "--continue") == (0, 3)
+    for kill in (
+        Kill("os:replace", match="continued.json"),
+        Kill("pathlib:Path.unlink", match="summary.json"),
+        Kill("shutil:rmtree", match="/adapters"),
+        Kill("pathlib:Path.unlink", match="ended.json"),
+        Kill("llm_fed.federation.loop:save"),
+    ):
+        assert start(small, "stopping", out, kill, "--continue")[0] == -signal.SIGKILL, kill
+    assert start(small, "stopping", out)[0] == 0  # it has said so before
+    assert results(out) == results(whole) and not (out / "ended.json").exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,22 @@ def test_with_text_that_is_scored_after_the_last_round_alone(small, tmp_path):
     """Nodes have memories here, of a version that the server must ask for."""
     small, settings = of_text(small, 0, True, "fedalt")
     same_in_the_end(tmp_path, small, settings, "lines")
+
+
+def test_with_a_run_that_its_rule_ends(small, tmp_path):
+    """With own steps of the clients, and a constant learning rate, it is what a run of two rounds is."""
+    method = {"name": "fedlora", "personal_steps": 2}
+    settings = tree(
+        small, method=method, rounds=5, local={"lr": 0.02, "lr_end": 0.02}, eval={"select": "last"},
+        stop={"patience": 1, "min_delta": 100.0},
+    )  # fmt: skip
+    same_in_the_end(tmp_path, small, settings, "orders")
+    _, short = federate(tmp_path / "short", small, settings | {"rounds": 2, "stop": {}})
+    done = json.loads((tmp_path / "whole/run/summary.json").read_text())
+    assert done["ended"]["round"] == 2 and done["scores"] == short["scores"]
+    one, other = models(tmp_path / "whole"), models(tmp_path / "short")
+    assert one.keys() == other.keys() and one
+    assert all(one[file][name].equal(other[file][name]) for file in one for name in one[file])
 
 
 def test_with_pictures(pictures, tmp_path):

@@ -1,0 +1,98 @@
+"""How a user ends a run before its last round, and has it finish with what there is: `--finish`, or Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from llm_fed.basics.errors import UserError
+from llm_fed.bench.build import Experiment
+from llm_fed.federation import stopping
+from llm_fed.runs import extend
+from llm_fed.runs.folder import Run
+from llm_fed.runtime.launch import other_ranks
+
+
+class Ending:
+    """What a user has asked for.
+
+    Args:
+        why: the reason that the run's files give, where it was asked for before the run began.
+        by_key: whether the first Ctrl-C asks for it. The second one interrupts the run, as does every one of a run that
+            has no rounds to end.
+    """
+
+    def __init__(self, why: str = "", *, by_key: bool = False):
+        self.why, self._by_key = why, by_key
+
+    def asked(self) -> str:
+        """Why the run is to end after the round that goes on; empty: it goes on."""
+        return self.why
+
+    @contextmanager
+    def listening(self, note: Callable[[str], None]) -> Iterator[None]:
+        """Within, the first Ctrl-C asks for the end of the run that goes on. Of a merge these are several.
+
+        Args:
+            note: is told that it was heard.
+        """
+        usual = signal.getsignal(signal.SIGINT)
+        own_thread = threading.current_thread() is threading.main_thread()
+        # Ctrl-C reaches all processes of a launch, and the others cannot tell when a round ends.
+        able = own_thread and usual is signal.default_int_handler and not other_ranks()
+        if self.why or not (self._by_key and able):
+            yield
+            return
+
+        def heard(number: int, frame: Any) -> None:
+            self.why = "Ctrl-C"
+            signal.signal(signal.SIGINT, usual)
+            note(
+                "Ctrl-C: the run ends after this round, and finishes with what there is (scores, adapters); Ctrl-C "
+                "again leaves it at once, for the same command to continue"
+            )
+
+        signal.signal(signal.SIGINT, heard)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
+            self.why = ""
+
+
+def check_begun(run: Run) -> None:
+    """Refuse to finish a run with what there is where there is nothing.
+
+    Raises:
+        UserError: no round of it, or of a run that it starts from, has a checkpoint.
+    """
+    if not extend.rounds_done(run.folder) or not run.continues:
+        raise UserError(
+            f"--finish finishes a run with the rounds that it has, but {run.folder} has no checkpoint of any round; "
+            "leave --finish out to train"
+        )
+
+
+def check_scored(experiment: Experiment) -> None:
+    """Refuse a stop rule that would never see a score.
+
+    Raises:
+        UserError: nobody who is scored here has a validation example.
+    """
+    patience, scored = experiment.config.stop.patience, experiment.scored.values()  # over a network there is nobody
+    if patience is not None and scored and not any(site.data.queries.get("validation") for site in scored):
+        raise UserError(stopping.UNSCORED.format(patience))
+
+
+def in_words(done: Mapping[str, Any], fresh: str) -> str:
+    """Of the summary of a finished run how it ended, and what starts it again."""
+    rounds = done.get("rounds", done["round"])
+    if ended := done.get("ended"):
+        return (
+            f"it ended after round {ended['round']} of {rounds} ({ended['why']}); --continue goes on, {fresh} starts "
+            "again"
+        )
+    return f"{rounds} rounds; {fresh} starts again"
