@@ -21,7 +21,7 @@ from llm_fed.tasks.common import ClientData, Picture, TaskData
 from llm_fed.tasks.given_pictures import Labels, is_picture, picture
 
 FORMS = "a data frame, a data set of the library datasets, or a list of rows (dicts, pairs, texts)"
-NAME = named("data")
+NAMES = {False: named("data"), True: named("pictures")}  # in a configuration, by `has_pictures`
 Parts = list[tuple[str | None, str, bool, Any]]  # client, split, whether the split is said, and the table
 
 
@@ -68,8 +68,8 @@ def parts_of(data: Any) -> Parts:
 
 def has_pictures(data: Any) -> bool:
     """Whether the first row is a picture."""
-    for client, split, _, table in parts_of(data):
-        for row in rows_of(table, _where(client, split)):
+    for client, split, said, table in parts_of(data):
+        for row in rows_of(table, _where(client, split if said else "")):
             return is_picture(row)
     return False
 

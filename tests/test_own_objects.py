@@ -72,7 +72,7 @@ def test_objects_train_what_their_files_train(small, tmp_path, monkeypatch):
     assert all(path.is_relative_to(tmp_path / result.folder) for path in written)
     assert adapters(result.folder) == adapters(of_files.folder) and result.scores == of_files.scores
     assert result.chat("ada", "w20 w21") == of_files.chat("ada", "w20 w21")
-    with pytest.raises(UserError, match=r"base.name=object::base is a model that a Python program gave as an object"):
+    with pytest.raises(UserError, match=r"base.name=object::base stands for the model that a Python program gave"):
         package.open_run(result.folder).chat("ada", "w20 w21")
     opened = package.open_run(result.folder, base=base_of(small))
     assert opened.chat("ada", "w20 w21") == of_files.chat("ada", "w20 w21")
@@ -172,7 +172,7 @@ def test_a_raising_callback_ends_the_run_where_it_can_go_on(small, tmp_path, llm
         run("run", first)
     assert raised.traceback[-1].name == "on_round"
     refused = llm_fed("run", tmp_path / "run/config.yaml", "--out", tmp_path / "run")
-    refused.assert_refused("object::", "a Python program gave as an object", "llm_fed.run(...")
+    refused.assert_refused("object::", "that a Python program gave as an object", "llm_fed.run(...")
     result = run("run", second)
     run("whole", whole)
     assert (first.rounds, second.rounds, whole.rounds) == ([1, 2], [3], [1, 2, 3])
@@ -182,7 +182,7 @@ def test_a_raising_callback_ends_the_run_where_it_can_go_on(small, tmp_path, llm
     assert adapters(tmp_path / "run") == adapters(tmp_path / "whole")
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
     for words in (("eval", result.folder), ("audit", result.folder), ("chat", result.folder)):
-        llm_fed(*words).assert_refused("object::", "a Python program gave as an object")
+        llm_fed(*words).assert_refused("object::", "that a Python program gave as an object")
 
 
 def test_a_callback_stops_the_run(small, tmp_path):

@@ -127,10 +127,12 @@ def _data(data: Any) -> OwnObjects:
     if data is None:
         return OwnObjects()
     from llm_fed import tasks
+    from llm_fed.tasks import given
 
     if isinstance(data, str):
         return OwnObjects(words=("task.name=files", f"task.path={data}"))
-    return OwnObjects(given={"task.name": (objects.named("data"), tasks.of_object(data))})
+    task = tasks.of_object(data)
+    return OwnObjects(given={"task.name": (given.NAMES[task.images], task)})
 
 
 def _method(method: Any) -> OwnObjects:

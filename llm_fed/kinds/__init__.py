@@ -13,6 +13,7 @@ from llm_fed.kinds.kind import Kind as Kind
 from llm_fed.settings import objects, plugins
 from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.tasks.common import TaskData
+from llm_fed.tasks.given import NAMES
 
 KINDS = {"language": "llm_fed.kinds.language:Language", "images": "llm_fed.kinds.images:Images"}
 _MODULES = "llm_fed.kinds.modules:Modules"  # of a user's own, which only an object can be
@@ -46,7 +47,8 @@ def _loaded(path: str) -> Any:
 
 def chosen(config: Config) -> type[Kind]:
     """The kind of a configuration, as far as it is known before the data are read."""
-    return of(config.base, tasks.find(config.task.name).images)
+    name = config.task.name
+    return of(config.base, name == NAMES[True] if objects.is_object(name) else tasks.find(name).images)
 
 
 def check_writes(config: Config, why: str) -> None:

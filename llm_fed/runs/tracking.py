@@ -239,6 +239,7 @@ class Reporter:
         self._rounds = config.rounds
         self.pace, began = Pace(ahead or Ahead(config.rounds), self._clock), self._clock()
         self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
+        self.callbacks.stopped_by = ""
         self._reached = 0
         try:
             with tracked(config, folder) as self._trackers:

@@ -56,6 +56,6 @@ def find(key: str, name: str) -> Any:
         return thing
     word, what, instead = _WORDS.get(key, ("base", "model", "give one that has a name"))
     raise UserError(
-        f"{key}={name} is a {what} that a Python program gave as an object, which is in no file and no command can "
-        f"load; go on with the same call of llm_fed.run(..., {word}=...), or {instead}"
+        f"{key}={name} stands for the {what} that a Python program gave as an object, which is in no file, so no "
+        f"command can load it; go on with the same call of llm_fed.run(..., {word}=...), or {instead}"
     )
