@@ -39,6 +39,8 @@ class Task:
     clients: str
     source: str
     images: bool = False  # its examples are pictures, not text
+    # of one that is an object: by whose rows they are, a SHA-256
+    checksums: Callable[[], dict[str, str]] = dict
 
     @property
     def selects(self) -> bool:
@@ -86,7 +88,8 @@ def of_object(data: Any) -> Task:
     """The task of what a Python program gives as its data, see `given`; UserError where that has no rows."""
     pictures = given.has_pictures(data)
     metric = images.METRIC if pictures else files.METRIC
-    return Task(partial(given.load, data), metric, "as in the data", "an object", images=pictures)
+    checksums = partial(given.checksums, data)
+    return Task(partial(given.load, data), metric, "as in the data", "an object", pictures, checksums)
 
 
 def load(

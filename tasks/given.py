@@ -7,12 +7,14 @@ or a picture with its label. What columns mean is found out as of files (`collec
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llm_fed.basics.errors import UserError, listed
 from llm_fed.rows import Row, Source
+from llm_fed.rows.columns import USUAL_NAMES
 from llm_fed.rows.layout import split_of
 from llm_fed.settings.config import LIKELIHOOD, TaskConfig
 from llm_fed.settings.objects import named
@@ -50,6 +52,10 @@ def parts_of(data: Any) -> Parts:
         return [(None, "train", False, data)]
     if not data:
         raise UserError("data= is empty; give {client: rows}")
+    if {*data} & {*USUAL_NAMES["prompt"], *USUAL_NAMES["answer"]} and all(
+        isinstance(own, list) for own in data.values()
+    ):
+        raise UserError(f"data= is a dict of the columns {listed([*map(str, data)])}; give {{client: rows}}")
     if all(isinstance(key, str) and split_of(key) for key in data):  # of all clients together
         return [(None, _split(key), True, table) for key, table in data.items()]
     parts: Parts = []
@@ -89,6 +95,18 @@ def load(data: Any, config: TaskConfig, seed: int) -> TaskData:
             collected.add(client, split, [ObjectRows(where, table)], named=said)
     clients, reading = collected.clients(), collected.reading.checked()
     return TaskData("data", LIKELIHOOD if reading.texts else "rouge1", clients, reading=reading)
+
+
+def checksums(data: Any) -> dict[str, str]:
+    """By client and split, the SHA-256 of the rows as they are."""
+    found = {}
+    for client, split, said, table in parts_of(data):
+        where, digest = _where(client, split if said else ""), hashlib.sha256()
+        for row in rows_of(table, where):
+            for part in row.items() if isinstance(row, Mapping) else [row] if isinstance(row, str) else row:
+                digest.update(repr(_plain(part)).encode("utf-8", "surrogatepass"))
+        found[where] = digest.hexdigest()
+    return found
 
 
 def rows_of(table: Any, where: str) -> Iterable[Any]:

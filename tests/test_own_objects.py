@@ -122,6 +122,7 @@ def test_data_that_cannot_be_used_is_named(small, tmp_path):
 
     for data, message in [
         ({}, "data= is empty"),
+        ({"instruction": ["w20"], "output": ["w4"]}, "data= is a dict of the columns instruction, output"),
         ({"ada": 3}, r"data\['ada'\] is int; give a data frame"),
         ({"ada": {"train": [], "other": []}}, r"data\['ada'\] has the key 'other'"),
         (
@@ -138,6 +139,33 @@ def test_data_that_cannot_be_used_is_named(small, tmp_path):
             small.tree(), data=rows_of(small), out=tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_not_handed_out_for_other_objects(small, tmp_path):
+    def score(predictions, references):
+        return 50
+
+    def run(**changes: Any):
+        given = {"base": base_of(small), "data": rows_of(small), "metric": score} | changes
+        return package.run(tree_of(small, rounds=1), out=tmp_path / "run", **given)
+
+    first = run()
+    assert run().scores == first.scores
+    data = rows_of(small)
+    data["bob"]["test"][0]["output"] = "w1 w2"
+    with pytest.raises(UserError, match=r"is finished, and was given another data= \(data\['bob'\]\['test'\] differs"):
+        run(data=data)
+    model, tokenizer = base_of(small)
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1
+    with pytest.raises(UserError, match=r"another base= \(model.norm.weight differs\)"):
+        run(base=(model, tokenizer))
+
+    def score(predictions, references):
+        return 60
+
+    with pytest.raises(UserError, match=r"another metric= \(score differs\)"):
+        run(metric=score)
 
 
 def test_a_raising_callback_ends_the_run_where_it_can_go_on(small, tmp_path, llm_fed):

@@ -297,6 +297,10 @@ def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
         UserError: it is no causal language model of transformers, of a family that cannot be a base, or a setting asks
             for what only a model that is loaded here can have.
     """
+    if hasattr(model, "merge_and_unload"):
+        raise UserError(
+            "base= is a PEFT model; give model.merge_and_unload(), or the base, and the adapter as start=FOLDER"
+        )
     if not isinstance(model, PreTrainedModel) or not callable(tokenizer):
         raise UserError(
             f"base= is a pair of {type(model).__name__} and {type(tokenizer).__name__}; give a causal language model "

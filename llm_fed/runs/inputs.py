@@ -10,7 +10,7 @@ from typing import Any
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.runs.records import read_object
 from llm_fed.settings.contents import Contents, Files, difference
-from llm_fed.settings.objects import is_object
+from llm_fed.settings.objects import WORD, is_object
 
 FILE = "inputs.json"
 
@@ -52,6 +52,24 @@ def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Fil
         "old files back to continue it (base.revision names an older version on the Hub), give another --out, or start "
         "again with --fresh"
     )
+
+
+def check_finished(folder: Path, contents: Mapping[str, Files]) -> None:
+    """Refuse to hand out a finished run for other objects of the same names.
+
+    Args:
+        contents: by key of the configuration, what the objects hold now.
+
+    Raises:
+        UserError: which have changed, and what to do.
+    """
+    recorded = read(folder)
+    for key, now in contents.items():
+        if key in recorded and (changed := difference(recorded[key], now)):
+            raise UserError(
+                f"{folder} is finished, and was given another {WORD[key]}= ({changed}); give another out=, or fresh=True "
+                "to train again"
+            )
 
 
 def words(key: str, value: Any, revision: str | None, recorded: Mapping[str, Files], contents: Contents) -> str:

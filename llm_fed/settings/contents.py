@@ -8,7 +8,6 @@ Each file's SHA-256 is computed as `sha256sum` does, a few files at a time, and 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from llm_fed.settings import objects
+from llm_fed.settings import object_contents, objects
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
 from llm_fed.settings.paths import cached
@@ -48,14 +47,17 @@ class Contents:
 
     def ahead(self, config: Config) -> None:
         """Begin to read what a configuration names; who asks for it later waits for what is left."""
-        if objects.is_object(config.base.name):
-            self.named("base.name", config.base.name)  # a thread knows no objects, and would read while they compute
+        values = flat(as_dict(config))
+        for key in objects.KEYS:  # a thread knows no objects, and would read while they compute
+            if objects.is_object(name := values.get(key)):
+                self.named(key, name)
         threading.Thread(target=self.of, args=[config], name="contents", daemon=True).start()
 
     def of(self, config: Config) -> dict[str, Files]:
         """By key of the configuration, what it names; without those that name no files of this machine."""
         values = flat(as_dict(config))
-        named = {key: self.named(key, values.get(key), values["base.revision"]) for key in KEYS}
+        keys = [*KEYS, *(key for key in objects.KEYS if objects.is_object(values.get(key)) and key not in KEYS)]
+        named = {key: self.named(key, values.get(key), values["base.revision"]) for key in keys}
         return {key: files for key, files in named.items() if files is not None}
 
     def named(self, key: str, name: Any, revision: str | None = None) -> Files | None:
@@ -66,42 +68,13 @@ class Contents:
         asked = key, name, revision if is_base else None
         with self._reading:
             if asked not in self._known and objects.is_object(name):
-                if not is_base:
-                    return None
-                self._known[asked] = of_model(objects.find(key, name))
+                self._known[asked] = object_contents.of(key, name)
             if asked not in self._known:
                 place = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
                 if place is None or not os.path.exists(place):
                     return None
                 self._known[asked] = _digests(place, is_base)
             return self._known[asked]
-
-
-def of_model(given: Any) -> Files:
-    """The same of a model in memory, or of a pair of it and its tokenizer: by the names of its tensors and of the two
-    files that it has not."""
-    model, tokenizer = given if isinstance(given, tuple) else (getattr(given, "model", given), None)
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if callable(getattr(tensor, "cpu", None))}
-    with ThreadPool(_AT_ONCE) as pool:
-        found = dict(zip(tensors, pool.map(_of_tensor, tensors.values(), chunksize=1), strict=True))
-    if callable(getattr(getattr(model, "config", None), "to_json_string", None)):
-        found["config.json"] = _of_text(model.config.to_json_string())
-    if tokenizer is not None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        said = json.loads(backend.to_str()) if backend else {"vocab": tokenizer.get_vocab()}
-        said |= {"padding": None, "truncation": None, "template": getattr(tokenizer, "chat_template", None)}
-        found["tokenizer.json"] = _of_text(json.dumps(said, sort_keys=True))
-    return found
-
-
-def _of_tensor(tensor: Any) -> str:
-    import torch  # most commands need it not
-
-    return hashlib.sha256(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
-
-
-def _of_text(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def difference(before: Files, now: Files) -> str:

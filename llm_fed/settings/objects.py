@@ -22,6 +22,7 @@ _WORDS = {
     "method.name": ("method", "method", "put its class into a module, and give method=module:Class"),
     "eval.metric": ("metric", "metric", "put its function into a module, and give eval.metric=module:function"),
 }
+KEYS = tuple(_WORDS)  # of a configuration, where a name may stand for an object
 WORD = {key: word for key, (word, _, _) in _WORDS.items()}  # the argument of `llm_fed.run`, by key
 _given: ContextVar[Mapping[str, tuple[str, Any]]] = ContextVar("_given", default=MappingProxyType({}))
 
