@@ -52,9 +52,8 @@ def parts_of(data: Any) -> Parts:
         return [(None, "train", False, data)]
     if not data:
         raise UserError("data= is empty; give {client: rows}")
-    if {*data} & {*USUAL_NAMES["prompt"], *USUAL_NAMES["answer"]} and all(
-        isinstance(own, list) for own in data.values()
-    ):
+    texts = all(isinstance(own, list) and isinstance((own or [0])[0], str) for own in data.values())
+    if texts and {*data} & {*USUAL_NAMES["prompt"], *USUAL_NAMES["answer"]}:
         raise UserError(f"data= is a dict of the columns {listed([*map(str, data)])}; give {{client: rows}}")
     if all(isinstance(key, str) and split_of(key) for key in data):  # of all clients together
         return [(None, _split(key), True, table) for key, table in data.items()]

@@ -67,8 +67,8 @@ def check_finished(folder: Path, contents: Mapping[str, Files]) -> None:
     for key, now in contents.items():
         if key in recorded and (changed := difference(recorded[key], now)):
             raise UserError(
-                f"{folder} is finished, and was given another {WORD[key]}= ({changed}); give another out=, or fresh=True "
-                "to train again"
+                f"{folder} is finished, and was given another {WORD[key]}= ({changed}); give another out=, or "
+                "fresh=True to train again"
             )
 
 
