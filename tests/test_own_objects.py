@@ -404,3 +404,29 @@ def package_config() -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+
+
+def test_a_merge_of_objects(small, tmp_path):
+    """The two runs that it starts from have them, too."""
+    given: dict[str, Any] = {"base": base_of(small), "data": rows_of(small)}
+    result = package.run(tree_of(small, rounds=1), method="mean", out=tmp_path / "run", **given)
+    of_files = package.run(small.tree(rounds=1), method="mean", out=tmp_path / "files")
+    assert adapters(result.folder) == adapters(of_files.folder)
+
+
+def test_pictures_in_memory(tmp_path):
+    """The same arrays as from a file: pairs of NumPy and number, and PIL with names."""
+    import tiny_images
+    from PIL import Image
+
+    arrays, labels = tiny_images.arrays(24, 0, tiny_images.CLASSES, 16)
+    names = [f"kind {label}" for label in range(tiny_images.CLASSES)]
+    pairs = list(zip(arrays, labels.tolist(), strict=True))
+    named = [{"image": Image.fromarray(array), "label": names[label]} for array, label in pairs]
+    tree = {"rounds": 1, "base": {"name": "cnn"}, "adapter": None, "local": {"steps": 2}, "device": "cpu"}
+    runs = [
+        package.run(tree, data={"a": rows[:12], "b": rows[12:]}, method="fedit", out=tmp_path / str(number))
+        for number, rows in enumerate((pairs, named))
+    ]
+    assert runs[0].scores == runs[1].scores and adapters(tmp_path / "0").keys() == adapters(tmp_path / "1").keys()
+    assert runs[0].metric == "accuracy"

@@ -60,6 +60,8 @@ def _said(code: CodeType) -> str:
 
 def _constants(code: CodeType) -> Iterator[str]:
     for value in code.co_consts:
+        if isinstance(value, frozenset):  # whose order differs from process to process
+            value = sorted(map(repr, value))
         yield _said(value) if isinstance(value, CodeType) else repr(value)
 
 
