@@ -152,8 +152,10 @@ class Result:
 
     def _at_hand(self) -> AbstractContextManager[None]:
         """Within it, the run's base is found, also under the name that another object of the same kind had."""
-        base = self.own.given.get("base.name") if self.own else None
-        return given({"base.name": (self._config.base.name, base[1])} if base else {})
+        objects = dict(self.own.given) if self.own else {}
+        if "base.name" in objects:
+            objects["base.name"] = self._config.base.name, objects["base.name"][1]
+        return given(objects)
 
     def _load(self) -> Kind:
         from llm_fed import kinds, tasks

@@ -70,7 +70,8 @@ class Language(Kind):
     @classmethod
     def load(cls, config: Config, task: TaskData | None, device: str) -> Language:
         if objects.is_object(config.base.name):
-            return around(*objects.find("base.name", config.base.name), config.base)
+            model, tokenizer = objects.find("base.name", config.base.name)
+            return around(model, tokenizer, config.base)
         return load_base(config.base, device)
 
     @classmethod
