@@ -159,8 +159,6 @@ class Reporter:
 
     def round_ended(self) -> None:
         self.pace.round_ended()
-        if self._trackers is not None:
-            self._trackers.round_ended(self.pace.number)
 
     def begin(self, part: str) -> None:
         self.pace.begin(part)
@@ -228,6 +226,8 @@ class Reporter:
             )
         self._missing = missing
         self.pace.loss = record.get("loss")
+        if self._trackers is not None:
+            self._trackers.round_ended(record["round"])
         self._track(
             {key: record[key] for key in ("loss", "lr", "bytes_up", "bytes_down", "padding") if key in record},
             record["round"],
