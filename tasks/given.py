@@ -102,7 +102,7 @@ def checksums(data: Any) -> dict[str, str]:
     for client, split, said, table in parts_of(data):
         where, digest = _where(client, split if said else ""), hashlib.sha256()
         for row in rows_of(table, where):
-            for part in row.items() if isinstance(row, Mapping) else [row] if isinstance(row, str) else row:
+            for part in row.items() if isinstance(row, Mapping) else row if isinstance(row, list | tuple) else [row]:
                 digest.update(repr(_plain(part)).encode("utf-8", "surrogatepass"))
         found[where] = digest.hexdigest()
     return found

@@ -17,7 +17,7 @@ import yaml
 from llm_fed.basics import spelling
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
-from llm_fed.settings import configfile, object_contents, plugins
+from llm_fed.settings import configfile, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.objects import find, given, is_object
 from llm_fed.settings.plugins import short
@@ -213,11 +213,8 @@ def run(
         resolved = resolve(config, words, out, start, own)
         folder = default_folder(config, resolved) if out is None else Path(out)
         from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
-        from llm_fed.runs.inputs import check_finished
         from llm_fed.runs.tracking import Reporter
 
-        if (folder / "summary.json").is_file() and not fresh and own.given:
-            check_finished(folder, {key: object_contents.of(key, name) for key, (name, _) in own.given.items()})
         experiment.quiet()
         reporter = Reporter(callbacks=hooks)
         if own.in_words:

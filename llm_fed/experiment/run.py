@@ -29,7 +29,7 @@ from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.loop import federate
 from llm_fed.kinds import Kind
 from llm_fed.method.merge import Merge
-from llm_fed.runs import extend
+from llm_fed.runs import extend, inputs
 from llm_fed.runs.folder import Run, holds_results, look
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
@@ -82,6 +82,7 @@ def train(
             check_begun(run)
         done = run.summary()
         if done is not None and not mode.reopens(run, done):
+            inputs.check_finished(run.folder, run.config, run.contents)
             run.forget_left()
             reporter.note(f"{folder} is complete: {in_words(done, mode.fresh)}")
             return done

@@ -9,8 +9,10 @@ from typing import Any
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.runs.records import read_object
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict, flat
 from llm_fed.settings.contents import Contents, Files, difference
-from llm_fed.settings.objects import WORD, is_object
+from llm_fed.settings.objects import KEYS, WORD, is_object
 
 FILE = "inputs.json"
 
@@ -54,18 +56,18 @@ def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Fil
     )
 
 
-def check_finished(folder: Path, contents: Mapping[str, Files]) -> None:
+def check_finished(folder: Path, config: Config, contents: Contents) -> None:
     """Refuse to hand out a finished run for other objects of the same names.
-
-    Args:
-        contents: by key of the configuration, what the objects hold now.
 
     Raises:
         UserError: which have changed, and what to do.
     """
-    recorded = read(folder)
-    for key, now in contents.items():
-        if key in recorded and (changed := difference(recorded[key], now)):
+    recorded, values = read(folder), flat(as_dict(config))
+    for key in KEYS:
+        if not is_object(values.get(key)) or key not in recorded:
+            continue
+        now = contents.named(key, values[key])
+        if now is not None and (changed := difference(recorded[key], now)):
             raise UserError(
                 f"{folder} is finished, and was given another {WORD[key]}= ({changed}); give another out=, or "
                 "fresh=True to train again"
